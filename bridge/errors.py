@@ -1,0 +1,270 @@
+"""Every error that rollbridge raises on purpose, with the answer to "did it happen, and may I retry?".
+
+The tree::
+
+    RollbridgeError
+    ├─ InvalidRequestError            nothing was written; the request can never succeed as it is
+    │  ├─ InvalidNameError            scope, stream, group or client name
+    │  ├─ InvalidRangesError          key ranges that overlap, leave gaps, or name no active segment
+    │  ├─ InvalidTimeoutError         lease not positive or over the limit
+    │  ├─ RecordTooLargeError         refused at write time
+    │  ├─ TransactionTooLargeError    refused at write time
+    │  ├─ GroupMismatchError          streams of different transaction groups
+    │  ├─ ConfigError                 one or several settings, all named
+    │  └─ WrongClusterError           the ZooKeeper path belongs to another Kafka cluster
+    ├─ NotFoundError                  nothing was written
+    │  ├─ ScopeNotFound
+    │  ├─ StreamNotFound
+    │  └─ TransactionNotFound
+    ├─ ConflictError                  nothing was written by this request; the state is not what it assumes
+    │  ├─ StreamExists
+    │  ├─ StreamBusy                  open transactions stand in the way
+    │  ├─ InvalidTransitionError      carries transaction, state and request
+    │  └─ TransactionClosed           write or commit after the end; carries the outcome when known
+    │     ├─ TransactionAborted       carries the reason
+    │     │  └─ TransactionExpired    its lease ran out before a commit was asked for
+    │     └─ TransactionCommitted
+    ├─ IncompleteError                a send of this transaction failed; it can only be aborted
+    ├─ OutcomeUnknown                 may have been written; carries the id to ask again with
+    ├─ UnavailableError               nothing is known to be written; try again later
+    │  ├─ CoordinatorUnavailable
+    │  ├─ KafkaUnavailable
+    │  ├─ ZooKeeperUnavailable
+    │  └─ BackpressureError           the client's buffer stayed full for the whole time allowed
+    ├─ FencedError                    a newer user of the same identity exists; stop
+    ├─ CorruptDataError               bytes that are not what they claim to be; carries where
+    └─ EnvironmentProblem             this machine lacks something (Java, a free port, disk)
+
+Errors carry data as attributes, not just text. ``code`` is stable and printed by ``--json``; ``exit_code`` is the
+process exit code that the command line uses.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RollbridgeError(Exception):
+    """Base of all errors of this package."""
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+
+class InvalidRequestError(RollbridgeError):
+    """The request can never succeed as it is; nothing was written."""
+
+    code = "invalid-request"
+    exit_code = 4
+
+
+class InvalidNameError(InvalidRequestError):
+    """A name that Kafka, ZooKeeper or the naming scheme cannot carry; nothing was written."""
+
+    code = "invalid-name"
+
+
+class InvalidRangesError(InvalidRequestError):
+    """Key ranges that do not partition the key space, or segments that are not active; nothing was written."""
+
+    code = "invalid-ranges"
+
+
+class InvalidTimeoutError(InvalidRequestError):
+    """A lease that is not positive or exceeds the limit; nothing was written."""
+
+    code = "invalid-timeout"
+
+
+class RecordTooLargeError(InvalidRequestError):
+    """The record, headers included, exceeds the limit; it was not written and the transaction stays usable."""
+
+    code = "record-too-large"
+
+    def __init__(self, message: str, *, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(message)
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class TransactionTooLargeError(InvalidRequestError):
+    """The transaction would exceed its size limit; this record was not written."""
+
+    code = "transaction-too-large"
+
+    def __init__(self, message: str, *, limit_bytes: int) -> None:
+        super().__init__(message)
+        self.limit_bytes = limit_bytes
+
+
+class GroupMismatchError(InvalidRequestError):
+    """A transaction may only span streams of one transaction group; nothing was written."""
+
+    code = "group-mismatch"
+
+
+class ConfigError(InvalidRequestError):
+    """One or several settings are wrong; the message names each."""
+
+    code = "config"
+
+
+class WrongClusterError(InvalidRequestError):
+    """The ZooKeeper path belongs to another Kafka cluster; nothing was written."""
+
+    code = "wrong-cluster"
+
+
+class NotFoundError(RollbridgeError):
+    """What the request names does not exist; nothing was written."""
+
+    code = "not-found"
+    exit_code = 3
+
+
+class ScopeNotFound(NotFoundError):
+    """No stream was ever created in this scope."""
+
+    code = "scope-not-found"
+
+
+class StreamNotFound(NotFoundError):
+    """The stream does not exist."""
+
+    code = "stream-not-found"
+
+
+class TransactionNotFound(NotFoundError):
+    """No open transaction has this id."""
+
+    code = "transaction-not-found"
+
+
+class ConflictError(RollbridgeError):
+    """The state is not what the request assumes; this request wrote nothing."""
+
+    code = "conflict"
+    exit_code = 5
+
+
+class StreamExists(ConflictError):
+    """A stream of this name exists already."""
+
+    code = "stream-exists"
+
+
+class StreamBusy(ConflictError):
+    """Open transactions stand in the way of the request."""
+
+    code = "stream-busy"
+
+
+class InvalidTransitionError(ConflictError):
+    """The transaction's state does not allow the request."""
+
+    code = "invalid-transition"
+
+    def __init__(self, message: str, *, transaction: str, state: str, request: str) -> None:
+        super().__init__(message)
+        self.transaction = transaction
+        self.state = state
+        self.request = request
+
+
+class TransactionClosed(ConflictError):
+    """The transaction has ended, or its end was asked for; this request wrote nothing."""
+
+    code = "transaction-closed"
+
+    def __init__(self, message: str, *, transaction: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.transaction = transaction
+        self.reason = reason
+
+
+class TransactionCommitted(TransactionClosed):
+    """The transaction is committed; the opposite request cannot be met."""
+
+    code = "transaction-committed"
+
+
+class TransactionAborted(TransactionClosed):
+    """The transaction is aborted: none of its records is or will be visible; ``reason`` says why."""
+
+    code = "transaction-aborted"
+
+
+class TransactionExpired(TransactionAborted):
+    """The lease ran out before a commit was asked for; the transaction is aborted."""
+
+    code = "transaction-expired"
+
+
+class IncompleteError(RollbridgeError):
+    """A send of this transaction failed, so it can only be aborted; nothing of it is visible."""
+
+    code = "incomplete"
+    exit_code = 5
+
+
+class OutcomeUnknown(RollbridgeError):
+    """The request may or may not have taken effect; ask again with ``transaction``."""
+
+    code = "outcome-unknown"
+    exit_code = 6
+
+    def __init__(self, message: str, *, transaction: str) -> None:
+        super().__init__(message)
+        self.transaction = transaction
+
+
+class UnavailableError(RollbridgeError):
+    """A part of the system does not answer; nothing is known to have been written; try again later."""
+
+    code = "unavailable"
+    exit_code = 7
+
+
+class CoordinatorUnavailable(UnavailableError):
+    """No coordinator answered within the time allowed."""
+
+    code = "coordinator-unavailable"
+
+
+class KafkaUnavailable(UnavailableError):
+    """No broker answered within the time allowed."""
+
+    code = "kafka-unavailable"
+
+
+class ZooKeeperUnavailable(UnavailableError):
+    """ZooKeeper did not answer within the time allowed."""
+
+    code = "zookeeper-unavailable"
+
+
+class BackpressureError(UnavailableError):
+    """The client's buffer stayed full for the whole time allowed; this record was not written."""
+
+    code = "backpressure"
+
+
+class FencedError(RollbridgeError):
+    """A newer user of the same identity has taken over; this one must stop and never retry."""
+
+    code = "fenced"
+    exit_code = 5
+
+
+class CorruptDataError(RollbridgeError):
+    """Bytes that are not what they claim to be; the message says where they were found."""
+
+    code = "corrupt-data"
+    exit_code = 1
+
+
+class EnvironmentProblem(RollbridgeError):
+    """This machine lacks something the command needs; the message names it."""
+
+    code = "environment"
+    exit_code = 8

@@ -1,0 +1,110 @@
+"""The key space [0, 1): positions of keys and the ranges that segments hold.
+
+A key's position is its XXH64 hash with seed 42, scaled by its upper 53 bits, so it is exactly representable and always
+below 1. Spark's ``xxhash64(key)`` on a binary column gives the same 64 bits (as a signed number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import xxhash
+
+from bridge.errors import InvalidRangesError
+
+HASH_SEED: Final = 42
+_POSITION_SHIFT: Final = 11
+_POSITION_SCALE: Final = 1.0 / (1 << 53)
+
+SEGMENTS_MAX: Final = 10_000
+"""Most segments that one epoch may hold; each is a Kafka topic."""
+
+
+def key_hash(key: bytes) -> int:
+    """The unsigned 64-bit hash of a key."""
+    return xxhash.xxh64_intdigest(key, HASH_SEED)
+
+
+def position_of_hash(value: int) -> float:
+    """The position in [0, 1) of an unsigned 64-bit hash."""
+    return (value >> _POSITION_SHIFT) * _POSITION_SCALE
+
+
+def position_of_key(key: bytes) -> float:
+    """The position in [0, 1) of a key."""
+    return (xxhash.xxh64_intdigest(key, HASH_SEED) >> _POSITION_SHIFT) * _POSITION_SCALE
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyRange:
+    """A half-open range ``[low, high)`` of the key space."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low < self.high <= 1.0:
+            raise InvalidRangesError(
+                f"[{self.low}, {self.high}) is not a key range: 0 <= low < high <= 1 must hold; nothing was written"
+            )
+
+    def __contains__(self, position: float) -> bool:
+        return self.low <= position < self.high
+
+    def overlaps(self, other: KeyRange) -> bool:
+        """Whether some position lies in both."""
+        return self.low < other.high and other.low < self.high
+
+    def __str__(self) -> str:
+        return f"[{self.low:g}, {self.high:g})"
+
+
+def even_ranges(count: int) -> list[KeyRange]:
+    """Partition the key space into ``count`` ranges of the same size."""
+    if not 1 <= count <= SEGMENTS_MAX:
+        raise InvalidRangesError(f"{count} segments asked for; 1 to {SEGMENTS_MAX} are possible; nothing was written")
+    cuts = [number / count for number in range(count)] + [1.0]
+    return [KeyRange(low, high) for low, high in pairwise(cuts)]
+
+
+def ranges_of(pairs: Iterable[tuple[float, float] | KeyRange]) -> list[KeyRange]:
+    """Turn pairs of numbers into ranges, in order of their lower ends."""
+    return sorted(pair if isinstance(pair, KeyRange) else KeyRange(float(pair[0]), float(pair[1])) for pair in pairs)
+
+
+def check_partition(ranges: Sequence[KeyRange], whole: Sequence[KeyRange] | None = None) -> None:
+    """Promise that sorted ``ranges`` cover exactly what ``whole`` covers (default [0, 1)), without overlap or gap.
+
+    Raises:
+        InvalidRangesError: names the first overlap, gap or surplus.
+    """
+    if not ranges:
+        raise InvalidRangesError("no key range was given; nothing was written")
+    if len(ranges) > SEGMENTS_MAX:
+        raise InvalidRangesError(f"{len(ranges)} ranges given; at most {SEGMENTS_MAX} are possible")
+    for before, after in pairwise(ranges):
+        if before.high > after.low:
+            raise InvalidRangesError(f"ranges {before} and {after} overlap; nothing was written")
+    given, wanted = _runs(ranges), _runs(whole or [KeyRange(0.0, 1.0)])
+    if given != wanted:
+        raise InvalidRangesError(
+            f"the ranges cover {_show(given)} but must cover exactly {_show(wanted)}; nothing was written"
+        )
+
+
+def _runs(ranges: Sequence[KeyRange]) -> list[tuple[float, float]]:
+    """Adjacent ranges joined."""
+    runs: list[tuple[float, float]] = []
+    for item in sorted(ranges):
+        if runs and runs[-1][1] == item.low:
+            runs[-1] = (runs[-1][0], item.high)
+        else:
+            runs.append((item.low, item.high))
+    return runs
+
+
+def _show(runs: Sequence[tuple[float, float]]) -> str:
+    return " and ".join(f"[{low:g}, {high:g})" for low, high in runs)

@@ -1,0 +1,190 @@
+"""Names of scopes, streams and groups; the topics and qualified names that are derived from them, in both directions.
+
+==============================  ==============================================
+what                            name
+==============================  ==============================================
+segment                         topic ``scope.stream.segment-N.epoch-E``
+                                qualified ``scope/stream/N/#epoch.E``
+segment of a transaction        qualified ``scope/stream/N/#epoch.E/#transaction.ID``
+transaction buffer of a stream  topic ``scope.stream.transaction-buffer``
+commit log of a group           topic ``scope.group.commit-log``
+==============================  ==============================================
+
+Everything that a client may write to starts with ``scope.stream.``, so a prefixed Kafka ACL gives a client one stream
+and no more. Neither part of a name may hold a dot, so every topic name can be taken apart again.
+
+Source: PDP-24, "Fully qualified segment name".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Self
+
+from bridge.errors import InvalidNameError
+from bridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+
+DEFAULT_GROUP: Final = "default"
+TOPIC_NAME_MAX: Final = 249
+"""Kafka's limit for a topic name, which must hold after our affixes."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_CLIENT_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+_SEGMENT_TOPIC = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.segment-(0|[1-9]\d*)\.epoch-(0|[1-9]\d*)")
+_QUALIFIED = re.compile(
+    r"([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)/(0|[1-9]\d*)/#epoch\.(0|[1-9]\d*)(?:/#transaction\.([0-9a-f]{32}))?"
+)
+
+
+def check_name(what: str, name: str) -> str:
+    """Return ``name`` if it can be a scope, stream or group; ``what`` says which, for the message.
+
+    Raises:
+        InvalidNameError: empty, a character outside ``[A-Za-z0-9_-]``, or the prefix ``__`` of internal topics.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidNameError(
+            f"{name!r} is no name for a {what}: one or more of A-Z a-z 0-9 _ - are allowed; nothing was written"
+        )
+    if name.startswith("__"):
+        raise InvalidNameError(f"{name!r} is no name for a {what}: the prefix __ is reserved; nothing was written")
+    return name
+
+
+def check_client_name(name: str) -> str:
+    """Return ``name`` if it can be a client's name (1 to 128 of ``[A-Za-z0-9._:@-]``)."""
+    if not _CLIENT_NAME.fullmatch(name):
+        raise InvalidNameError(f"{name!r} is no client name: 1 to 128 of A-Z a-z 0-9 . _ : @ - are allowed")
+    return name
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StreamName:
+    """``scope/stream``, checked."""
+
+    scope: str
+    stream: str
+
+    def __post_init__(self) -> None:
+        check_name("scope", self.scope)
+        check_name("stream", self.stream)
+        longest = self.segment_topic(SegmentId.of(SEGMENT_NUMBER_MAX, EPOCH_MAX))
+        if len(longest) > TOPIC_NAME_MAX:
+            limit = TOPIC_NAME_MAX - (len(longest) - len(self.scope) - len(self.stream))
+            raise InvalidNameError(
+                f"scope and stream {str(self)[:60]!r}... have {len(self.scope) + len(self.stream)} characters; "
+                f"at most {limit} fit into Kafka's limit of {TOPIC_NAME_MAX} for a topic name; nothing was written"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``scope/stream``.
+
+        Raises:
+            InvalidNameError: not two names with a slash between them.
+        """
+        parts = text.split("/")
+        if len(parts) != 2:
+            raise InvalidNameError(f"{text!r} is no stream name: scope/stream is expected; nothing was written")
+        return cls(*parts)
+
+    def segment_topic(self, segment: SegmentId) -> str:
+        """The Kafka topic of a segment."""
+        return f"{self.scope}.{self.stream}.segment-{segment.number}.epoch-{segment.epoch}"
+
+    @property
+    def buffer_topic(self) -> str:
+        """The Kafka topic of the transaction buffer."""
+        return f"{self.scope}.{self.stream}.transaction-buffer"
+
+    def qualified(self, segment: SegmentId, transaction: TransactionId | None = None) -> str:
+        """PDP-24's fully qualified name of a segment, or of a transaction's part of it."""
+        name = f"{self.scope}/{self.stream}/{segment.number}/#epoch.{segment.epoch}"
+        return name if transaction is None else f"{name}/#transaction.{transaction.value:032x}"
+
+    @property
+    def collision_key(self) -> str:
+        """Equal for two streams whose topics Kafka would not keep apart (it maps ``.`` to ``_`` in metric names)."""
+        return f"{self.scope}.{self.stream}".replace(".", "_")
+
+    def __str__(self) -> str:
+        return f"{self.scope}/{self.stream}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GroupName:
+    """A transaction group inside a scope: the unit of coordination."""
+
+    scope: str
+    group: str = DEFAULT_GROUP
+
+    def __post_init__(self) -> None:
+        check_name("scope", self.scope)
+        check_name("group", self.group)
+        if len(self.commit_log_topic) > TOPIC_NAME_MAX:
+            raise InvalidNameError(
+                f"{self.commit_log_topic[:60]!r}... exceeds Kafka's {TOPIC_NAME_MAX} characters for a topic name"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``scope/group`` or ``scope.group``."""
+        parts = re.split(r"[/.]", text)
+        if len(parts) != 2:
+            raise InvalidNameError(f"{text!r} is no group name: scope/group is expected")
+        return cls(*parts)
+
+    @property
+    def commit_log_topic(self) -> str:
+        """The Kafka topic of the commit log."""
+        return f"{self.scope}.{self.group}.commit-log"
+
+    def transactional_id(self, index: int) -> str:
+        """The ``index``-th of the fixed Kafka transactional ids that the group's leader uses in turn."""
+        return f"rollbridge.{self.scope}.{self.group}.{index}"
+
+    @property
+    def node(self) -> str:
+        """The name of the group's ZooKeeper node."""
+        return f"{self.scope}.{self.group}"
+
+    def __str__(self) -> str:
+        return f"{self.scope}/{self.group}"
+
+
+def parse_segment_topic(topic: str) -> tuple[StreamName, SegmentId]:
+    """Take a segment's topic name apart; the inverse of :meth:`StreamName.segment_topic`.
+
+    Raises:
+        InvalidNameError: the topic is not a segment's.
+    """
+    match = _SEGMENT_TOPIC.fullmatch(topic)
+    if not match:
+        raise InvalidNameError(f"topic {topic!r} is not a segment: scope.stream.segment-N.epoch-E is expected")
+    scope, stream, number, epoch = match.groups()
+    return StreamName(scope, stream), SegmentId.of(int(number), int(epoch))
+
+
+def parse_qualified(name: str) -> tuple[StreamName, SegmentId, TransactionId | None]:
+    """Take a fully qualified segment name apart; the inverse of :meth:`StreamName.qualified`.
+
+    Raises:
+        InvalidNameError: the name does not follow PDP-24's scheme.
+    """
+    match = _QUALIFIED.fullmatch(name)
+    if not match:
+        raise InvalidNameError(
+            f"{name!r} is no qualified segment name: scope/stream/N/#epoch.E[/#transaction.ID] is expected"
+        )
+    scope, stream, number, epoch, transaction = match.groups()
+    return (
+        StreamName(scope, stream),
+        SegmentId.of(int(number), int(epoch)),
+        None if transaction is None else TransactionId.parse(transaction),
+    )
+
+
+def segment_topic_pattern(stream: StreamName) -> str:
+    """A regular expression for all segments of a stream, for ``subscribe("^...")`` and Spark's ``subscribePattern``."""
+    return rf"{re.escape(stream.scope)}\.{re.escape(stream.stream)}\.segment-[0-9]+\.epoch-[0-9]+"
