@@ -1,0 +1,1 @@
+"""Rolling transactions on real Kafka topics: the client library."""

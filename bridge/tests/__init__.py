@@ -1,0 +1,1 @@
+"""Unit tests; they need neither Kafka nor ZooKeeper."""

@@ -1,0 +1,1 @@
+"""The coordinator daemon: leads transaction groups, decides outcomes and merges committed records."""

@@ -1,0 +1,1 @@
+"""Tests that need a real Kafka broker or a real ZooKeeper."""

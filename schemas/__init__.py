@@ -1,0 +1,1 @@
+"""The Avro schemas of every record that rollbridge stores, and their codecs."""

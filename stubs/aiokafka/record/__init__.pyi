@@ -1,0 +1,3 @@
+from .memory_records import MemoryRecords
+
+__all__ = ["MemoryRecords"]
