@@ -1,1 +1,124 @@
-"""The Avro schemas of every record that rollbridge stores, and their codecs."""
+"""The Avro schemas of every record that rollbridge stores, and their codecs.
+
+Records in Kafka are Avro binary without a container or a registry: the topic says which schema applies. Records in
+ZooKeeper are the same data as plain JSON, so that any ZooKeeper shell shows them. Every field has a ``doc``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import cache
+from importlib import resources
+from typing import Any, Final, cast
+
+import fastavro
+
+Datum = dict[str, Any]
+
+NAMES: Final = (
+    "abort_frame",
+    "answer",
+    "begin_frame",
+    "cluster",
+    "commit_frame",
+    "committing",
+    "control_record",
+    "controller_epoch",
+    "epoch",
+    "group",
+    "request",
+    "scaling",
+    "stream",
+    "transaction",
+)
+"""Names of all schemas; each is a file ``NAME.avsc`` of this package."""
+
+
+class SchemaError(ValueError):
+    """Bytes that are not a record of the schema, or a record that does not fit it."""
+
+
+class Codec:
+    """Encode and decode the records of one schema."""
+
+    def __init__(self, name: str) -> None:
+        text = resources.files(__name__).joinpath(f"{name}.avsc").read_text(encoding="utf-8")
+        self.name = name
+        self.schema: Final = fastavro.parse_schema(json.loads(text))
+        self._fields = {field["name"]: field for field in cast("Datum", self.schema)["fields"]}
+
+    def encode(self, datum: Datum) -> bytes:
+        """Avro binary of a record; missing fields take their defaults.
+
+        Raises:
+            SchemaError: the record does not fit the schema.
+        """
+        out = io.BytesIO()
+        try:
+            fastavro.schemaless_writer(out, self.schema, datum)
+        except Exception as fault:
+            raise SchemaError(f"not a record of schema {self.name}: {fault}") from fault
+        return out.getvalue()
+
+    def decode(self, raw: bytes) -> Datum:
+        """The record in ``raw``, all of it.
+
+        Raises:
+            SchemaError: truncated, foreign or trailing bytes; says how far it got.
+        """
+        source = io.BytesIO(raw)
+        try:
+            datum = fastavro.schemaless_reader(source, self.schema, None)
+        except Exception as fault:
+            raise SchemaError(
+                f"{len(raw)} bytes are not a record of schema {self.name} (offset {source.tell()}): {fault!r}"
+            ) from fault
+        if source.tell() != len(raw):
+            raise SchemaError(f"a record of schema {self.name} is followed by {len(raw) - source.tell()} foreign bytes")
+        return cast("Datum", datum)
+
+    def to_json(self, datum: Datum) -> bytes:
+        """Plain JSON of a record, with its defaults filled in, in the order of the schema.
+
+        Raises:
+            SchemaError: the record does not fit the schema.
+        """
+        whole = self._complete(datum)
+        return json.dumps(whole, ensure_ascii=False).encode()
+
+    def from_json(self, raw: bytes) -> Datum:
+        """The record in plain JSON; fields that a newer version added are dropped, missing ones take their defaults.
+
+        Raises:
+            SchemaError: not JSON, or not a record of the schema.
+        """
+        try:
+            datum = json.loads(raw)
+        except ValueError as fault:
+            raise SchemaError(f"not JSON where a record of schema {self.name} was expected: {fault}") from fault
+        if not isinstance(datum, dict):
+            raise SchemaError(f"not a record of schema {self.name} but {type(datum).__name__}")
+        return self._complete({name: value for name, value in datum.items() if name in self._fields})
+
+    def _complete(self, datum: Datum) -> Datum:
+        whole: Datum = {}
+        for name, field in self._fields.items():
+            if name in datum:
+                whole[name] = datum[name]
+            elif "default" in field:
+                whole[name] = field["default"]
+            else:
+                raise SchemaError(f"a record of schema {self.name} lacks {name!r}")
+        unknown = sorted(set(datum) - set(whole))
+        if unknown:
+            raise SchemaError(f"a record of schema {self.name} has no field {unknown[0]!r}")
+        if not fastavro.validate(whole, self.schema, raise_errors=False):
+            raise SchemaError(f"a record does not fit schema {self.name}: {whole!r:.300}")
+        return whole
+
+
+@cache
+def codec(name: str) -> Codec:
+    """The codec of a schema by its name (one of :data:`NAMES`)."""
+    return Codec(name)

@@ -1,0 +1,379 @@
+"""The fold over transaction buffers: frames in, open and decided transactions out.
+
+The fold is deterministic and does no I/O: the same frames in the same order per partition give the same transactions,
+whatever way the sequence is split or repeated, because each partition's position is remembered and older offsets are
+ignored. Who folds decides what happens next; see ``coordinator``.
+
+Source: DistributedLog transactions (readers buffer pending records until the commit record); PDP-24 (a commit is first
+marked, so that waiting transactions can be collected).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from bridge.errors import CorruptDataError
+from bridge.model.control import EXPIRED
+from bridge.model.frames import (
+    BeginFrame,
+    FrameHeader,
+    FrameKind,
+    Manifest,
+    PieceKey,
+    decode_abort,
+    decode_begin,
+    decode_manifest,
+    unpack_header,
+)
+from bridge.model.identifiers import TransactionId
+from bridge.model.transaction import Event, Move, State, step
+
+TOMBSTONES_MAX: Final = 100_000
+
+Partition = tuple[str, int]
+"""Topic and partition of a buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLimits:
+    """Bounds of what a fold holds."""
+
+    cache_bytes_max: int = 256 * 1024 * 1024
+    """Bytes of frames kept in memory; beyond it only positions are kept and frames are read again."""
+    cache_bytes_per_transaction_max: int = 64 * 1024 * 1024
+    """The same for one transaction, so that a huge one leaves room for the small ones."""
+    transaction_bytes_max: int = 16 * 1024**3
+    """Largest transaction; a larger one is aborted."""
+    open_transactions_max: int = 100_000
+    """Most open transactions of a group; further ones are aborted at once."""
+    lease_ms_max: int = 7 * 24 * 3600 * 1000
+    """Longest lease; a longer one is cut to it (clients refuse it before)."""
+
+
+@dataclass(slots=True)
+class FrameRef:
+    """A DATA frame of an open transaction: where it stands, and its record batch while that is cached."""
+
+    partition: Partition
+    offset: int
+    piece: PieceKey
+    first_count: int
+    records: int
+    size: int
+    batch: bytes | None
+
+
+@dataclass(slots=True, eq=False)
+class BufferedTransaction:
+    """What the fold knows of one transaction."""
+
+    id: bytes
+    begin: BeginFrame
+    begun_ms: int
+    state: State = State.OPEN
+    reason: str = ""
+    manifest: Manifest | None = None
+    decided_ms: int = 0
+    frames: list[FrameRef] = field(default_factory=list)
+    bytes: int = 0
+    cached_bytes: int = 0
+    last_count: dict[PieceKey, int] = field(default_factory=dict)
+    begun_in: set[str] = field(default_factory=set)
+    first_offsets: dict[Partition, int] = field(default_factory=dict)
+
+    @property
+    def deadline_ms(self) -> int:
+        """When the lease runs out, ms since 1970."""
+        return self.begun_ms + self.begin.lease_ms
+
+    @property
+    def transaction_id(self) -> TransactionId:
+        """The id as a value."""
+        return TransactionId.from_bytes(self.id)
+
+    def is_complete(self) -> bool:
+        """Whether every frame that the manifest names has arrived, and a BEGIN frame in each stream's buffer."""
+        if self.manifest is None or len(self.begun_in) < len(self.begin.streams):
+            return False
+        missing = dict(self.manifest.pieces)
+        for frame in self.frames:
+            left = missing.get(frame.piece)
+            if left is not None:
+                missing[frame.piece] = left - frame.records
+        return all(left <= 0 for left in missing.values())
+
+    def manifest_fault(self) -> str | None:
+        """Why what arrived can never be what the manifest names although nothing is missing; None if it is."""
+        missing = dict(self.manifest.pieces) if self.manifest else {}
+        for frame in self.frames:
+            left = missing.get(frame.piece, 0)
+            if 0 < left < frame.records:
+                return f"a frame of {frame.piece} holds {frame.records} records where the commit names {left} more"
+            if left > 0:
+                missing[frame.piece] = left - frame.records
+        for piece in missing:
+            if piece.stream >= len(self.begin.streams):
+                return f"the commit names {piece}, but the transaction has {len(self.begin.streams)} streams"
+        return None
+
+    def merged_frames(self) -> Iterator[FrameRef]:
+        """Exactly the frames that the manifest names, in order of arrival; late and zombie ones are left out."""
+        missing = dict(self.manifest.pieces) if self.manifest else {}
+        for frame in self.frames:
+            left = missing.get(frame.piece, 0)
+            if left >= frame.records:
+                missing[frame.piece] = left - frame.records
+                yield frame
+
+
+class BufferFold:
+    """The state that folding the buffers of one group gives.
+
+    Attributes:
+        open: transactions that are open, committing or aborting, by the 16 bytes of their id.
+        decided: those of them whose end is decided, in the order of the decisions, until :meth:`settle` removes them.
+        positions: per buffer partition the next offset to fold.
+        dropped: counts of messages that changed nothing, by reason.
+    """
+
+    def __init__(
+        self,
+        limits: BufferLimits,
+        check_batch: Callable[[bytes, int], str | None],
+        terminated: Collection[bytes] = (),
+    ) -> None:
+        """Start empty.
+
+        Args:
+            limits: Bounds of what is held.
+            check_batch: Says what is wrong with a record batch that should hold a number of records; None if nothing.
+            terminated: Ids whose outcome stands in the commit log already; their frames are dropped.
+        """
+        self._limits = limits
+        self._check_batch = check_batch
+        self._terminated = terminated
+        self._tombstones: OrderedDict[bytes, None] = OrderedDict()
+        self._deadlines: list[tuple[int, bytes]] = []
+        self.open: dict[bytes, BufferedTransaction] = {}
+        self.decided: OrderedDict[bytes, BufferedTransaction] = OrderedDict()
+        self.positions: dict[Partition, int] = {}
+        self.dropped: Counter[str] = Counter()
+        self.cached_bytes = 0
+
+    def fold(
+        self, stream: str, partition: Partition, offset: int, appended_ms: int, key: bytes | None, value: bytes | None
+    ) -> None:
+        """Take one message of a buffer.
+
+        Args:
+            stream: scope/stream whose buffer it is.
+            partition: Topic and partition it comes from.
+            offset: Its offset.
+            appended_ms: Its append time, ms since 1970 (the broker's clock).
+            key: Kafka key.
+            value: Kafka value.
+        """
+        if offset < self.positions.get(partition, 0):
+            self.dropped["repeated"] += 1
+            return
+        self.positions[partition] = offset + 1
+        header = unpack_header(key)
+        if header is None or value is None:
+            self.dropped["foreign"] += 1
+            return
+        transaction = self.open.get(header.transaction)
+        try:
+            match header.kind:
+                case FrameKind.DATA:
+                    self._data(transaction, header, stream, partition, offset, value)
+                case FrameKind.BEGIN:
+                    self._begin(transaction, header, stream, partition, offset, appended_ms, value)
+                case FrameKind.COMMIT:
+                    self._commit(transaction, stream, value, appended_ms)
+                case FrameKind.ABORT:
+                    self._abort(transaction, decode_abort(value), appended_ms)
+        except CorruptDataError:
+            self.dropped["corrupt"] += 1
+            if transaction is not None:
+                self.refuse(transaction.id, f"a {header.kind.name} frame is corrupt", appended_ms)
+
+    def request_abort(self, transaction: bytes, reason: str, now_ms: int) -> bool:
+        """Decide on abort for an open transaction; False if its commit is decided already.
+
+        Raises:
+            KeyError: no such transaction is open.
+        """
+        item = self.open[transaction]
+        self._end(item, Event.ABORT, reason, now_ms)
+        return item.state is State.ABORTING
+
+    def refuse(self, transaction: bytes, reason: str, now_ms: int) -> None:
+        """Decide on abort because the transaction can not be merged, also after its commit was asked for."""
+        item = self.open[transaction]
+        if item.state is State.OPEN or item.state is State.COMMITTING:
+            self._end(item, Event.REFUSE, reason, now_ms)
+
+    def overdue(self, now_ms: int) -> list[BufferedTransaction]:
+        """Open transactions whose lease has run out, oldest deadline first. Decide with :meth:`expire`."""
+        found: list[BufferedTransaction] = []
+        kept: list[tuple[int, bytes]] = []
+        while self._deadlines and self._deadlines[0][0] < now_ms:
+            entry = heapq.heappop(self._deadlines)
+            item = self.open.get(entry[1])
+            if item is not None and item.state is State.OPEN:
+                found.append(item)
+                kept.append(entry)
+        for entry in kept:
+            heapq.heappush(self._deadlines, entry)
+        return found
+
+    def next_deadline_ms(self) -> int | None:
+        """The earliest deadline that may still matter."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, transaction: bytes, now_ms: int) -> None:
+        """Decide that a lease has run out; changes nothing unless the transaction is still open."""
+        item = self.open.get(transaction)
+        if item is not None and item.state is State.OPEN:
+            self._end(item, Event.EXPIRE, EXPIRED, now_ms)
+
+    def settle(self, transaction: bytes) -> None:
+        """Forget a transaction whose outcome is in the commit log."""
+        item = self.open.pop(transaction)
+        self.decided.pop(transaction, None)
+        event = Event.MERGED if item.state is State.COMMITTING else Event.ABORT_LOGGED
+        item.state, _ = step(item.state, event, str(item.transaction_id))
+        self.cached_bytes -= item.cached_bytes
+        if len(item.begun_in) < len(item.begin.streams):
+            # A BEGIN frame of it may still stand unread in another stream's buffer: it must not open it again.
+            self._tombstones[transaction] = None
+            while len(self._tombstones) > TOMBSTONES_MAX:
+                self._tombstones.popitem(last=False)
+
+    def caught_up(self) -> None:
+        """Drop the memory of terminated ids: everything that was written before the fold began has been folded."""
+        self._terminated = ()
+
+    def low_water(self) -> dict[Partition, int]:
+        """Per partition the offset below which no undecided transaction has a frame (PIP-196's max read position)."""
+        low = dict(self.positions)
+        for item in self.open.values():
+            for partition, offset in item.first_offsets.items():
+                low[partition] = min(low[partition], offset)
+        return low
+
+    def _begin(
+        self,
+        transaction: BufferedTransaction | None,
+        header: FrameHeader,
+        stream: str,
+        partition: Partition,
+        offset: int,
+        appended_ms: int,
+        value: bytes,
+    ) -> None:
+        if transaction is not None:
+            step(transaction.state, Event.BEGIN, str(transaction.transaction_id))
+            transaction.begun_in.add(stream)
+            transaction.first_offsets.setdefault(partition, offset)
+            return
+        if header.transaction in self._terminated or header.transaction in self._tombstones:
+            self.dropped["late"] += 1
+            return
+        begin = decode_begin(value)
+        if stream not in begin.places:
+            self.dropped["foreign"] += 1
+            return
+        if begin.lease_ms > self._limits.lease_ms_max:
+            begin = BeginFrame(
+                begin.client_name, begin.client_epoch, begin.label, self._limits.lease_ms_max, begin.streams
+            )
+        item = BufferedTransaction(header.transaction, begin, appended_ms, begun_in={stream})
+        item.first_offsets[partition] = offset
+        self.open[header.transaction] = item
+        heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
+        if len(self.open) - len(self.decided) > self._limits.open_transactions_max:
+            self.refuse(item.id, f"more than {self._limits.open_transactions_max} transactions are open", appended_ms)
+
+    def _data(
+        self,
+        transaction: BufferedTransaction | None,
+        header: FrameHeader,
+        stream: str,
+        partition: Partition,
+        offset: int,
+        value: bytes,
+    ) -> None:
+        if transaction is None:
+            self.dropped["zombie"] += 1
+            return
+        place = transaction.begin.places.get(stream)
+        if place is None:
+            self.dropped["foreign"] += 1
+            return
+        if transaction.state is State.ABORTING:
+            self.dropped["late"] += 1
+            return
+        piece = PieceKey(header.part, place, header.segment)
+        if header.first_count <= transaction.last_count.get(piece, -1):
+            self.dropped["duplicate"] += 1
+            return
+        fault = self._check_batch(value, header.records)
+        if fault is not None:
+            raise CorruptDataError(fault)
+        size = len(value)
+        transaction.last_count[piece] = header.first_count
+        transaction.bytes += size
+        if transaction.bytes > self._limits.transaction_bytes_max:
+            self.refuse(transaction.id, f"it exceeds {self._limits.transaction_bytes_max} bytes", transaction.begun_ms)
+            return
+        cached = (
+            self.cached_bytes + size <= self._limits.cache_bytes_max
+            and transaction.cached_bytes + size <= self._limits.cache_bytes_per_transaction_max
+        )
+        if cached:
+            self.cached_bytes += size
+            transaction.cached_bytes += size
+        transaction.frames.append(
+            FrameRef(partition, offset, piece, header.first_count, header.records, size, value if cached else None)
+        )
+
+    def _commit(self, transaction: BufferedTransaction | None, stream: str, value: bytes, appended_ms: int) -> None:
+        if transaction is None:
+            self.dropped["zombie"] += 1
+            return
+        if stream != transaction.begin.home:
+            self.dropped["foreign"] += 1
+            return
+        state, row = step(transaction.state, Event.COMMIT, str(transaction.transaction_id))
+        if not isinstance(row, Move):
+            self.dropped["late"] += 1
+            return
+        transaction.manifest = decode_manifest(value)
+        transaction.state = state
+        transaction.decided_ms = appended_ms
+        self.decided[transaction.id] = transaction
+
+    def _abort(self, transaction: BufferedTransaction | None, reason: str, appended_ms: int) -> None:
+        if transaction is None:
+            self.dropped["zombie"] += 1
+        else:
+            self._end(transaction, Event.ABORT, reason, appended_ms)
+
+    def _end(self, transaction: BufferedTransaction, event: Event, reason: str, now_ms: int) -> None:
+        """Move towards ABORTING where the table says so; frames are of no use any more then."""
+        state, row = step(transaction.state, event, str(transaction.transaction_id))
+        if not isinstance(row, Move):
+            self.dropped["late"] += 1
+            return
+        transaction.state = state
+        transaction.reason = reason
+        transaction.decided_ms = now_ms
+        self.decided[transaction.id] = transaction  # a refused commit keeps its place in the order of decisions
+        self.cached_bytes -= transaction.cached_bytes
+        transaction.cached_bytes = 0
+        transaction.frames.clear()

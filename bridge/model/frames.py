@@ -1,0 +1,202 @@
+"""Frames: the messages of a transaction buffer.
+
+A frame's Kafka key is a fixed header, so that nothing has to be decoded to route or drop it; its value is a ready-made
+Kafka record batch (DATA) or an Avro record (BEGIN, COMMIT, ABORT).
+
+======  =====  ============================================================
+offset  bytes  field of the header (big-endian)
+======  =====  ============================================================
+0       2      magic ``RB``
+2       1      version, 1
+3       1      kind: 1 BEGIN, 2 DATA, 3 COMMIT, 4 ABORT
+4       16     transaction id
+20      4      part
+24      4      segment number (DATA), else 0
+28      8      local sequence count of the first record (DATA), else 0
+36      4      number of records (DATA), else 0
+40      4      epoch of the client's session
+======  =====  ============================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache
+from struct import Struct
+from typing import Final, NamedTuple
+
+import schemas
+from bridge.errors import CorruptDataError
+from bridge.model.identifiers import TransactionId
+
+HEADER: Final = Struct(">2sBB16sIIQII")
+MAGIC: Final = b"RB"
+VERSION: Final = 1
+
+BUFFER_OVERHEAD_BYTES: Final = 4096
+"""How much larger a buffer topic's message limit is than its segments': room for the header and the outer batch."""
+
+
+class FrameKind(IntEnum):
+    """What a frame is."""
+
+    BEGIN = 1
+    DATA = 2
+    COMMIT = 3
+    ABORT = 4
+
+
+class FrameHeader(NamedTuple):
+    """The header of a frame; ``transaction`` is the id's 16 bytes, because they serve as a dictionary key."""
+
+    kind: FrameKind
+    transaction: bytes
+    part: int = 0
+    segment: int = 0
+    first_count: int = 0
+    records: int = 0
+    client_epoch: int = 0
+
+    def pack(self) -> bytes:
+        """The 44 bytes of the header."""
+        return HEADER.pack(MAGIC, VERSION, *self)
+
+
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
+
+
+def unpack_header(key: bytes | None) -> FrameHeader | None:
+    """The header in a message's key, or None if the message is not a frame of this version."""
+    if key is None or len(key) != HEADER.size:
+        return None
+    magic, version, kind, transaction, part, segment, first_count, records, client_epoch = HEADER.unpack(key)
+    known = _KINDS.get(kind)
+    if magic != MAGIC or version != VERSION or known is None or transaction[2:4] != b"\0\0":
+        return None
+    return FrameHeader(known, transaction, part, segment, first_count, records, client_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginFrame:
+    """The value of a BEGIN frame; ``streams`` maps ``scope/stream`` to its reference epoch, in order."""
+
+    client_name: str
+    client_epoch: int
+    label: str | None
+    lease_ms: int
+    streams: Mapping[str, int]
+    places: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", {name: place for place, name in enumerate(self.streams)})
+
+    @property
+    def home(self) -> str:
+        """The stream in whose buffer the end is asked for."""
+        return next(iter(self.streams))
+
+    def encode(self) -> bytes:
+        """Avro binary."""
+        return schemas.codec("begin_frame").encode(
+            {
+                "client_name": self.client_name,
+                "client_epoch": self.client_epoch,
+                "label": self.label,
+                "lease_ms": self.lease_ms,
+                "streams": [{"stream": name, "reference_epoch": epoch} for name, epoch in self.streams.items()],
+            }
+        )
+
+
+@lru_cache(maxsize=4096)
+def decode_begin(value: bytes) -> BeginFrame:
+    """Decode a BEGIN frame's value. Transactions of one client mostly carry the same bytes, hence the cache.
+
+    Raises:
+        CorruptDataError: not such a value, or one without streams.
+    """
+    datum = _decode("begin_frame", value)
+    if not datum["streams"]:
+        raise CorruptDataError("a BEGIN frame names no stream")
+    return BeginFrame(
+        client_name=datum["client_name"],
+        client_epoch=datum["client_epoch"],
+        label=datum["label"],
+        lease_ms=datum["lease_ms"],
+        streams={item["stream"]: item["reference_epoch"] for item in datum["streams"]},
+    )
+
+
+class PieceKey(NamedTuple):
+    """Names what one part wrote for one segment of one stream (by its place in the BEGIN frame)."""
+
+    part: int
+    stream: int
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The value of a COMMIT frame: how many records of each piece the transaction contains. Exactly this is merged."""
+
+    pieces: Mapping[PieceKey, int]
+
+    @property
+    def records(self) -> int:
+        """Number of records of the whole transaction."""
+        return sum(self.pieces.values())
+
+    def encode(self) -> bytes:
+        """Avro binary."""
+        return schemas.codec("commit_frame").encode(
+            {
+                "entries": [
+                    {"part": key.part, "stream": key.stream, "segment": key.segment, "records": records}
+                    for key, records in self.pieces.items()
+                ]
+            }
+        )
+
+
+@lru_cache(maxsize=4096)
+def decode_manifest(value: bytes) -> Manifest:
+    """Decode a COMMIT frame's value.
+
+    Raises:
+        CorruptDataError: not such a value, a piece named twice, or a count that is not positive.
+    """
+    pieces: dict[PieceKey, int] = {}
+    for entry in _decode("commit_frame", value)["entries"]:
+        key = PieceKey(entry["part"], entry["stream"], entry["segment"])
+        if key in pieces or entry["records"] <= 0:
+            raise CorruptDataError(f"a COMMIT frame names {key} twice or with {entry['records']} records")
+        pieces[key] = entry["records"]
+    return Manifest(pieces)
+
+
+def encode_abort(reason: str) -> bytes:
+    """The value of an ABORT frame."""
+    return schemas.codec("abort_frame").encode({"reason": reason})
+
+
+def decode_abort(value: bytes) -> str:
+    """The reason in an ABORT frame's value.
+
+    Raises:
+        CorruptDataError: not such a value.
+    """
+    return str(_decode("abort_frame", value)["reason"])
+
+
+def _decode(schema: str, value: bytes) -> schemas.Datum:
+    try:
+        return schemas.codec(schema).decode(value)
+    except schemas.SchemaError as fault:
+        raise CorruptDataError(str(fault)) from fault
+
+
+def buffer_partition(transaction: TransactionId, partitions: int) -> int:
+    """The partition of every buffer of ``partitions`` partitions that holds a transaction's frames, all of them."""
+    return transaction.counter % partitions
