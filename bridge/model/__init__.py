@@ -1,1 +1,1 @@
-"""The pure model: names, key space, epochs, transactions, frames and the fold over them. No I/O, no clock, no threads."""
+"""The pure model: names, key space, epochs, transactions, frames and their fold. No I/O, clock or threads."""

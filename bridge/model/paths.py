@@ -1,0 +1,128 @@
+"""Where things stand in ZooKeeper, below the root path (``/rollbridge`` unless configured).
+
+::
+
+    /                                     cluster: which Kafka cluster the path belongs to
+    /coordinators/NAME                    ephemeral: a coordinator that is alive
+    /counters/transaction                 next free transaction counter, decimal; clients reserve blocks of it
+    /scopes/SCOPE/streams/STREAM          stream: its configuration
+    /scopes/SCOPE/streams/STREAM/epochs/E epoch: one record for each epoch
+    /groups/SCOPE.GROUP                   group
+    /groups/SCOPE.GROUP/controller        controller epoch; every write of a leader checks its version
+    /groups/SCOPE.GROUP/leader            ephemeral: name of the coordinator that leads
+    /groups/SCOPE.GROUP/requests/R        request: an admin request, sequential
+    /groups/SCOPE.GROUP/answers/R         answer to it
+    /groups/SCOPE.GROUP/committing        committing: a rolling commit that is being carried out
+    /groups/SCOPE.GROUP/scaling           scaling: a scale that is being carried out
+    /groups/SCOPE.GROUP/transactions/B/ID transaction: an open transaction that outlived a moment; B is a bucket
+    /groups/SCOPE.GROUP/parts/ID          its version is the highest part number given out for a transaction
+
+A ZooKeeper reply is limited to 1 MiB, hence the buckets.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName, StreamName
+
+CLUSTER: Final = "/"
+COORDINATORS: Final = "/coordinators"
+TRANSACTION_COUNTER: Final = "/counters/transaction"
+SCOPES: Final = "/scopes"
+GROUPS: Final = "/groups"
+
+BUCKETS: Final = 64
+REQUEST_PREFIX: Final = "request-"
+
+
+def coordinator(name: str) -> str:
+    """The ephemeral node of a coordinator."""
+    return f"{COORDINATORS}/{name}"
+
+
+def streams(scope: str) -> str:
+    """The parent of a scope's streams."""
+    return f"{SCOPES}/{scope}/streams"
+
+
+def stream(name: StreamName) -> str:
+    """A stream."""
+    return f"{streams(name.scope)}/{name.stream}"
+
+
+def epochs(name: StreamName) -> str:
+    """The parent of a stream's epoch records."""
+    return f"{stream(name)}/epochs"
+
+
+def epoch(name: StreamName, number: int) -> str:
+    """One epoch record; names sort by epoch."""
+    return f"{epochs(name)}/{number:010d}"
+
+
+def group(name: GroupName) -> str:
+    """A transaction group."""
+    return f"{GROUPS}/{name.node}"
+
+
+def controller(name: GroupName) -> str:
+    """The controller epoch of a group."""
+    return f"{group(name)}/controller"
+
+
+def leader(name: GroupName) -> str:
+    """The ephemeral node of a group's leader."""
+    return f"{group(name)}/leader"
+
+
+def requests(name: GroupName) -> str:
+    """The parent of a group's admin requests."""
+    return f"{group(name)}/requests"
+
+
+def answers(name: GroupName) -> str:
+    """The parent of the answers to a group's admin requests."""
+    return f"{group(name)}/answers"
+
+
+def committing(name: GroupName) -> str:
+    """The rolling commit that is being carried out."""
+    return f"{group(name)}/committing"
+
+
+def scaling(name: GroupName) -> str:
+    """The scale that is being carried out."""
+    return f"{group(name)}/scaling"
+
+
+def transactions(name: GroupName) -> str:
+    """The parent of the buckets of transaction records."""
+    return f"{group(name)}/transactions"
+
+
+def bucket(transaction: TransactionId) -> str:
+    """The bucket of a transaction."""
+    return f"{transaction.counter % BUCKETS:02x}"
+
+
+def transaction(name: GroupName, identifier: TransactionId) -> str:
+    """The record of an open transaction."""
+    return f"{transactions(name)}/{bucket(identifier)}/{identifier}"
+
+
+def parts(name: GroupName, identifier: TransactionId) -> str:
+    """The part counter of a transaction."""
+    return f"{group(name)}/parts/{identifier}"
+
+
+def group_skeleton(name: GroupName) -> tuple[str, ...]:
+    """The persistent children that every group has, parents first."""
+    return (
+        requests(name),
+        answers(name),
+        f"{group(name)}/parts",
+        transactions(name),
+        *(f"{transactions(name)}/{number:02x}" for number in range(BUCKETS)),
+    )

@@ -1,0 +1,401 @@
+"""The records that stand in ZooKeeper, as values, with their plain JSON (schemas of the same names)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+import schemas
+from bridge.errors import CorruptDataError
+from bridge.model.epochs import EpochCause, EpochRecord, Segment
+from bridge.model.identifiers import Epoch, SegmentId, TransactionId
+from bridge.model.keyspace import KeyRange
+from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+
+LAYOUT_FORMAT = 1
+RECORD_BYTES_MAX_DEFAULT = 1_000_000
+"""Default limit of a record with key and headers; its batch stays below Kafka's default of 1,048,588 bytes."""
+
+
+def _read(schema: str, raw: bytes) -> schemas.Datum:
+    try:
+        return schemas.codec(schema).from_json(raw)
+    except schemas.SchemaError as fault:
+        raise CorruptDataError(f"a ZooKeeper node does not hold what it should: {fault}") from fault
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Which Kafka cluster a ZooKeeper path belongs to."""
+
+    kafka_cluster_id: str
+    created_ms: int
+    format: int = LAYOUT_FORMAT
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("cluster").to_json(
+            {"kafka_cluster_id": self.kafka_cluster_id, "format": self.format, "created_ms": self.created_ms}
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        return cls(**_read("cluster", raw))
+
+
+class StreamState(StrEnum):
+    """Whether a stream is in use."""
+
+    ACTIVE = "ACTIVE"
+    DELETING = "DELETING"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """Configuration of a stream."""
+
+    name: StreamName
+    group: GroupName
+    buffer_partitions: int = 1
+    replication_factor: int = -1
+    record_bytes_max: int = RECORD_BYTES_MAX_DEFAULT
+    created_ms: int
+    buffer_topic_id: str
+    state: StreamState = StreamState.ACTIVE
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("stream").to_json(
+            {
+                "name": str(self.name),
+                "group": self.group.group,
+                "buffer_partitions": self.buffer_partitions,
+                "replication_factor": self.replication_factor,
+                "record_bytes_max": self.record_bytes_max,
+                "created_ms": self.created_ms,
+                "buffer_topic_id": self.buffer_topic_id,
+                "state": self.state.value,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        datum = _read("stream", raw)
+        name = StreamName.parse(datum.pop("name"))
+        group = GroupName(name.scope, datum.pop("group"))
+        return cls(name=name, group=group, state=StreamState(datum.pop("state")), **datum)
+
+
+def epoch_to_json(record: EpochRecord) -> bytes:
+    """Plain JSON of an epoch record."""
+    ends = record.sealed_ends
+    return schemas.codec("epoch").to_json(
+        {
+            "epoch": record.epoch,
+            "reference_epoch": record.reference_epoch,
+            "cause": record.cause.value,
+            "created_ms": record.created_ms,
+            "segments": [
+                {"segment": int(item.id), "low": item.range.low, "high": item.range.high} for item in record.segments
+            ],
+            "sealed_ends": None
+            if ends is None
+            else [{"segment": int(segment), "end_offset": end} for segment, end in sorted(ends.items())],
+        }
+    )
+
+
+def epoch_from_json(raw: bytes) -> EpochRecord:
+    """The inverse of :func:`epoch_to_json`; raises CorruptDataError."""
+    datum = _read("epoch", raw)
+    ends = datum["sealed_ends"]
+    return EpochRecord(
+        epoch=Epoch(datum["epoch"]),
+        reference_epoch=Epoch(datum["reference_epoch"]),
+        segments=tuple(
+            Segment(SegmentId.from_int(item["segment"]), KeyRange(item["low"], item["high"]))
+            for item in datum["segments"]
+        ),
+        cause=EpochCause(datum["cause"]),
+        created_ms=datum["created_ms"],
+        sealed_ends=None
+        if ends is None
+        else {SegmentId.from_int(item["segment"]): item["end_offset"] for item in ends},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerEpoch:
+    """Who leads a group, and since which epoch."""
+
+    epoch: int
+    leader: str
+    since_ms: int
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("controller_epoch").to_json(
+            {"epoch": self.epoch, "leader": self.leader, "since_ms": self.since_ms}
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        return cls(**_read("controller_epoch", raw))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A transaction group; ``commit_log_topic_id`` is empty until the topic exists."""
+
+    name: GroupName
+    created_ms: int
+    commit_log_topic_id: str = ""
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("group").to_json(
+            {
+                "name": str(self.name),
+                "commit_log_topic_id": self.commit_log_topic_id,
+                "created_ms": self.created_ms,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        datum = _read("group", raw)
+        return cls(GroupName.parse(datum["name"]), datum["created_ms"], datum["commit_log_topic_id"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionRecord:
+    """An open transaction that outlived a moment."""
+
+    id: TransactionId
+    group: GroupName
+    state: str
+    client_name: str
+    client_epoch: int = 0
+    label: str | None = None
+    begun_ms: int
+    lease_ms: int
+    streams: Mapping[str, int]
+    controller_epoch: int
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("transaction").to_json(
+            {
+                "id": str(self.id),
+                "group": str(self.group),
+                "state": self.state,
+                "client_name": self.client_name,
+                "client_epoch": self.client_epoch,
+                "label": self.label,
+                "begun_ms": self.begun_ms,
+                "lease_ms": self.lease_ms,
+                "streams": [{"stream": name, "reference_epoch": epoch} for name, epoch in self.streams.items()],
+                "controller_epoch": self.controller_epoch,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        datum = _read("transaction", raw)
+        return cls(
+            id=TransactionId.parse(datum.pop("id")),
+            group=GroupName.parse(datum.pop("group")),
+            streams={item["stream"]: item["reference_epoch"] for item in datum.pop("streams")},
+            **datum,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """The two epochs that a rolling commit gives one stream."""
+
+    stream: str
+    transaction_epoch: int
+    active_epoch: int
+    duplicate_epoch: int
+    new_active_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committing:
+    """A rolling commit that is being carried out; ids in commit order."""
+
+    transactions: tuple[TransactionId, ...]
+    rolls: tuple[Roll, ...]
+    created_ms: int
+    controller_epoch: int
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("committing").to_json(
+            {
+                "transactions": [str(item) for item in self.transactions],
+                "rolls": [
+                    {
+                        "stream": roll.stream,
+                        "transaction_epoch": roll.transaction_epoch,
+                        "active_epoch": roll.active_epoch,
+                        "duplicate_epoch": roll.duplicate_epoch,
+                        "new_active_epoch": roll.new_active_epoch,
+                    }
+                    for roll in self.rolls
+                ],
+                "created_ms": self.created_ms,
+                "controller_epoch": self.controller_epoch,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        datum = _read("committing", raw)
+        return cls(
+            transactions=tuple(TransactionId.parse(item) for item in datum["transactions"]),
+            rolls=tuple(Roll(**item) for item in datum["rolls"]),
+            created_ms=datum["created_ms"],
+            controller_epoch=datum["controller_epoch"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A scale that is being carried out."""
+
+    stream: StreamName
+    request: str
+    epoch: int
+    seal: tuple[int, ...]
+    ranges: tuple[KeyRange, ...]
+    created_ms: int
+    controller_epoch: int
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("scaling").to_json(
+            {
+                "stream": str(self.stream),
+                "request": self.request,
+                "epoch": self.epoch,
+                "seal": list(self.seal),
+                "ranges": [{"low": item.low, "high": item.high} for item in self.ranges],
+                "created_ms": self.created_ms,
+                "controller_epoch": self.controller_epoch,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        datum = _read("scaling", raw)
+        return cls(
+            stream=StreamName.parse(datum["stream"]),
+            request=datum["request"],
+            epoch=datum["epoch"],
+            seal=tuple(datum["seal"]),
+            ranges=tuple(KeyRange(item["low"], item["high"]) for item in datum["ranges"]),
+            created_ms=datum["created_ms"],
+            controller_epoch=datum["controller_epoch"],
+        )
+
+
+class RequestKind(StrEnum):
+    """What an admin request asks for."""
+
+    CREATE_STREAM = "create-stream"
+    SCALE_STREAM = "scale-stream"
+    DELETE_STREAM = "delete-stream"
+    ABORT_TRANSACTION = "abort-transaction"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """An admin request; fields that its kind does not use keep their defaults."""
+
+    kind: RequestKind
+    stream: str = ""
+    transaction: str = ""
+    segments: int = 0
+    ranges: tuple[tuple[float, float], ...] = ()
+    seal: tuple[int, ...] = ()
+    group: str = DEFAULT_GROUP
+    buffer_partitions: int = 1
+    replication_factor: int = -1
+    record_bytes_max: int = 0
+    reason: str = ""
+    client_name: str = ""
+    created_ms: int
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("request").to_json(
+            {
+                "kind": self.kind.value,
+                "stream": self.stream,
+                "transaction": self.transaction,
+                "segments": self.segments,
+                "ranges": [{"low": low, "high": high} for low, high in self.ranges],
+                "seal": list(self.seal),
+                "group": self.group,
+                "buffer_partitions": self.buffer_partitions,
+                "replication_factor": self.replication_factor,
+                "record_bytes_max": self.record_bytes_max,
+                "reason": self.reason,
+                "client_name": self.client_name,
+                "created_ms": self.created_ms,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        datum = _read("request", raw)
+        try:
+            kind = RequestKind(datum.pop("kind"))
+        except ValueError as fault:
+            raise CorruptDataError(f"an admin request of an unknown kind: {fault}") from fault
+        return cls(
+            kind=kind,
+            ranges=tuple((item["low"], item["high"]) for item in datum.pop("ranges")),
+            seal=tuple(datum.pop("seal")),
+            **datum,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to an admin request; ``code`` is that of the error class that the client raises."""
+
+    ok: bool
+    answered_ms: int
+    code: str = ""
+    message: str = ""
+    epoch: int = -1
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("answer").to_json(
+            {
+                "ok": self.ok,
+                "code": self.code,
+                "message": self.message,
+                "epoch": self.epoch,
+                "answered_ms": self.answered_ms,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        return cls(**_read("answer", raw))
