@@ -1,0 +1,58 @@
+"""The agenda of a leader: which procedure comes next. Pure; commits and scales of a group run on this one line.
+
+Source: PDP-24, "Linearize scale and commit transactions on a single processing channel".
+"""
+
+from __future__ import annotations
+
+from coordinator.effects import Steps
+from coordinator.group import GroupState
+from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
+from coordinator.procedures.merge import merge_direct
+from coordinator.procedures.requests import answer_waiting, handle_requests
+from coordinator.procedures.rolling import roll
+from coordinator.procedures.upkeep import await_frames, expire_overdue, long_unrecorded, record_long, remove_records
+
+
+def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
+    """Do what is to be done now; True if admin requests are left over.
+
+    Args:
+        group: State of the group; changed by what is done.
+        now_ms: Clock of the leader, ms since 1970.
+        requests: Whether admin requests may be waiting.
+    """
+    yield from drain(group, now_ms)
+    left = False
+    if requests:
+        left = yield from handle_requests(group, now_ms)
+    deadline = group.fold.next_deadline_ms()
+    if deadline is not None and deadline < now_ms:
+        yield from expire_overdue(group, now_ms)
+    yield from drain(group, now_ms)
+    if group.answers:
+        yield from answer_waiting(group, now_ms)
+    if long_unrecorded(group, now_ms):
+        yield from record_long(group, now_ms)
+    if group.finished:
+        yield from remove_records(group)
+    return left
+
+
+def drain(group: GroupState, now_ms: int) -> Steps[None]:
+    """Carry out every decided transaction that can be carried out with what has been folded."""
+    while True:
+        planned = plan_round(group)
+        match planned:
+            case None:
+                return
+            case DirectRound(transactions):
+                yield from merge_direct(group, transactions, now_ms)
+            case RollingRound(transactions, rolls):
+                yield from roll(group, transactions, rolls, now_ms)
+            case Refusal(transaction, reason):
+                group.fold.refuse(transaction.id, reason, now_ms)
+            case Incomplete(transaction):
+                yield from await_frames(group, transaction, now_ms)
+                if transaction.id in group.barriers:
+                    return

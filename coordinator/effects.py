@@ -1,0 +1,246 @@
+"""Effects: everything that a leader can do to the world, as values.
+
+A procedure yields an effect and is sent its result. Each effect says what it promises when its result arrives; a crash
+may fall between any two of them. The functions at the end give the results their types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from bridge.model.buffer import FrameRef, Partition
+from bridge.model.control import ControlRecord
+from bridge.model.names import GroupName
+from bridge.model.nodes import NodeOperation
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic to create; ``config`` are Kafka topic settings."""
+
+    name: str
+    partitions: int = 1
+    replication_factor: int = -1
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNode:
+    """The value of a ZooKeeper node, or None if it does not exist, as new as any write of this leader."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChildren:
+    """Names of a node's children, sorted; empty if it does not exist."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureNode:
+    """A persistent node exists, its parents too."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """All operations are done in one multi, with a check that this leader's controller epoch is the newest.
+
+    Gives True, or False if an operation did not apply to the state found (a node exists, is missing, or has another
+    version); nothing was written then.
+    """
+
+    operations: tuple[NodeOperation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopics:
+    """All topics exist; gives their ids. Topics that exist already with the same settings are kept."""
+
+    topics: tuple[TopicSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopics:
+    """None of the topics exists."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIds:
+    """Kafka's ids of those of the topics that exist."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """No writer whatsoever can append to the topics any more; gives the end offset of each."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeFrames:
+    """The frames are appended to their topics in order, inside the round; gives the offset of each one's first record.
+
+    Nothing is visible before :class:`CommitRound`.
+    """
+
+    items: Sequence[tuple[str, FrameRef]]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendControl:
+    """The control records are appended to the group's commit log in order, inside the round; gives their offsets."""
+
+    topic: str
+    records: Sequence[ControlRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRound:
+    """Everything appended since the last round is committed: visible to ``read_committed`` readers, for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndOffsets:
+    """The end offset of each buffer partition as of now."""
+
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSummary:
+    """What a commit log says of transactions, by the 16 bytes of their ids.
+
+    Attributes:
+        terminated: Those with an outcome.
+        begun: Those with a BEGIN record and no outcome.
+    """
+
+    terminated: frozenset[bytes]
+    begun: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeIdentity:
+    """The group's Kafka transactional ids are ours: an older leader's are fenced, what it left open is aborted."""
+
+    group: GroupName
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCommitLog:
+    """The whole commit log up to its end, committed records only; gives a :class:`LogSummary`."""
+
+    topic: str
+
+
+Effect = (
+    ReadNode
+    | ReadChildren
+    | EnsureNode
+    | Write
+    | CreateTopics
+    | DeleteTopics
+    | TopicIds
+    | Seal
+    | MergeFrames
+    | AppendControl
+    | CommitRound
+    | EndOffsets
+    | TakeIdentity
+    | ReadCommitLog
+)
+
+Steps = Generator[Effect, Any, T]
+"""A procedure that ends with a ``T``."""
+
+
+def read_node(path: str) -> Steps[bytes | None]:
+    """See :class:`ReadNode`."""
+    value: bytes | None = yield ReadNode(path)
+    return value
+
+
+def read_children(path: str) -> Steps[list[str]]:
+    """See :class:`ReadChildren`."""
+    names: list[str] = yield ReadChildren(path)
+    return names
+
+
+def ensure_node(path: str) -> Steps[None]:
+    """See :class:`EnsureNode`."""
+    yield EnsureNode(path)
+
+
+def write(*operations: NodeOperation) -> Steps[bool]:
+    """See :class:`Write`."""
+    applied: bool = yield Write(operations)
+    return applied
+
+
+def create_topics(topics: Sequence[TopicSpec]) -> Steps[Mapping[str, str]]:
+    """See :class:`CreateTopics`."""
+    ids: Mapping[str, str] = yield CreateTopics(tuple(topics))
+    return ids
+
+
+def delete_topics(topics: Sequence[str]) -> Steps[None]:
+    """See :class:`DeleteTopics`."""
+    yield DeleteTopics(tuple(topics))
+
+
+def topic_ids(topics: Sequence[str]) -> Steps[Mapping[str, str]]:
+    """See :class:`TopicIds`."""
+    ids: Mapping[str, str] = yield TopicIds(tuple(topics))
+    return ids
+
+
+def seal(topics: Sequence[str]) -> Steps[Mapping[str, int]]:
+    """See :class:`Seal`."""
+    ends: Mapping[str, int] = yield Seal(tuple(topics))
+    return ends
+
+
+def merge_frames(items: Sequence[tuple[str, FrameRef]]) -> Steps[Sequence[int]]:
+    """See :class:`MergeFrames`."""
+    offsets: Sequence[int] = yield MergeFrames(items)
+    return offsets
+
+
+def append_control(topic: str, records: Sequence[ControlRecord]) -> Steps[Sequence[int]]:
+    """See :class:`AppendControl`."""
+    offsets: Sequence[int] = yield AppendControl(topic, records)
+    return offsets
+
+
+def commit_round() -> Steps[None]:
+    """See :class:`CommitRound`."""
+    yield CommitRound()
+
+
+def end_offsets(partitions: Sequence[Partition]) -> Steps[Mapping[Partition, int]]:
+    """See :class:`EndOffsets`."""
+    ends: Mapping[Partition, int] = yield EndOffsets(tuple(partitions))
+    return ends
+
+
+def take_identity(group: GroupName) -> Steps[None]:
+    """See :class:`TakeIdentity`."""
+    yield TakeIdentity(group)
+
+
+def read_commit_log(topic: str) -> Steps[LogSummary]:
+    """See :class:`ReadCommitLog`."""
+    summary: LogSummary = yield ReadCommitLog(topic)
+    return summary

@@ -1,0 +1,94 @@
+"""What the leader of a transaction group knows: its streams with their histories, and the fold of their buffers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bridge.model.buffer import BufferedTransaction, BufferFold, Partition
+from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.frames import buffer_partition
+from bridge.model.names import GroupName
+from bridge.model.records import StreamConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderSettings:
+    """Bounds and delays of a leader."""
+
+    round_bytes_max: int = 64 * 1024 * 1024
+    """Bytes of frames in one native transaction, unless one of ours alone is larger; bounds how long readers wait."""
+    round_transactions_max: int = 5_000
+    """Transactions in one native transaction."""
+    rolling_transactions_max: int = 10_000
+    """Transactions in one rolling commit; their ids must fit into a ZooKeeper node of 1 MiB."""
+    record_after_ms: int = 500
+    """How long a transaction is open before it gets a ZooKeeper record."""
+    requests_per_turn: int = 16
+    """Admin requests handled before the buffers are looked at again."""
+
+
+@dataclass(slots=True)
+class StreamState:
+    """A stream as its leader knows it."""
+
+    config: StreamConfig
+    history: EpochHistory
+
+    def partitions(self) -> Iterator[Partition]:
+        """The partitions of its buffer."""
+        for number in range(self.config.buffer_partitions):
+            yield self.config.name.buffer_topic, number
+
+    def partition_of(self, transaction: BufferedTransaction) -> Partition:
+        """The partition of its buffer that holds a transaction's frames."""
+        number = buffer_partition(transaction.transaction_id, self.config.buffer_partitions)
+        return self.config.name.buffer_topic, number
+
+    def topics_of(self, record: EpochRecord) -> dict[int, str]:
+        """The topic of each segment of an epoch, by segment number."""
+        return {item.id.number: self.config.name.segment_topic(item.id) for item in record.segments}
+
+
+@dataclass(slots=True)
+class GroupState:
+    """A transaction group as its leader knows it.
+
+    Attributes:
+        name: The group.
+        controller_epoch: Epoch of this leader; stands in every control record.
+        fold: State of its transaction buffers.
+        streams: Its streams by ``scope/stream``.
+        barriers: For a transaction that waits for the end of buffers: the offsets that must be folded first.
+        recorded: Open transactions that have a ZooKeeper record.
+        begun: Open transactions that have a BEGIN record on the commit log.
+        finished: Transactions whose ZooKeeper record is still to be removed.
+        answers: Admin requests that wait for the end of a transaction.
+        counts: What happened, for metrics.
+    """
+
+    name: GroupName
+    controller_epoch: int
+    fold: BufferFold
+    settings: LeaderSettings = field(default_factory=LeaderSettings)
+    streams: dict[str, StreamState] = field(default_factory=dict)
+    barriers: dict[bytes, dict[Partition, int]] = field(default_factory=dict)
+    recorded: set[bytes] = field(default_factory=set)
+    begun: set[bytes] = field(default_factory=set)
+    finished: list[bytes] = field(default_factory=list)
+    answers: dict[bytes, list[str]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def commit_log(self) -> str:
+        """Topic of the commit log."""
+        return self.name.commit_log_topic
+
+    def partitions(self) -> dict[Partition, str]:
+        """All buffer partitions of the group, with the stream each belongs to."""
+        return {partition: name for name, stream in self.streams.items() for partition in stream.partitions()}
+
+    def is_folded(self, barrier: dict[Partition, int]) -> bool:
+        """Whether everything below a barrier has been folded."""
+        return all(self.fold.positions.get(partition, 0) >= offset for partition, offset in barrier.items())

@@ -1,0 +1,168 @@
+"""Planning: which of the decided transactions go into the next round, and to which segments. Pure.
+
+Transactions leave in the order of their decisions. Those whose epoch shares its root with the active one merge
+directly; the first that does not starts a rolling commit, which gathers all waiting transactions of its epochs.
+
+Source: PDP-24, "CommitTransaction" and the collection of sibling transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bridge.model.buffer import BufferedTransaction
+from bridge.model.records import Roll
+from bridge.model.transaction import State
+from coordinator.group import GroupState
+
+Target = Mapping[tuple[str, int, int], str]
+"""(stream, reference epoch, segment number) → topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectRound:
+    """Merge into the active epoch, or log as aborted."""
+
+    transactions: tuple[BufferedTransaction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RollingRound:
+    """Merge into duplicates of the transactions' epochs."""
+
+    transactions: tuple[BufferedTransaction, ...]
+    rolls: tuple[Roll, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The commit asks for something that can never be merged; it must end as aborted."""
+
+    transaction: BufferedTransaction
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """The first transaction in line names frames that have not been folded yet."""
+
+    transaction: BufferedTransaction
+
+
+Round = DirectRound | RollingRound | Refusal | Incomplete | None
+
+
+def plan_round(group: GroupState) -> Round:
+    """What to do next for the transactions whose end is decided; None if there are none."""
+    settings = group.settings
+    ready: list[BufferedTransaction] = []
+    size = 0
+    for transaction in group.fold.decided.values():
+        if transaction.state is State.COMMITTING:
+            if not transaction.is_complete():
+                return DirectRound(tuple(ready)) if ready else Incomplete(transaction)
+            fault = merge_fault(group, transaction)
+            if fault is not None:
+                return DirectRound(tuple(ready)) if ready else Refusal(transaction, fault)
+            rolls = rolls_of(group, transaction)
+            if rolls:
+                return DirectRound(tuple(ready)) if ready else _gather(group, rolls)
+        if ready and (
+            size + transaction.bytes > settings.round_bytes_max or len(ready) >= settings.round_transactions_max
+        ):
+            break
+        ready.append(transaction)
+        size += transaction.bytes
+    return DirectRound(tuple(ready)) if ready else None
+
+
+def merge_fault(group: GroupState, transaction: BufferedTransaction) -> str | None:
+    """Why a complete transaction can never be merged; None if it can."""
+    fault = transaction.manifest_fault()
+    if fault is not None or transaction.manifest is None:
+        return fault
+    names = list(transaction.begin.streams)
+    for piece in transaction.manifest.pieces:
+        name = names[piece.stream]
+        stream = group.streams.get(name)
+        if stream is None:
+            return f"stream {name} does not exist in group {group.name}"
+        epoch = transaction.begin.streams[name]
+        records = stream.history.records
+        if epoch >= len(records) or records[epoch].reference_epoch != epoch:
+            return f"epoch {epoch} is no reference epoch of stream {name}"
+        if all(segment.id.number != piece.segment for segment in records[epoch].segments):
+            return f"epoch {epoch} of stream {name} has no segment {piece.segment}"
+    return None
+
+
+def rolls_of(group: GroupState, transaction: BufferedTransaction) -> dict[str, int]:
+    """The streams for which a transaction needs a rolling commit, with its reference epoch of each.
+
+    A stream to which the transaction wrote nothing needs none.
+    """
+    if transaction.manifest is None:
+        return {}
+    names = list(transaction.begin.streams)
+    touched = {names[piece.stream] for piece in transaction.manifest.pieces}
+    return {
+        name: transaction.begin.streams[name]
+        for name in touched
+        if group.streams[name].history.active.reference_epoch != transaction.begin.streams[name]
+    }
+
+
+def _gather(group: GroupState, rolls: dict[str, int]) -> RollingRound:
+    """All waiting transactions that the same rolls serve, in decision order.
+
+    Left out are those that would merge into the active epoch of a stream that is being rolled, and, so that one
+    client's commits keep their order, those of a client of which an earlier transaction was left out.
+    """
+    chosen: list[BufferedTransaction] = []
+    passed: set[str] = set()
+    for transaction in group.fold.decided.values():
+        if len(chosen) >= group.settings.rolling_transactions_max:
+            break
+        if transaction.begin.client_name not in passed and _is_served(group, transaction, rolls):
+            chosen.append(transaction)
+        else:
+            passed.add(transaction.begin.client_name)
+    planned = []
+    for name, epoch in sorted(rolls.items()):
+        history = group.streams[name].history
+        fresh = len(history.records)
+        planned.append(Roll(name, epoch, history.active.epoch, fresh, fresh + 1))
+    return RollingRound(tuple(chosen), tuple(planned))
+
+
+def _is_served(group: GroupState, transaction: BufferedTransaction, rolls: dict[str, int]) -> bool:
+    if (
+        transaction.state is not State.COMMITTING
+        or not transaction.is_complete()
+        or merge_fault(group, transaction) is not None
+    ):
+        return False
+    own = rolls_of(group, transaction)
+    if not own or any(rolls.get(name) != epoch for name, epoch in own.items()):
+        return False
+    direct = {name for name in transaction.begin.streams if name not in own}
+    return not direct & rolls.keys()
+
+
+def targets(group: GroupState, rolls: tuple[Roll, ...] = ()) -> Target:
+    """Where the pieces of transactions go: the active epochs, and the duplicates that ``rolls`` name."""
+    topics: dict[tuple[str, int, int], str] = {}
+    rolled = {roll.stream: roll for roll in rolls}
+    for name, stream in group.streams.items():
+        roll = rolled.get(name)
+        if roll is None:
+            active = stream.history.active
+            for number, topic in stream.topics_of(active).items():
+                topics[name, active.reference_epoch, number] = topic
+        else:
+            for segment in stream.history.record(roll.transaction_epoch).segments:
+                duplicate = type(segment.id).of(segment.id.number, roll.duplicate_epoch)
+                topic = stream.config.name.segment_topic(duplicate)
+                topics[name, roll.transaction_epoch, segment.id.number] = topic
+    return topics

@@ -1,0 +1,112 @@
+"""Merge: one round of decided transactions becomes visible, with their outcomes, in one native Kafka transaction.
+
+Source: PDP-24, ``mergeSegments`` (same primary, sealed source, open target); DistributedLog, commit log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from bridge.model.buffer import BufferedTransaction, FrameRef
+from bridge.model.control import ControlKind, ControlRecord, Run, add_run
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import parse_segment_topic
+from bridge.model.transaction import State
+from coordinator.effects import Steps, append_control, commit_round, merge_frames
+from coordinator.group import GroupState
+from coordinator.planning import Target, targets
+
+
+def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
+    """Commit a round of transactions into the active epochs, and log the aborted ones among them."""
+    yield from append_round(group, transactions, targets(group), now_ms)
+    yield from commit_round()
+    settle(group, transactions)
+
+
+def append_round(
+    group: GroupState, transactions: Sequence[BufferedTransaction], topics: Target, now_ms: int
+) -> Steps[None]:
+    """Append a round's frames and control records; nothing is visible until the round is committed."""
+    items: list[tuple[str, FrameRef]] = []
+    spans: list[int] = []
+    for transaction in transactions:
+        if transaction.state is State.COMMITTING:
+            names = list(transaction.begin.streams.items())
+            for frame in transaction.merged_frames():
+                name, epoch = names[frame.piece.stream]
+                items.append((topics[name, epoch, frame.piece.segment], frame))
+        spans.append(len(items))
+    offsets = (yield from merge_frames(items)) if items else ()
+    records = []
+    start = 0
+    for transaction, end in zip(transactions, spans, strict=True):
+        records.append(_control_record(group, transaction, items[start:end], offsets[start:end], now_ms))
+        start = end
+    yield from append_control(group.commit_log, records)
+
+
+def settle(group: GroupState, transactions: Sequence[BufferedTransaction]) -> None:
+    """Forget transactions whose outcome has become durable."""
+    for transaction in transactions:
+        outcome = "committed" if transaction.state is State.COMMITTING else "aborted"
+        group.counts[f"transactions_{outcome}"] += 1
+        group.fold.settle(transaction.id)
+        group.barriers.pop(transaction.id, None)
+        group.begun.discard(transaction.id)
+        if transaction.id in group.recorded:
+            group.recorded.discard(transaction.id)
+            group.finished.append(transaction.id)
+
+
+def begin_record(group: GroupState, transaction: BufferedTransaction, now_ms: int) -> ControlRecord:
+    """The BEGIN record of a transaction that stays open for more than a moment."""
+    begin = transaction.begin
+    return ControlRecord(
+        transaction=transaction.transaction_id,
+        kind=ControlKind.BEGIN,
+        client_name=begin.client_name,
+        label=begin.label,
+        begun_ms=transaction.begun_ms,
+        decided_ms=now_ms,
+        controller_epoch=group.controller_epoch,
+        placement={name: {} for name in begin.streams},
+    )
+
+
+def _control_record(
+    group: GroupState,
+    transaction: BufferedTransaction,
+    items: Sequence[tuple[str, FrameRef]],
+    offsets: Sequence[int],
+    now_ms: int,
+) -> ControlRecord:
+    placement: dict[str, dict[SegmentId, list[Run]]] = {}
+    records = size = 0
+    for (topic, frame), offset in zip(items, offsets, strict=True):
+        stream, segment = _segment_of(topic)
+        runs = placement.setdefault(stream, {}).setdefault(segment, [])
+        add_run(runs, frame.piece.part, offset, frame.records)
+        records += frame.records
+        size += frame.size
+    return ControlRecord(
+        transaction=transaction.transaction_id,
+        kind=ControlKind.COMMIT if transaction.state is State.COMMITTING else ControlKind.ABORT,
+        client_name=transaction.begin.client_name,
+        label=transaction.begin.label,
+        reason=transaction.reason,
+        records=records,
+        size_bytes=size,
+        begun_ms=transaction.begun_ms,
+        decided_ms=now_ms,
+        controller_epoch=group.controller_epoch,
+        placement=placement,
+    )
+
+
+@lru_cache(maxsize=100_000)
+def _segment_of(topic: str) -> tuple[str, SegmentId]:
+    """Stream and segment of a topic; remembered, because a round asks it for every frame."""
+    stream, segment = parse_segment_topic(topic)
+    return str(stream), segment

@@ -1,0 +1,74 @@
+"""Admin requests: each is answered once, by the leader that carried it out or refused it."""
+
+from __future__ import annotations
+
+from bridge.errors import InvalidRequestError, RollbridgeError, StreamNotFound, TransactionNotFound
+from bridge.model import paths
+from bridge.model.identifiers import TransactionId
+from bridge.model.nodes import CreateNode, DeleteNode
+from bridge.model.records import Answer, Request, RequestKind
+from coordinator.effects import Steps, read_children, read_node, write
+from coordinator.group import GroupState, StreamState
+from coordinator.procedures.scale import scale
+from coordinator.procedures.streams import create_stream, delete_stream
+
+
+def handle_requests(group: GroupState, now_ms: int) -> Steps[bool]:
+    """Handle the oldest waiting requests; False when none are left."""
+    names = yield from read_children(paths.requests(group.name))
+    waiting = {name for names_of in group.answers.values() for name in names_of}
+    todo = sorted(name for name in names if name not in waiting)
+    for name in todo[: group.settings.requests_per_turn]:
+        raw = yield from read_node(f"{paths.requests(group.name)}/{name}")
+        if raw is not None:
+            yield from _handle(group, name, raw, now_ms)
+    return len(todo) > group.settings.requests_per_turn
+
+
+def answer_waiting(group: GroupState, now_ms: int) -> Steps[None]:
+    """Answer the requests whose transactions have ended."""
+    for transaction in [item for item in group.answers if item not in group.fold.open]:
+        for name in group.answers.pop(transaction):
+            yield from _answer(group, name, Answer(ok=True, answered_ms=now_ms))
+
+
+def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None]:
+    try:
+        request = Request.from_json(raw)
+        match request.kind:
+            case RequestKind.CREATE_STREAM:
+                yield from create_stream(group, name, request, now_ms)
+            case RequestKind.SCALE_STREAM:
+                yield from scale(group, _stream(group, request), name, request, now_ms)
+            case RequestKind.DELETE_STREAM:
+                yield from delete_stream(group, name, _stream(group, request), now_ms)
+            case RequestKind.ABORT_TRANSACTION:
+                _abort(group, name, request, now_ms)
+    except RollbridgeError as refusal:
+        group.counts["requests_refused"] += 1
+        yield from _answer(group, name, Answer(ok=False, answered_ms=now_ms, code=refusal.code, message=str(refusal)))
+
+
+def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> None:
+    """Decide on abort; the answer waits for the round that logs it."""
+    identifier = TransactionId.parse(request.transaction)
+    if identifier.bytes not in group.fold.open:
+        raise TransactionNotFound(f"transaction {identifier} is not open in group {group.name}; nothing was written")
+    if not group.fold.request_abort(identifier.bytes, request.reason or "admin", now_ms):
+        raise InvalidRequestError(f"the commit of transaction {identifier} is decided already; nothing was written")
+    group.answers.setdefault(identifier.bytes, []).append(name)
+
+
+def _answer(group: GroupState, name: str, answer: Answer) -> Steps[None]:
+    """Answer a request, unless its client has withdrawn it."""
+    yield from write(
+        DeleteNode(f"{paths.requests(group.name)}/{name}"),
+        CreateNode(f"{paths.answers(group.name)}/{name}", answer.to_json()),
+    )
+
+
+def _stream(group: GroupState, request: Request) -> StreamState:
+    stream = group.streams.get(request.stream)
+    if stream is None:
+        raise StreamNotFound(f"stream {request.stream} does not exist in group {group.name}; nothing was written")
+    return stream

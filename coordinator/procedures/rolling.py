@@ -1,0 +1,122 @@
+"""Rolling commit: transactions of an older epoch become segments between two incarnations of the active epoch.
+
+The order of the effects, each of which may be the last before a crash:
+
+1. ``committing`` fixes the ordered transactions and the new epoch numbers;
+2. the topics of both new epochs are created;
+3. frames and control records are appended, invisible, to the duplicates of the transactions' epoch;
+4. the active segments are sealed;
+5. both epoch records are published, with the ends of the sealed segments;
+6. the round is committed: records and outcomes become visible;
+7. the duplicates are sealed;
+8. their ends are published and ``committing`` is removed.
+
+PDP-24 merges and seals first and seals the active segments last. Here they are sealed before the commit becomes
+visible, because a plain write after the commit's answer could otherwise land in a segment that readers take before
+the merged one. Writers stand still for step 4 only, readers never: the long part, step 3, happens before.
+
+Source: PDP-24, "CommitTransaction" and the temporary node of "Controller changes".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bridge.model import paths
+from bridge.model.buffer import BufferedTransaction
+from bridge.model.epochs import EpochRecord
+from bridge.model.nodes import CreateNode, DeleteNode, SetNode
+from bridge.model.records import Committing, Roll, epoch_to_json
+from coordinator.effects import Steps, commit_round, create_topics, seal, write
+from coordinator.errors import StaleStateError
+from coordinator.group import GroupState, StreamState
+from coordinator.planning import targets
+from coordinator.procedures.merge import append_round, settle
+from coordinator.topics import segment_topic_spec
+
+
+def roll(
+    group: GroupState, transactions: Sequence[BufferedTransaction], rolls: tuple[Roll, ...], now_ms: int
+) -> Steps[None]:
+    """Commit transactions whose epochs are no longer active."""
+    committing = Committing(
+        tuple(transaction.transaction_id for transaction in transactions), rolls, now_ms, group.controller_epoch
+    )
+    if not (yield from write(CreateNode(paths.committing(group.name), committing.to_json()))):
+        raise StaleStateError(f"a rolling commit of {group.name} is under way already")
+    yield from finish_roll(group, committing, transactions)
+
+
+def finish_roll(
+    group: GroupState, committing: Committing, transactions: Sequence[BufferedTransaction] | None
+) -> Steps[None]:
+    """Carry out the rest of a rolling commit, whatever of it has been done.
+
+    Args:
+        group: State of the group.
+        committing: What was decided.
+        transactions: The transactions in the decided order; None if their outcome stands in the commit log already.
+    """
+    plans = [
+        (roll, group.streams[roll.stream], *_epochs(group, roll, committing.created_ms)) for roll in committing.rolls
+    ]
+    if transactions is not None:
+        yield from create_topics(
+            [
+                segment_topic_spec(stream.config, item.id)
+                for _, stream, duplicate, fresh in plans
+                for item in (*duplicate.segments, *fresh.segments)
+            ]
+        )
+        yield from append_round(group, transactions, targets(group, committing.rolls), committing.created_ms)
+        if any(len(stream.history.records) <= roll.duplicate_epoch for roll, stream, _, _ in plans):
+            yield from _publish(plans)
+        yield from commit_round()
+        settle(group, transactions)
+    topics = {
+        stream.config.name.segment_topic(item.id): (stream, item.id)
+        for _, stream, duplicate, _ in plans
+        for item in duplicate.segments
+    }
+    ends = yield from seal(list(topics))
+    operations: list[SetNode | DeleteNode] = []
+    for roll, stream, duplicate, _ in plans:
+        closed = {item.id: ends[stream.config.name.segment_topic(item.id)] for item in duplicate.segments}
+        stream.history = stream.history.with_sealed_ends(roll.new_active_epoch, closed)
+        record = stream.history.record(roll.new_active_epoch)
+        operations.append(SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(record)))
+    if not (yield from write(*operations, DeleteNode(paths.committing(group.name)))):
+        raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
+    group.counts["rolling_commits"] += 1
+
+
+def _publish(plans: Sequence[tuple[Roll, StreamState, EpochRecord, EpochRecord]]) -> Steps[None]:
+    """Seal the active segments and publish both epochs of every stream in one multi."""
+    topics = [
+        stream.config.name.segment_topic(item.id)
+        for _, stream, _, _ in plans
+        for item in stream.history.active.segments
+    ]
+    ends = yield from seal(topics)
+    operations = []
+    histories = []
+    for _, stream, duplicate, fresh in plans:
+        name = stream.config.name
+        closed = {item.id: ends[name.segment_topic(item.id)] for item in stream.history.active.segments}
+        complete = replace(duplicate, sealed_ends=closed)
+        operations.append(CreateNode(paths.epoch(name, complete.epoch), epoch_to_json(complete)))
+        operations.append(CreateNode(paths.epoch(name, fresh.epoch), epoch_to_json(fresh)))
+        histories.append((stream, stream.history.with_records(complete, fresh)))
+    if not (yield from write(*operations)):
+        raise StaleStateError("an epoch of the rolling commit exists already")
+    for stream, history in histories:
+        stream.history = history
+
+
+def _epochs(group: GroupState, roll: Roll, created_ms: int) -> tuple[EpochRecord, EpochRecord]:
+    """Both epochs of a roll: as published if they are, as planned if not."""
+    history = group.streams[roll.stream].history
+    if len(history.records) > roll.new_active_epoch:
+        return history.record(roll.duplicate_epoch), history.record(roll.new_active_epoch)
+    return history.plan_rolling(roll.transaction_epoch, created_ms)

@@ -1,0 +1,152 @@
+"""Takeover: a new leader makes sure that the old one can not act any more, and finishes what it left.
+
+The order matters: the controller epoch has been raised before (every later ZooKeeper write checks it); then the Kafka
+transactional ids are taken, which fences the old leader in Kafka and aborts what it left open; only then the logs are
+read, because they can not change any more behind our back.
+
+Source: PDP-24 (the temporary node), PIP-196 (recovery); Kafka's controller epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bridge.errors import CorruptDataError
+from bridge.model import paths
+from bridge.model.buffer import BufferFold, Partition
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName, StreamName
+from bridge.model.nodes import SetNode
+from bridge.model.records import (
+    Committing,
+    Group,
+    Scaling,
+    StreamConfig,
+    epoch_from_json,
+)
+from bridge.model.records import StreamState as Lifecycle
+from coordinator.effects import (
+    Steps,
+    create_topics,
+    end_offsets,
+    ensure_node,
+    read_children,
+    read_commit_log,
+    read_node,
+    take_identity,
+    topic_ids,
+    write,
+)
+from coordinator.errors import StaleStateError
+from coordinator.group import GroupState, LeaderSettings, StreamState
+from coordinator.procedures.rolling import finish_roll
+from coordinator.procedures.scale import finish_scale
+from coordinator.procedures.streams import finish_delete
+from coordinator.topics import commit_log_topic_spec
+
+MakeFold = Callable[[frozenset[bytes]], BufferFold]
+"""Makes an empty fold that drops the frames of the transactions named."""
+
+
+def take_over(
+    name: GroupName,
+    controller_epoch: int,
+    make_fold: MakeFold,
+    settings: LeaderSettings,
+    *,
+    replication_factor: int = -1,
+) -> Steps[tuple[GroupState, dict[Partition, int]]]:
+    """Become the leader: gives the group's state, and the buffer offsets to fold before :func:`finish_pending`.
+
+    Raises:
+        CorruptDataError: an internal topic was deleted and made again behind our back.
+    """
+    yield from take_identity(name)
+    for path in paths.group_skeleton(name):
+        yield from ensure_node(path)
+    yield from _check_commit_log(name, replication_factor)
+    summary = yield from read_commit_log(name.commit_log_topic)
+    group = GroupState(name, controller_epoch, make_fold(summary.terminated), settings)
+    group.begun = set(summary.begun)
+    yield from _load_streams(group)
+    for stream in [item for item in group.streams.values() if item.config.state is Lifecycle.DELETING]:
+        yield from finish_delete(group, stream)
+    yield from _check_buffers(group)
+    raw = yield from read_node(paths.scaling(name))
+    if raw is not None:
+        yield from finish_scale(group, Scaling.from_json(raw))
+    yield from _load_records(group)
+    ends = yield from end_offsets(sorted(group.partitions()))
+    return group, dict(ends)
+
+
+def finish_pending(group: GroupState) -> Steps[None]:
+    """Finish a rolling commit that was under way; the buffers have been folded up to the offsets of the takeover."""
+    raw = yield from read_node(paths.committing(group.name))
+    if raw is not None:
+        committing = Committing.from_json(raw)
+        known = [group.fold.open.get(item.bytes) for item in committing.transactions]
+        transactions = [item for item in known if item is not None]
+        if transactions and len(transactions) < len(known):
+            raise CorruptDataError(
+                f"the rolling commit of {group.name} names {len(known)} transactions, but only {len(transactions)} of "
+                "them are open: some have an outcome and some have not, which one native transaction rules out"
+            )
+        yield from finish_roll(group, committing, transactions or None)
+    group.fold.caught_up()
+    group.finished = [item for item in group.recorded if item not in group.fold.open]
+    group.recorded -= set(group.finished)
+    group.begun &= group.fold.open.keys()
+
+
+def _check_commit_log(name: GroupName, replication_factor: int) -> Steps[None]:
+    """Create the commit log of a new group; refuse one that was deleted and made again."""
+    raw = yield from read_node(paths.group(name))
+    if raw is None:
+        raise StaleStateError(f"group {name} is gone")
+    known = Group.from_json(raw)
+    if not known.commit_log_topic_id:
+        ids = yield from create_topics([commit_log_topic_spec(name, replication_factor)])
+        fresh = Group(name, known.created_ms, ids[name.commit_log_topic])
+        if not (yield from write(SetNode(paths.group(name), fresh.to_json()))):
+            raise StaleStateError(f"group {name} is gone")
+    else:
+        yield from _check_id(name.commit_log_topic, known.commit_log_topic_id)
+
+
+def _check_buffers(group: GroupState) -> Steps[None]:
+    for stream in group.streams.values():
+        yield from _check_id(stream.config.name.buffer_topic, stream.config.buffer_topic_id)
+
+
+def _check_id(topic: str, expected: str) -> Steps[None]:
+    ids = yield from topic_ids([topic])
+    if ids.get(topic) != expected:
+        raise CorruptDataError(
+            f"topic {topic} has id {ids.get(topic, 'none: it does not exist')} but {expected} is on record: it was "
+            "deleted or made again behind our back, so outcomes may be lost; nothing was written, restore the topic"
+        )
+
+
+def _load_streams(group: GroupState) -> Steps[None]:
+    streams = yield from read_children(paths.streams(group.name.scope))
+    for item in streams:
+        name = StreamName(group.name.scope, item)
+        raw = yield from read_node(paths.stream(name))
+        config = None if raw is None else StreamConfig.from_json(raw)
+        if config is None or config.group != group.name:
+            continue
+        numbers = yield from read_children(paths.epochs(name))
+        records = []
+        for number in numbers:
+            value = yield from read_node(f"{paths.epochs(name)}/{number}")
+            if value is not None:
+                records.append(epoch_from_json(value))
+        group.streams[str(name)] = StreamState(config, EpochHistory(tuple(records)))
+
+
+def _load_records(group: GroupState) -> Steps[None]:
+    for number in range(paths.BUCKETS):
+        names = yield from read_children(f"{paths.transactions(group.name)}/{number:02x}")
+        group.recorded.update(TransactionId.parse(item).bytes for item in names)

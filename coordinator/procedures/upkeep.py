@@ -1,0 +1,115 @@
+"""Upkeep: leases that ran out, commits that wait for frames, and the ZooKeeper records of long transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from bridge.model import paths
+from bridge.model.buffer import BufferedTransaction, Partition
+from bridge.model.identifiers import TransactionId
+from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation
+from bridge.model.records import TransactionRecord
+from bridge.model.transaction import State
+from coordinator.effects import Steps, append_control, commit_round, end_offsets, read_node, write
+from coordinator.errors import StaleStateError
+from coordinator.group import GroupState
+from coordinator.procedures.merge import begin_record
+
+RECORDS_PER_WRITE = 500
+
+
+def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
+    """Decide on abort for transactions whose lease has run out, once the buffer has been read to its end.
+
+    The end is asked for after the deadline, so a commit that was asked for in time is always seen first.
+    """
+    overdue = group.fold.overdue(now_ms)
+    yield from _set_barriers(group, overdue)
+    for transaction in overdue:
+        barrier = group.barriers.get(transaction.id)
+        if barrier is not None and group.is_folded(barrier):
+            group.fold.expire(transaction.id, now_ms)
+            group.counts["transactions_expired"] += 1
+
+
+def await_frames(group: GroupState, transaction: BufferedTransaction, now_ms: int) -> Steps[None]:
+    """Wait for the frames that a commit names until everything that was in the buffers has been read; then refuse it.
+
+    Whoever asked for the commit had all frames acknowledged before, so what is not there then never comes.
+    """
+    yield from _set_barriers(group, [transaction])
+    if group.is_folded(group.barriers[transaction.id]) and not transaction.is_complete():
+        group.fold.refuse(transaction.id, "incomplete: frames that the commit names are not in the buffer", now_ms)
+        group.barriers.pop(transaction.id)
+
+
+def record_long(group: GroupState, now_ms: int) -> Steps[None]:
+    """Give transactions that outlive a moment a BEGIN record and a ZooKeeper record."""
+    due = long_unrecorded(group, now_ms)[:RECORDS_PER_WRITE]
+    unlogged = [item for item in due if item.id not in group.begun]
+    if unlogged:
+        yield from append_control(group.commit_log, [begin_record(group, item, now_ms) for item in unlogged])
+        yield from commit_round()
+        group.begun.update(item.id for item in unlogged)
+    if not (yield from write(*(CreateNode(*_record_node(group, item)) for item in due))):
+        raise StaleStateError(f"a transaction record of {group.name} exists that this leader has not written")
+    group.recorded.update(item.id for item in due)
+
+
+def long_unrecorded(group: GroupState, now_ms: int) -> list[BufferedTransaction]:
+    """Open transactions that should have a ZooKeeper record and have none."""
+    if len(group.recorded) >= len(group.fold.open):
+        return []
+    limit = now_ms - group.settings.record_after_ms
+    return [
+        item
+        for item in group.fold.open.values()
+        if item.state is State.OPEN and item.begun_ms <= limit and item.id not in group.recorded
+    ]
+
+
+def remove_records(group: GroupState) -> Steps[None]:
+    """Remove the ZooKeeper records, and part counters, of transactions that have ended."""
+    todo = group.finished[:RECORDS_PER_WRITE]
+    operations: list[NodeOperation] = []
+    for raw in todo:
+        identifier = TransactionId.from_bytes(raw)
+        operations.append(DeleteNode(paths.transaction(group.name, identifier)))
+        if (yield from read_node(paths.parts(group.name, identifier))) is not None:
+            operations.append(DeleteNode(paths.parts(group.name, identifier)))
+    if not (yield from write(*operations)):
+        raise StaleStateError(f"a transaction record of {group.name} is gone that this leader has not removed")
+    del group.finished[: len(todo)]
+
+
+def _record_node(group: GroupState, transaction: BufferedTransaction) -> tuple[str, bytes]:
+    begin = transaction.begin
+    record = TransactionRecord(
+        id=transaction.transaction_id,
+        group=group.name,
+        state=transaction.state.value,
+        client_name=begin.client_name,
+        client_epoch=begin.client_epoch,
+        label=begin.label,
+        begun_ms=transaction.begun_ms,
+        lease_ms=begin.lease_ms,
+        streams=begin.streams,
+        controller_epoch=group.controller_epoch,
+    )
+    return paths.transaction(group.name, transaction.transaction_id), record.to_json()
+
+
+def _set_barriers(group: GroupState, transactions: Sequence[BufferedTransaction]) -> Steps[None]:
+    """Note the present ends of the buffers of transactions that have no barrier yet."""
+    missing = [item for item in transactions if item.id not in group.barriers]
+    if missing:
+        wanted = {partition for item in missing for partition in _buffers(group, item)}
+        ends = yield from end_offsets(sorted(wanted))
+        for item in missing:
+            group.barriers[item.id] = {partition: ends[partition] for partition in _buffers(group, item)}
+
+
+def _buffers(group: GroupState, transaction: BufferedTransaction) -> Iterable[Partition]:
+    for name in transaction.begin.streams:
+        if name in group.streams:
+            yield group.streams[name].partition_of(transaction)

@@ -1,0 +1,62 @@
+"""The Kafka topics of a stream and a group, with the settings that each needs. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bridge.model.frames import BUFFER_OVERHEAD_BYTES
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import GroupName
+from bridge.model.records import StreamConfig
+from coordinator.effects import TopicSpec
+
+BATCH_OVERHEAD_BYTES: Final = 48_588
+"""How much larger a segment's message limit is than its records: batch header, record framing and our header."""
+CONTROL_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
+
+_KEEP: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+
+
+def segment_bytes_max(config: StreamConfig) -> int:
+    """``max.message.bytes`` of a stream's segments: a batch with one record of the largest size fits."""
+    return config.record_bytes_max + BATCH_OVERHEAD_BYTES
+
+
+def segment_topic_spec(config: StreamConfig, segment: SegmentId) -> TopicSpec:
+    """The topic of a segment: records keep the time that their writers gave, retention is the stream's matter."""
+    return TopicSpec(
+        config.name.segment_topic(segment),
+        replication_factor=config.replication_factor,
+        config={
+            **_KEEP,
+            "max.message.bytes": str(segment_bytes_max(config)),
+            "message.timestamp.type": "CreateTime",
+        },
+    )
+
+
+def buffer_topic_spec(config: StreamConfig) -> TopicSpec:
+    """The transaction buffer: leases run on the append time, which no client chooses; truncated only by us."""
+    return TopicSpec(
+        config.name.buffer_topic,
+        partitions=config.buffer_partitions,
+        replication_factor=config.replication_factor,
+        config={
+            **_KEEP,
+            "max.message.bytes": str(segment_bytes_max(config) + BUFFER_OVERHEAD_BYTES),
+            "message.timestamp.type": "LogAppendTime",
+        },
+    )
+
+
+def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicSpec:
+    """The commit log: never compacted, because its order is the commit order."""
+    return TopicSpec(
+        group.commit_log_topic,
+        replication_factor=replication_factor,
+        config={
+            **_KEEP,
+            "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
+            "message.timestamp.type": "LogAppendTime",
+        },
+    )
