@@ -1,0 +1,145 @@
+"""What can go wrong with a ZooKeeper node, and the one place where kazoo's errors are translated.
+
+The tree, below :mod:`bridge.errors`::
+
+    ConflictError
+    ├─ NodeExists            the node is there already; nothing was written
+    ├─ NodeNotEmpty          it has children; nothing was written
+    └─ NodeVersionMismatch   somebody wrote it meanwhile; nothing was written
+    NotFoundError
+    └─ NodeMissing           the node (or its parent) is not there; nothing was written
+    RollbridgeError
+    ├─ UnknownWriteError     the connection went while a write was under way: read to learn whether it happened
+    └─ ZooKeeperRefused      ZooKeeper will never accept the request: permissions, size, malformed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kazoo import exceptions as kazoo
+from kazoo.handlers.threading import KazooTimeoutError
+
+from bridge.errors import ConflictError, NotFoundError, RollbridgeError, ZooKeeperUnavailable
+from bridge.model.nodes import NodeOperation
+
+
+class NodeExists(ConflictError):
+    """A node of this path exists already; nothing was written."""
+
+    code = "node-exists"
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class NodeNotEmpty(ConflictError):
+    """The node has children, so it can not be deleted; nothing was written."""
+
+    code = "node-not-empty"
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class NodeVersionMismatch(ConflictError):
+    """The node has another version than the request expects; nothing was written."""
+
+    code = "node-version-mismatch"
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class NodeMissing(NotFoundError):
+    """The node does not exist, or its parent does not; nothing was written."""
+
+    code = "node-missing"
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class UnknownWriteError(RollbridgeError):
+    """The connection was lost while a write was under way: it may have been carried out. Read to learn which."""
+
+    code = "write-unknown"
+    exit_code = 6
+
+
+class ZooKeeperRefused(RollbridgeError):
+    """ZooKeeper does not accept the request and will not when it is repeated; nothing was written."""
+
+    code = "zookeeper-refused"
+
+
+_LOST_ON_THE_WAY = (
+    kazoo.ConnectionLoss,
+    kazoo.SessionExpiredError,  # ConnectionClosedError is one, too
+    kazoo.OperationTimeoutError,
+    kazoo.RequestTimeoutError,
+    kazoo.SessionMovedError,
+    kazoo.ConnectionDropped,
+    kazoo.CancelledError,
+    kazoo.ZookeeperStoppedError,
+    KazooTimeoutError,  # our own time-out while waiting for the answer
+)
+_NOTHING_DONE = (kazoo.ThrottledOpError, kazoo.NewConfigNoQuorumError, kazoo.ReconfigInProcessError)
+_CONSEQUENCES = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
+"""What the other operations of a refused multi report."""
+
+
+def is_transient(fault: BaseException) -> bool:
+    """Whether a read that failed this way may succeed when it is repeated."""
+    return isinstance(fault, _LOST_ON_THE_WAY + _NOTHING_DONE)
+
+
+def translate(fault: Exception, path: str, *, writes: bool) -> RollbridgeError:
+    """The error of ours that says what kazoo's says.
+
+    Args:
+        fault: What kazoo raised.
+        path: The node concerned, for the message.
+        writes: Whether the request would have changed something.
+    """
+    match fault:
+        case kazoo.NodeExistsError():
+            return NodeExists(f"ZooKeeper node {path} exists already; nothing was written", path=path)
+        case kazoo.NotEmptyError():
+            return NodeNotEmpty(f"ZooKeeper node {path} has children; nothing was written", path=path)
+        case kazoo.NoNodeError():
+            return NodeMissing(f"ZooKeeper node {path} or its parent does not exist; nothing was written", path=path)
+        case kazoo.BadVersionError():
+            return NodeVersionMismatch(f"ZooKeeper node {path} was written meanwhile; nothing was written", path=path)
+        case _ if isinstance(fault, _NOTHING_DONE):
+            return ZooKeeperUnavailable(f"ZooKeeper is too busy for {path} ({_text(fault)}); nothing was written")
+        case _ if isinstance(fault, _LOST_ON_THE_WAY):
+            if writes:
+                return UnknownWriteError(
+                    f"the connection to ZooKeeper was lost while {path} was being written ({_text(fault)}); "
+                    "the write may have happened: read the node to learn whether it did"
+                )
+            return ZooKeeperUnavailable(f"ZooKeeper did not answer for {path} in time ({_text(fault)})")
+        case _:
+            return ZooKeeperRefused(f"ZooKeeper refuses the request for {path}: {_text(fault)}; nothing was written")
+
+
+def translate_multi(results: Sequence[object], operations: Sequence[NodeOperation]) -> RollbridgeError | None:
+    """The error of the first operation that made a multi fail, or None if all were carried out."""
+    faults = [(item, place) for place, item in enumerate(results) if isinstance(item, Exception)]
+    for fault, place in faults:
+        if not isinstance(fault, _CONSEQUENCES):
+            return translate(fault, operations[place].path, writes=True)
+    if faults:
+        return ZooKeeperRefused(f"ZooKeeper rolled back {len(operations)} operations without saying why")
+    return None
+
+
+def _text(fault: BaseException) -> str:
+    """The class says more than kazoo's messages, which are mostly empty."""
+    detail = str(fault)
+    return f"{type(fault).__name__}: {detail}" if detail and detail != "()" else type(fault).__name__

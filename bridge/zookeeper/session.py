@@ -1,0 +1,421 @@
+"""A ZooKeeper session: the few operations that rollbridge needs, typed, below one root path, with our errors.
+
+What the thin wrapper adds to kazoo:
+
+- Reads are repeated until they are answered or the operation's time is up. Writes never are: after a lost connection
+  nobody knows whether a write happened, so :class:`~bridge.zookeeper.errors.UnknownWriteError` says so and the caller,
+  who knows how to find out, reads.
+- A watch can be left on an absent node by every read, fires at most once, and also fires when the connection is lost:
+  ZooKeeper's watches miss what is created and deleted meanwhile, so whoever watches must read again anyway.
+- A chroot in the address is created like the root path, not merely warned about.
+
+A session says nothing about leadership. Who leads must stop deciding at SUSPENDED, since the expiry of a session is
+only learned after reconnecting, and must check a version in each of its writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, assert_never
+
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.interfaces import IAsyncResult
+from kazoo.protocol.states import WatchedEvent, ZnodeStat
+from kazoo.retry import KazooRetry
+
+from bridge.errors import ConfigError, RollbridgeError, ZooKeeperUnavailable
+from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.zookeeper.errors import (
+    NodeExists,
+    NodeMissing,
+    UnknownWriteError,
+    ZooKeeperRefused,
+    is_transient,
+    translate,
+    translate_multi,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_PAUSE_S: Final = 0.05
+RECONNECT_PAUSE_MAX_S: Final = 1.0
+PIPELINE_DEPTH: Final = 500
+"""Writes under way at once in :meth:`ZooKeeperSession.multi_pipelined`; ZooKeeper throttles beyond 1,000 requests."""
+REQUEST_BYTES_MAX: Final = 1_000_000
+"""ZooKeeper drops the connection over a request of more than 1 MiB, so larger ones are refused before they are sent."""
+
+Watch = Callable[[], None]
+
+
+class SessionState(Enum):
+    """What is known of the session."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    """The connection is gone; the session may or may not live on."""
+    LOST = "lost"
+    """The session has ended and its ephemeral nodes are gone; a new one begins by itself."""
+
+
+_STATES: Final = {
+    KazooState.CONNECTED: SessionState.CONNECTED,
+    KazooState.SUSPENDED: SessionState.SUSPENDED,
+    KazooState.LOST: SessionState.LOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStat:
+    """What ZooKeeper knows of a node beside its value; ``owner_session_id`` is None unless it is ephemeral."""
+
+    version: int
+    created_ms: int
+    modified_ms: int
+    owner_session_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as it was read."""
+
+    value: bytes
+    version: int
+    created_ms: int
+    modified_ms: int
+    owner_session_id: int | None
+
+
+class ZooKeeperSession:
+    """One session; safe to use from several threads. All paths are relative to the root path."""
+
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        root: str = "/rollbridge",
+        session_timeout_s: float = 10.0,
+        operation_timeout_s: float = 30.0,
+        name: str = "",
+    ) -> None:
+        """Prepare a session; :meth:`start` connects.
+
+        Args:
+            hosts: ``host:port,host:port/chroot``.
+            root: Path (below the chroot) under which everything stands; created with the first node.
+            session_timeout_s: After how long without contact ZooKeeper ends the session.
+            operation_timeout_s: How long one operation waits for its answer, reconnecting included.
+            name: Who this is, for log lines.
+
+        Raises:
+            ConfigError: malformed addresses or root path.
+        """
+        addresses, slash, chroot = hosts.partition("/")
+        self._root = _join_root(slash + chroot, root)
+        self.address: Final = hosts
+        self.name: Final = name
+        self._operation_timeout_s = operation_timeout_s
+        self._listeners: list[Callable[[SessionState], None]] = []
+        _check_addresses(addresses)
+        self._client = KazooClient(
+            hosts=addresses,
+            timeout=session_timeout_s,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=RECONNECT_PAUSE_MAX_S),
+        )
+        self._client.add_listener(self._state_changed)
+        self._closed = False
+
+    def start(self, timeout_s: float = 15.0) -> None:
+        """Connect.
+
+        Raises:
+            ZooKeeperUnavailable: no server answered in time; nothing is left running.
+        """
+        try:
+            self._client.start(timeout=timeout_s)
+        except (KazooException, KazooTimeoutError) as fault:
+            self.close()
+            raise ZooKeeperUnavailable(
+                f"no ZooKeeper server answered at {self.address} within {timeout_s:g} s: "
+                "is it running, and is the address right?"
+            ) from fault
+
+    def close(self) -> None:
+        """End the session; its ephemeral nodes go at once. Closing again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._client.stop()
+            self._client.close()
+        except (KazooException, OSError) as fault:
+            logger.info("ZooKeeper session %s did not end cleanly: %s", self.name, fault)
+
+    def __enter__(self) -> ZooKeeperSession:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def session_id(self) -> int | None:
+        """The id of the session while it is connected; another one after the session was lost."""
+        identity = self._client.client_id
+        return None if identity is None else identity[0]
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the session is known to live; False while the connection is suspended or the session lost."""
+        return bool(self._client.connected) and self._client.state == KazooState.CONNECTED
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        """Tell ``listener`` of every change. It is called on the connection's thread: it must not block or read."""
+        self._listeners.append(listener)
+
+    # Reads ------------------------------------------------------------------------------------------------------
+
+    def get(self, path: str, watch: Watch | None = None) -> Node | None:
+        """The node, or None. ``watch`` is called once when it changes, appears or goes, or the connection is lost."""
+        try:
+            value, stat = self._read(path, self._client.get_async, watch)
+        except NodeMissing:
+            if watch is None or self.exists(path, watch) is None:
+                return None
+            return self.get(path)  # it appeared between the two reads; the watch is set
+        return Node(value, stat.version, stat.ctime, stat.mtime, stat.owner_session_id)
+
+    def children(self, path: str, watch: Watch | None = None) -> list[str]:
+        """The sorted names of the node's children; empty if the node is absent.
+
+        ``watch`` is called once when a child appears or goes, the node itself does, or the connection is lost.
+        """
+        try:
+            names: list[str] = self._read(path, self._client.get_children_async, watch)
+        except NodeMissing:
+            if watch is None:
+                return []
+            once = _Once(watch)
+            if self.exists(path, once) is None:
+                return []
+            return self.children(path, once)
+        return sorted(names)
+
+    def exists(self, path: str, watch: Watch | None = None) -> NodeStat | None:
+        """What is known of the node beside its value, or None. ``watch`` as in :meth:`get`."""
+        stat: ZnodeStat | None = self._read(path, self._client.exists_async, watch)
+        return None if stat is None else NodeStat(stat.version, stat.ctime, stat.mtime, stat.owner_session_id)
+
+    def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        """Several nodes, asked for together."""
+        found: list[Node | None] = []
+        for start in range(0, len(paths), PIPELINE_DEPTH):
+            chunk = paths[start : start + PIPELINE_DEPTH]
+            pending = [self._client.get_async(self._full(path)) for path in chunk]
+            for path, result in zip(chunk, pending, strict=True):
+                try:
+                    value, stat = result.get(timeout=self._operation_timeout_s)
+                except NoNodeError:
+                    found.append(None)
+                except (KazooException, KazooTimeoutError):
+                    found.append(self.get(path))  # with all the patience that a single read has
+                else:
+                    found.append(Node(value, stat.version, stat.ctime, stat.mtime, stat.owner_session_id))
+        return found
+
+    def sync(self) -> None:
+        """Make the next reads see every write that was acknowledged to anybody before."""
+        self._read("/", self._client.sync_async, None)
+
+    # Writes -----------------------------------------------------------------------------------------------------
+
+    def create(
+        self, path: str, value: bytes = b"", *, ephemeral: bool = False, sequential: bool = False, parents: bool = False
+    ) -> str:
+        """Create a node and return its path (with the number that a sequential one got).
+
+        Raises:
+            NodeExists: it is there already.
+            NodeMissing: its parent is not there and ``parents`` is false.
+            UnknownWriteError: the connection was lost meanwhile.
+        """
+        _check_size(path, len(value))
+        created: str = self._write(
+            path,
+            lambda: self._client.create_async(
+                self._full(path), value, ephemeral=ephemeral, sequence=sequential, makepath=parents
+            ),
+        )
+        return created[len(self._root) :]
+
+    def ensure(self, path: str, value: bytes = b"") -> bool:
+        """Create a persistent node with its parents unless it is there; say whether it was created here."""
+        while True:
+            try:
+                self.create(path, value, parents=True)
+            except NodeExists:
+                return False
+            except UnknownWriteError:
+                if self.exists(path) is not None:
+                    return True
+            else:
+                return True
+
+    def set(self, path: str, value: bytes, version: int = -1) -> int:
+        """Replace a node's value if it has this version (any for -1); return the new version.
+
+        Raises:
+            NodeMissing, NodeVersionMismatch: nothing was written.
+            UnknownWriteError: the connection was lost meanwhile.
+        """
+        _check_size(path, len(value))
+        stat: ZnodeStat = self._write(path, lambda: self._client.set_async(self._full(path), value, version))
+        return stat.version
+
+    def delete(self, path: str, version: int = -1) -> bool:
+        """Delete a node if it has this version (any for -1); False if it was absent.
+
+        Raises:
+            NodeVersionMismatch, NodeNotEmpty: nothing was deleted.
+            UnknownWriteError: the connection was lost meanwhile.
+        """
+        try:
+            self._write(path, lambda: self._client.delete_async(self._full(path), version))
+        except NodeMissing:
+            return False
+        return True
+
+    def multi(self, operations: Sequence[NodeOperation]) -> None:
+        """Carry out all operations, or none.
+
+        Raises:
+            NodeVersionMismatch, NodeExists, NodeMissing, NodeNotEmpty: names the node; nothing was written.
+            UnknownWriteError: the connection was lost meanwhile; all or none were carried out.
+        """
+        if not operations:
+            return
+        fault = self._finish_multi(operations, self._begin_multi(operations))
+        if fault is not None:
+            raise fault
+
+    def multi_pipelined(self, batches: Iterable[Sequence[NodeOperation]]) -> list[RollbridgeError | None]:
+        """Carry out many independent multis, sent without waiting in between; for each its error, or None."""
+        outcomes: list[RollbridgeError | None] = []
+        waiting: list[tuple[Sequence[NodeOperation], IAsyncResult]] = []
+        for operations in batches:
+            waiting.append((operations, self._begin_multi(operations)))
+            if len(waiting) >= PIPELINE_DEPTH:
+                outcomes.extend(self._finish_multi(*item) for item in waiting)
+                waiting.clear()
+        outcomes.extend(self._finish_multi(*item) for item in waiting)
+        return outcomes
+
+    # Inside -----------------------------------------------------------------------------------------------------
+
+    def _full(self, path: str) -> str:
+        return self._root + path if path != "/" else self._root or "/"
+
+    def _read(self, path: str, send: Callable[..., IAsyncResult], watch: Watch | None) -> Any:
+        """Repeat a read until it is answered or the time is up."""
+        deadline = time.monotonic() + self._operation_timeout_s
+        arguments = (self._full(path),) if watch is None else (self._full(path), _Once.event(watch))
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return send(*arguments).get(timeout=max(left, 0.0))
+            except (KazooException, KazooTimeoutError) as fault:
+                if self._closed or left <= RETRY_PAUSE_S or not is_transient(fault):
+                    raise translate(fault, path, writes=False) from fault
+            time.sleep(RETRY_PAUSE_S)
+
+    def _write(self, path: str, send: Callable[[], IAsyncResult]) -> Any:
+        try:
+            return send().get(timeout=self._operation_timeout_s)
+        except (KazooException, KazooTimeoutError) as fault:
+            raise translate(fault, path, writes=True) from fault
+
+    def _begin_multi(self, operations: Sequence[NodeOperation]) -> IAsyncResult:
+        request = self._client.transaction()
+        size = 0
+        for operation in operations:
+            path = self._full(operation.path)
+            size += len(path) + 64  # and what surrounds it on the wire
+            match operation:
+                case CheckNode():
+                    request.check(path, operation.version)
+                case CreateNode():
+                    size += len(operation.value)
+                    request.create(path, operation.value)
+                case SetNode():
+                    size += len(operation.value)
+                    request.set_data(path, operation.value, operation.version)
+                case DeleteNode():
+                    request.delete(path, operation.version)
+                case _:
+                    assert_never(operation)
+        _check_size(operations[0].path if operations else "/", size)
+        return request.commit_async()
+
+    def _finish_multi(self, operations: Sequence[NodeOperation], result: IAsyncResult) -> RollbridgeError | None:
+        try:
+            return translate_multi(result.get(timeout=self._operation_timeout_s), operations)
+        except (KazooException, KazooTimeoutError) as fault:
+            error = translate(fault, operations[0].path, writes=True)
+            error.__cause__ = fault
+            return error
+
+    def _state_changed(self, state: str) -> None:
+        translated = _STATES[state]
+        if not self._closed:
+            logger.info("ZooKeeper session %s is %s", self.name or hex(self.session_id or 0), translated.value)
+        for listener in self._listeners:
+            listener(translated)
+
+
+class _Once:
+    """A watch that calls at most once, however many reads carry it."""
+
+    __slots__ = ("_watch",)
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch: Watch | None = watch
+
+    def __call__(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch()
+
+    @classmethod
+    def event(cls, watch: Watch) -> Callable[[WatchedEvent], None]:
+        """The same as a callback for kazoo, which passes an event."""
+        once = watch if isinstance(watch, cls) else cls(watch)
+        return lambda _: once()
+
+
+def _join_root(chroot: str, root: str) -> str:
+    """One path from both, without a slash at its end."""
+    whole = "/".join(part for part in f"{chroot}/{root}".split("/") if part)
+    if any(part in (".", "..") for part in whole.split("/")):
+        raise ConfigError(f"ZooKeeper root path {root!r} is not absolute and plain")
+    return f"/{whole}" if whole else ""
+
+
+def _check_size(path: str, size: int) -> None:
+    if size > REQUEST_BYTES_MAX:
+        raise ZooKeeperRefused(
+            f"a write of {size} bytes for {path} exceeds ZooKeeper's limit of 1 MiB; nothing was written"
+        )
+
+
+def _check_addresses(addresses: str) -> None:
+    for address in addresses.split(","):
+        host, colon, port = address.strip().rpartition(":")
+        if not colon:
+            host, port = address.strip(), "2181"
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(f"{addresses!r} is not a list of ZooKeeper addresses: host:port,host:port is expected")
