@@ -18,15 +18,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Final, assert_never
+from typing import Any, Final, TypeVar, assert_never
 
 from kazoo.client import KazooClient, KazooState
-from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.interfaces import IAsyncResult
-from kazoo.protocol.states import WatchedEvent, ZnodeStat
+from kazoo.protocol.states import ZnodeStat
 from kazoo.retry import KazooRetry
 
 from bridge.errors import ConfigError, RollbridgeError, ZooKeeperUnavailable
@@ -40,6 +38,9 @@ from bridge.zookeeper.errors import (
     translate,
     translate_multi,
 )
+from bridge.zookeeper.values import STATES, Node, NodeStat, Once, SessionState, Watch, node_of, stat_of
+
+__all__ = ["Node", "NodeStat", "SessionState", "Watch", "ZooKeeperSession"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,45 +51,7 @@ PIPELINE_DEPTH: Final = 500
 REQUEST_BYTES_MAX: Final = 1_000_000
 """ZooKeeper drops the connection over a request of more than 1 MiB, so larger ones are refused before they are sent."""
 
-Watch = Callable[[], None]
-
-
-class SessionState(Enum):
-    """What is known of the session."""
-
-    CONNECTED = "connected"
-    SUSPENDED = "suspended"
-    """The connection is gone; the session may or may not live on."""
-    LOST = "lost"
-    """The session has ended and its ephemeral nodes are gone; a new one begins by itself."""
-
-
-_STATES: Final = {
-    KazooState.CONNECTED: SessionState.CONNECTED,
-    KazooState.SUSPENDED: SessionState.SUSPENDED,
-    KazooState.LOST: SessionState.LOST,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class NodeStat:
-    """What ZooKeeper knows of a node beside its value; ``owner_session_id`` is None unless it is ephemeral."""
-
-    version: int
-    created_ms: int
-    modified_ms: int
-    owner_session_id: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node as it was read."""
-
-    value: bytes
-    version: int
-    created_ms: int
-    modified_ms: int
-    owner_session_id: int | None
+T = TypeVar("T")
 
 
 class ZooKeeperSession:
@@ -164,6 +127,11 @@ class ZooKeeperSession:
         self.close()
 
     @property
+    def root(self) -> str:
+        """The path, chroot included, below which everything stands."""
+        return self._root or "/"
+
+    @property
     def session_id(self) -> int | None:
         """The id of the session while it is connected; another one after the session was lost."""
         identity = self._client.client_id
@@ -183,12 +151,11 @@ class ZooKeeperSession:
     def get(self, path: str, watch: Watch | None = None) -> Node | None:
         """The node, or None. ``watch`` is called once when it changes, appears or goes, or the connection is lost."""
         try:
-            value, stat = self._read(path, self._client.get_async, watch)
+            return node_of(self._read(path, self._client.get_async, watch))
         except NodeMissing:
             if watch is None or self.exists(path, watch) is None:
                 return None
             return self.get(path)  # it appeared between the two reads; the watch is set
-        return Node(value, stat.version, stat.ctime, stat.mtime, stat.owner_session_id)
 
     def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """The sorted names of the node's children; empty if the node is absent.
@@ -200,7 +167,7 @@ class ZooKeeperSession:
         except NodeMissing:
             if watch is None:
                 return []
-            once = _Once(watch)
+            once = Once(watch)
             if self.exists(path, once) is None:
                 return []
             return self.children(path, once)
@@ -209,24 +176,15 @@ class ZooKeeperSession:
     def exists(self, path: str, watch: Watch | None = None) -> NodeStat | None:
         """What is known of the node beside its value, or None. ``watch`` as in :meth:`get`."""
         stat: ZnodeStat | None = self._read(path, self._client.exists_async, watch)
-        return None if stat is None else NodeStat(stat.version, stat.ctime, stat.mtime, stat.owner_session_id)
+        return None if stat is None else stat_of(stat)
 
     def get_many(self, paths: Sequence[str]) -> list[Node | None]:
         """Several nodes, asked for together."""
-        found: list[Node | None] = []
-        for start in range(0, len(paths), PIPELINE_DEPTH):
-            chunk = paths[start : start + PIPELINE_DEPTH]
-            pending = [self._client.get_async(self._full(path)) for path in chunk]
-            for path, result in zip(chunk, pending, strict=True):
-                try:
-                    value, stat = result.get(timeout=self._operation_timeout_s)
-                except NoNodeError:
-                    found.append(None)
-                except (KazooException, KazooTimeoutError):
-                    found.append(self.get(path))  # with all the patience that a single read has
-                else:
-                    found.append(Node(value, stat.version, stat.ctime, stat.mtime, stat.owner_session_id))
-        return found
+        return self._many(paths, self._client.get_async, node_of, self.get)
+
+    def children_many(self, paths: Sequence[str]) -> list[list[str]]:
+        """The children of several nodes, asked for together; an empty list for an absent one."""
+        return self._many(paths, self._client.get_children_async, sorted, self.children)
 
     def sync(self) -> None:
         """Make the next reads see every write that was acknowledged to anybody before."""
@@ -251,7 +209,7 @@ class ZooKeeperSession:
                 self._full(path), value, ephemeral=ephemeral, sequence=sequential, makepath=parents
             ),
         )
-        return created[len(self._root) :]
+        return created[len(self._root) :] or "/"
 
     def ensure(self, path: str, value: bytes = b"") -> bool:
         """Create a persistent node with its parents unless it is there; say whether it was created here."""
@@ -323,7 +281,7 @@ class ZooKeeperSession:
     def _read(self, path: str, send: Callable[..., IAsyncResult], watch: Watch | None) -> Any:
         """Repeat a read until it is answered or the time is up."""
         deadline = time.monotonic() + self._operation_timeout_s
-        arguments = (self._full(path),) if watch is None else (self._full(path), _Once.event(watch))
+        arguments = (self._full(path),) if watch is None else (self._full(path), Once.event(watch))
         while True:
             left = deadline - time.monotonic()
             try:
@@ -332,6 +290,25 @@ class ZooKeeperSession:
                 if self._closed or left <= RETRY_PAUSE_S or not is_transient(fault):
                     raise translate(fault, path, writes=False) from fault
             time.sleep(RETRY_PAUSE_S)
+
+    def _many(
+        self,
+        paths: Sequence[str],
+        send: Callable[..., IAsyncResult],
+        convert: Callable[[Any], T],
+        one: Callable[[str], T],
+    ) -> list[T]:
+        """Pipelined reads; whatever does not succeed at once is read again by itself, with patience."""
+        found: list[T] = []
+        for start in range(0, len(paths), PIPELINE_DEPTH):
+            chunk = paths[start : start + PIPELINE_DEPTH]
+            pending = [send(self._full(path)) for path in chunk]
+            for path, result in zip(chunk, pending, strict=True):
+                try:
+                    found.append(convert(result.get(timeout=self._operation_timeout_s)))
+                except (KazooException, KazooTimeoutError):
+                    found.append(one(path))
+        return found
 
     def _write(self, path: str, send: Callable[[], IAsyncResult]) -> Any:
         try:
@@ -370,31 +347,11 @@ class ZooKeeperSession:
             return error
 
     def _state_changed(self, state: str) -> None:
-        translated = _STATES[state]
+        translated = STATES[state]
         if not self._closed:
             logger.info("ZooKeeper session %s is %s", self.name or hex(self.session_id or 0), translated.value)
         for listener in self._listeners:
             listener(translated)
-
-
-class _Once:
-    """A watch that calls at most once, however many reads carry it."""
-
-    __slots__ = ("_watch",)
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch: Watch | None = watch
-
-    def __call__(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch()
-
-    @classmethod
-    def event(cls, watch: Watch) -> Callable[[WatchedEvent], None]:
-        """The same as a callback for kazoo, which passes an event."""
-        once = watch if isinstance(watch, cls) else cls(watch)
-        return lambda _: once()
 
 
 def _join_root(chroot: str, root: str) -> str:

@@ -1,0 +1,287 @@
+"""What stands in ZooKeeper, typed: streams and their histories, groups, open transactions, counters, admin requests.
+
+Paths come from :mod:`bridge.model.paths`, records from :mod:`bridge.model.records`. Reads take an optional watch, which
+is called once when the answer may have changed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+from bridge.errors import CoordinatorUnavailable, CorruptDataError, InvalidRequestError, WrongClusterError
+from bridge.model import paths
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import PART_MAX, TransactionId
+from bridge.model.names import GroupName, StreamName
+from bridge.model.nodes import CreateNode
+from bridge.model.records import (
+    LAYOUT_FORMAT,
+    Answer,
+    Cluster,
+    Group,
+    Request,
+    RequestKind,
+    StreamConfig,
+    StreamState,
+    TransactionRecord,
+    epoch_from_json,
+)
+from bridge.zookeeper.errors import NodeExists, NodeVersionMismatch, UnknownWriteError
+from bridge.zookeeper.session import Watch, ZooKeeperSession
+
+FIRST_COUNTER: Final = 1
+"""The first transaction counter given out in a new cluster."""
+
+
+class Metadata:
+    """Typed access to what stands below a session's root path. Holds no state of its own."""
+
+    def __init__(self, session: ZooKeeperSession) -> None:
+        self.session: Final = session
+
+    # Streams ----------------------------------------------------------------------------------------------------
+
+    def stream(self, name: StreamName, watch: Watch | None = None) -> StreamConfig | None:
+        """A stream's configuration; None if the stream does not exist."""
+        node = self.session.get(paths.stream(name), watch)
+        return None if node is None else StreamConfig.from_json(node.value)
+
+    def history(self, name: StreamName, watch: Watch | None = None) -> EpochHistory | None:
+        """All epochs of a stream; None if the stream does not exist. ``watch`` is called when an epoch is added."""
+        numbers = self.session.children(paths.epochs(name), watch)
+        nodes = self.session.get_many([f"{paths.epochs(name)}/{number}" for number in numbers])
+        if not numbers or None in nodes:
+            return None  # it is being deleted
+        return EpochHistory(tuple(epoch_from_json(node.value) for node in nodes if node is not None))
+
+    def scopes(self) -> list[str]:
+        """The scopes in which a stream was ever created."""
+        return self.session.children(paths.SCOPES)
+
+    def streams(self, scope: str | None = None) -> list[StreamConfig]:
+        """All streams, or those of a scope, sorted by name."""
+        scopes = self.scopes() if scope is None else [scope]
+        children = self.session.children_many([paths.streams(item) for item in scopes])
+        wanted = [
+            paths.stream(StreamName(item, stream))
+            for item, names in zip(scopes, children, strict=True)
+            for stream in names
+        ]
+        return [StreamConfig.from_json(node.value) for node in self.session.get_many(wanted) if node is not None]
+
+    # Groups and coordinators ------------------------------------------------------------------------------------
+
+    def groups(self, watch: Watch | None = None) -> list[GroupName]:
+        """All transaction groups."""
+        return [GroupName.parse(name) for name in self.session.children(paths.GROUPS, watch)]
+
+    def group(self, name: GroupName) -> Group | None:
+        """A group's record; None if the group does not exist."""
+        node = self.session.get(paths.group(name))
+        return None if node is None else Group.from_json(node.value)
+
+    def ensure_group(self, name: GroupName, created_ms: int | None = None) -> None:
+        """Create what every group has in ZooKeeper, as far as it is missing; a coordinator then takes it over."""
+        skeleton = paths.group_skeleton(name)
+        if self.session.exists(skeleton[-1]) is not None:  # they are created in order, so this one is the last
+            return
+        now_ms = int(time.time() * 1000) if created_ms is None else created_ms
+        self.session.ensure(paths.group(name), Group(name, now_ms).to_json())
+        outcomes = self.session.multi_pipelined([CreateNode(path, b"")] for path in skeleton)
+        for path, fault in zip(skeleton, outcomes, strict=True):
+            if fault is not None and not isinstance(fault, NodeExists):
+                self.session.ensure(path)
+
+    def coordinators(self) -> list[str]:
+        """Names of the coordinators that are alive."""
+        return self.session.children(paths.COORDINATORS)
+
+    def leader(self, name: GroupName) -> str | None:
+        """Name of the coordinator that leads a group; None if none does."""
+        node = self.session.get(paths.leader(name))
+        return None if node is None else node.value.decode(errors="replace")
+
+    # Transactions -----------------------------------------------------------------------------------------------
+
+    def transactions(self, group: GroupName) -> list[TransactionRecord]:
+        """The open transactions of a group that outlived a moment, oldest first."""
+        buckets = [f"{paths.transactions(group)}/{number:02x}" for number in range(paths.BUCKETS)]
+        found = [
+            f"{bucket}/{name}"
+            for bucket, names in zip(buckets, self.session.children_many(buckets), strict=True)
+            for name in names
+        ]
+        records = [TransactionRecord.from_json(node.value) for node in self.session.get_many(found) if node is not None]
+        return sorted(records, key=lambda record: (record.begun_ms, record.id))
+
+    def find_transaction(self, identifier: TransactionId, watch: Watch | None = None) -> TransactionRecord | None:
+        """The record of an open transaction, in whichever group; None if there is none (yet)."""
+        for group in self.groups(watch):
+            node = self.session.get(paths.transaction(group, identifier), watch)
+            if node is not None:
+                return TransactionRecord.from_json(node.value)
+        return None
+
+    def claim_part(self, group: GroupName, identifier: TransactionId) -> int:
+        """A part number of a transaction that was never given out before, 1 or more."""
+        path = paths.parts(group, identifier)
+        self.session.ensure(path)
+        while True:
+            try:
+                part = self.session.set(path, b"")
+            except UnknownWriteError:
+                continue  # a number that nobody uses does no harm
+            if part > PART_MAX:
+                raise InvalidRequestError(
+                    f"all {PART_MAX} parts of transaction {identifier} have been given out; begin another transaction"
+                )
+            return part
+
+    def reserve_counters(self, count: int) -> range:
+        """Transaction counters that were never given out before and never will be again."""
+        path = paths.TRANSACTION_COUNTER
+        while True:
+            node = self.session.get(path)
+            try:
+                if node is None:
+                    self.session.create(path, str(FIRST_COUNTER + count).encode(), parents=True)
+                    return range(FIRST_COUNTER, FIRST_COUNTER + count)
+                first = _counter(path, node.value)
+                self.session.set(path, str(first + count).encode(), node.version)
+            except (NodeExists, NodeVersionMismatch, UnknownWriteError):
+                continue  # somebody else was faster, or nobody knows; counters that are skipped do no harm
+            return range(first, first + count)
+
+    # The cluster ------------------------------------------------------------------------------------------------
+
+    def cluster(self) -> Cluster | None:
+        """Which Kafka cluster the path belongs to; None if it was never used."""
+        node = self.session.get(paths.CLUSTER)
+        return None if node is None or not node.value else Cluster.from_json(node.value)
+
+    def claim_cluster(self, kafka_cluster_id: str, created_ms: int | None = None) -> Cluster:
+        """Tie the path to a Kafka cluster, or check that it is tied to this one.
+
+        Raises:
+            WrongClusterError: it belongs to another cluster, or a newer version laid it out.
+        """
+        now_ms = int(time.time() * 1000) if created_ms is None else created_ms
+        ours = Cluster(kafka_cluster_id, now_ms)
+        while True:
+            node = self.session.get(paths.CLUSTER)
+            try:
+                if node is None:
+                    self.session.create(paths.CLUSTER, ours.to_json(), parents=True)
+                elif not node.value:
+                    self.session.set(paths.CLUSTER, ours.to_json(), node.version)
+                else:
+                    return self._check_cluster(ours, Cluster.from_json(node.value))
+            except (NodeExists, NodeVersionMismatch, UnknownWriteError):
+                continue
+
+    def _check_cluster(self, ours: Cluster, found: Cluster) -> Cluster:
+        where = f"ZooKeeper path {self.session.root} at {self.session.address}"
+        if found.kafka_cluster_id != ours.kafka_cluster_id:
+            raise WrongClusterError(
+                f"{where} belongs to Kafka cluster {found.kafka_cluster_id}, but the brokers are those of cluster "
+                f"{ours.kafka_cluster_id}; check both addresses, or use another root path; nothing was written"
+            )
+        if found.format > LAYOUT_FORMAT:
+            raise WrongClusterError(
+                f"{where} has layout {found.format}; this version knows {LAYOUT_FORMAT} at most: upgrade this client; "
+                "nothing was written"
+            )
+        return found
+
+    # Admin requests ---------------------------------------------------------------------------------------------
+
+    def ask(self, group: GroupName, request: Request, timeout_s: float) -> Answer:
+        """Put a request to a group's leader and wait for the answer.
+
+        Raises:
+            CoordinatorUnavailable: nobody took the request in time; it is withdrawn, so nothing was done.
+            UnknownWriteError: it was taken, or may have been, but no answer came in time; it may still be carried out.
+        """
+        deadline = time.monotonic() + timeout_s
+        name = self._put_request(group, request)
+        answer = self._await_answer(group, name, deadline)
+        if answer is not None:
+            return answer
+        withdrawn = self._withdraw(f"{paths.requests(group)}/{name}")
+        answer = self._await_answer(group, name, 0.0)  # it may have come between the two
+        if answer is not None:
+            return answer
+        if withdrawn and not self._may_be_under_way(group, request):
+            raise CoordinatorUnavailable(
+                f"{self.who_leads(group)}; the request to {request.kind} was withdrawn after {timeout_s:g} s, "
+                "nothing was done"
+            )
+        raise UnknownWriteError(
+            f"the request to {request.kind} was taken by the coordinator, but not answered within {timeout_s:g} s; "
+            "it may still be carried out: look at the stream or transaction before asking again"
+        )
+
+    def who_leads(self, group: GroupName) -> str:
+        """In half a sentence why a request may have gone unanswered."""
+        alive = self.coordinators()
+        if not alive:
+            return "no coordinator is running (start one with `rollbridge coordinator`)"
+        leader = self.leader(group)
+        if leader is None:
+            return f"no coordinator leads group {group} at present ({len(alive)} running)"
+        return f"coordinator {leader} leads group {group} but did not answer"
+
+    def _put_request(self, group: GroupName, request: Request) -> str:
+        raw = request.to_json()
+        parent = paths.requests(group)
+        try:
+            path = self.session.create(f"{parent}/{paths.REQUEST_PREFIX}", raw, sequential=True)
+        except UnknownWriteError:
+            self.session.sync()
+            names = self.session.children(parent)
+            nodes = self.session.get_many([f"{parent}/{name}" for name in names])
+            own = [name for name, node in zip(names, nodes, strict=True) if node is not None and node.value == raw]
+            if not own:
+                raise
+            return own[-1]
+        return path.rpartition("/")[2]
+
+    def _await_answer(self, group: GroupName, name: str, deadline: float) -> Answer | None:
+        """The answer, taken away; None at the deadline."""
+        path = f"{paths.answers(group)}/{name}"
+        while True:
+            changed = threading.Event()
+            node = self.session.get(path, changed.set if deadline else None)
+            if node is not None:
+                self._withdraw(path)
+                return Answer.from_json(node.value)
+            if not changed.wait(max(deadline - time.monotonic(), 0.0)):
+                return None
+
+    def _withdraw(self, path: str) -> bool:
+        """Delete a node; False if it was gone already."""
+        while True:
+            try:
+                return self.session.delete(path)
+            except UnknownWriteError:
+                if self.session.exists(path) is None:
+                    return False  # by us or by the leader: not known, so not ours to claim
+
+    def _may_be_under_way(self, group: GroupName, request: Request) -> bool:
+        """Whether a leader may have begun on a request although its node was still there."""
+        match request.kind:
+            case RequestKind.CREATE_STREAM | RequestKind.SCALE_STREAM:
+                return False  # both take the node away with the first thing that they write
+            case RequestKind.DELETE_STREAM:
+                config = self.stream(StreamName.parse(request.stream))
+                return config is None or config.state is StreamState.DELETING
+            case RequestKind.ABORT_TRANSACTION:
+                return self.leader(group) is not None
+
+
+def _counter(path: str, raw: bytes) -> int:
+    if not raw.isdigit():
+        raise CorruptDataError(f"ZooKeeper node {path} holds {raw[:40]!r} where a decimal number is expected")
+    return int(raw)

@@ -1,0 +1,78 @@
+"""Values that a ZooKeeper session takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from kazoo.client import KazooState
+from kazoo.protocol.states import WatchedEvent, ZnodeStat
+
+Watch = Callable[[], None]
+
+
+class SessionState(Enum):
+    """What is known of the session."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    """The connection is gone; the session may or may not live on."""
+    LOST = "lost"
+    """The session has ended and its ephemeral nodes are gone; a new one begins by itself."""
+
+
+STATES: Final = {
+    KazooState.CONNECTED: SessionState.CONNECTED,
+    KazooState.SUSPENDED: SessionState.SUSPENDED,
+    KazooState.LOST: SessionState.LOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStat:
+    """What ZooKeeper knows of a node beside its value; ``owner_session_id`` is None unless it is ephemeral."""
+
+    version: int
+    created_ms: int
+    modified_ms: int
+    owner_session_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Node(NodeStat):
+    """A node as it was read."""
+
+    value: bytes
+
+
+def stat_of(stat: ZnodeStat) -> NodeStat:
+    """What kazoo reports, as a value."""
+    return NodeStat(stat.version, stat.ctime, stat.mtime, stat.owner_session_id)
+
+
+def node_of(answer: tuple[bytes, ZnodeStat]) -> Node:
+    """A value and its stat as kazoo returns them, as one value."""
+    value, stat = answer
+    return Node(stat.version, stat.ctime, stat.mtime, stat.owner_session_id, value)
+
+
+class Once:
+    """A watch that calls at most once, however many reads carry it."""
+
+    __slots__ = ("_watch",)
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch: Watch | None = watch
+
+    def __call__(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch()
+
+    @classmethod
+    def event(cls, watch: Watch) -> Callable[[WatchedEvent], None]:
+        """The same as a callback for kazoo, which passes an event."""
+        once = watch if isinstance(watch, cls) else cls(watch)
+        return lambda _: once()
