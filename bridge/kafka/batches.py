@@ -1,0 +1,368 @@
+"""Record batches (magic v2) as plain values: read, check, stamp, build and merge them; no input or output.
+
+A frame's value is a ready-made batch, and forwarding one changes nothing but the producer fields of its 61-byte
+header and the checksum, so the records themselves are neither copied nor looked at.
+
+Source: Kafka documentation, "Record Batch"; the checksum is CRC-32C over everything from the attributes on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from crc32c import crc32c
+
+from bridge.errors import CorruptDataError
+
+Batch = bytes | bytearray | memoryview
+Headers = Sequence[tuple[str, bytes | None]]
+
+# base offset, length, partition leader epoch, magic, crc, attributes, last offset delta, base timestamp,
+# max timestamp, producer id, producer epoch, base sequence, record count
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_FROM_ATTRIBUTES: Final = struct.Struct(">hiqqqhii")
+_UP_TO_CRC: Final = struct.Struct(">qiibI")
+HEADER_BYTES: Final = _HEADER.size
+_LENGTH_OVERHEAD: Final = 12
+_CRC_START: Final = 21
+_MAGIC: Final = 2
+_COMPRESSION_MASK: Final = 0x07
+_LOG_APPEND_TIME: Final = 0x08
+_TRANSACTIONAL: Final = 0x10
+_CONTROL: Final = 0x20
+
+SEQUENCE_MAX: Final = (1 << 31) - 1
+
+# Offset and timestamp deltas are varints: at a new place in a larger batch, each record may need 4 bytes more for the
+# offset delta, 9 for the timestamp delta and 2 for the length.
+_REBATCH_GROWTH_BYTES: Final = 15
+
+
+class Compression(IntEnum):
+    """Codecs, numbered as in a batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+    @classmethod
+    def named(cls, name: str) -> Compression:
+        """Look up a codec by Kafka's name (``none``, ``gzip``, ``snappy``, ``lz4``, ``zstd``); else ValueError."""
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            raise ValueError(f"unknown compression {name!r}; known: {', '.join(c.name.lower() for c in cls)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The fixed 61 bytes in front of the records of a batch."""
+
+    base_offset: int
+    length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return self.length + _LENGTH_OVERHEAD
+
+    @property
+    def compression(self) -> int:
+        """Codec number; one that is not in :class:`Compression` is possible in a foreign batch."""
+        return self.attributes & _COMPRESSION_MASK
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the batch belongs to a native transaction."""
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the batch is a marker, not data."""
+        return bool(self.attributes & _CONTROL)
+
+
+class Record(NamedTuple):
+    """One record of a batch; ``timestamp`` in milliseconds, ``value`` None is a tombstone."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+class Place(NamedTuple):
+    """Where a batch went: its first record is record ``offset_delta`` of output batch number ``batch``."""
+
+    batch: int
+    offset_delta: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rebatched:
+    """Fewer, larger batches, and for every input batch its place in them, in input order."""
+
+    batches: list[Batch]
+    places: list[Place]
+
+
+def parse_header(batch: Batch) -> BatchHeader:
+    """Read the header of a complete batch.
+
+    Raises:
+        CorruptDataError: Too short, not magic 2, a length other than the buffer's, or a negative record count.
+    """
+    size = len(batch)
+    if size < HEADER_BYTES:
+        raise CorruptDataError(f"{size} bytes are no record batch: its header alone has {HEADER_BYTES}")
+    header = BatchHeader(*_HEADER.unpack_from(batch))
+    if header.magic != _MAGIC:
+        raise CorruptDataError(f"record batch has magic {header.magic}, not {_MAGIC}")
+    if header.size != size:
+        raise CorruptDataError(f"record batch claims {header.size} bytes and has {size}")
+    if header.record_count < 0:
+        raise CorruptDataError(f"record batch claims {header.record_count} records")
+    return header
+
+
+def validate_frame(batch: Batch, count: int, *, deep: bool = False) -> BatchHeader:
+    """Check that a client's batch can be forwarded as it is: the broker would accept it as data.
+
+    Args:
+        batch: One complete batch, with no bytes after it.
+        count: Number of records it must hold, at least 1.
+        deep: Also decompress and parse every record, as the broker does. Costs about 0.5 µs per record; without it
+            a batch with a right checksum over wrong bytes is found only when the broker refuses it.
+
+    Raises:
+        CorruptDataError: Anything else than a plain data batch of ``count`` records with a right checksum.
+    """
+    header = parse_header(batch)
+    if header.attributes & ~_COMPRESSION_MASK:
+        raise CorruptDataError(
+            f"record batch has attributes {header.attributes:#x}: a frame holds plain data, neither transactional, "
+            "control nor broker-timestamped"
+        )
+    if header.compression > Compression.ZSTD:
+        raise CorruptDataError(f"record batch has unknown compression {header.compression}")
+    if count < 1 or header.record_count != count:
+        raise CorruptDataError(f"record batch holds {header.record_count} records, expected {count}")
+    if header.last_offset_delta != count - 1:
+        raise CorruptDataError(f"record batch of {count} records has last offset delta {header.last_offset_delta}")
+    actual = crc32c(memoryview(batch)[_CRC_START:])
+    if actual != header.crc:
+        raise CorruptDataError(f"record batch has checksum {header.crc:#010x}, its bytes give {actual:#010x}")
+    if deep:
+        # A batch can count its records right in the header and number them wrong inside.
+        for delta, record in enumerate(read_records(batch)):
+            if record.offset != header.base_offset + delta:
+                raise CorruptDataError(f"record {delta} of a batch is numbered {record.offset - header.base_offset}")
+    return header
+
+
+def stamped_header(
+    batch: Batch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
+) -> bytes:
+    """Return the 61 bytes to send in front of ``batch[61:]`` for it to be this producer's.
+
+    Base offset and leader epoch are reset, the producer fields and the transactional bit set, the checksum renewed;
+    the records are read once for the checksum and not copied.
+
+    Raises:
+        CorruptDataError: Not one complete batch of data.
+    """
+    header = parse_header(batch)
+    if header.is_control:
+        raise CorruptDataError("a control batch is a broker's marker and cannot be appended by a producer")
+    if header.record_count == 0:
+        raise CorruptDataError("a record batch without records cannot be appended")
+    attributes = header.attributes & ~_TRANSACTIONAL
+    if transactional:
+        attributes |= _TRANSACTIONAL
+    tail = _FROM_ATTRIBUTES.pack(
+        attributes,
+        header.last_offset_delta,
+        header.base_timestamp,
+        header.max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        header.record_count,
+    )
+    crc = crc32c(memoryview(batch)[HEADER_BYTES:], crc32c(tail))
+    return _UP_TO_CRC.pack(0, header.length, -1, _MAGIC, crc) + tail
+
+
+def stamp(
+    batch: Batch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
+) -> bytes:
+    """Return a copy of ``batch`` as this producer's; see :func:`stamped_header`."""
+    header = stamped_header(
+        batch,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        transactional=transactional,
+    )
+    return b"".join((header, memoryview(batch)[HEADER_BYTES:]))
+
+
+def next_sequence(sequence: int, count: int) -> int:
+    """Sequence number that follows ``count`` records from ``sequence`` on: after 2^31-1 comes 0, never a negative."""
+    return (sequence + count) & SEQUENCE_MAX
+
+
+def read_records(batch: Batch) -> Iterator[Record]:
+    """Iterate over the records of a complete batch, decompressed; the checksum is not looked at.
+
+    Raises:
+        CorruptDataError: While iterating, at the first byte that does not parse.
+    """
+    header = parse_header(batch)
+    try:
+        # The compiled reader takes immutable bytes or other buffers; slices it returns are copies.
+        records = iter(DefaultRecordBatch(batch))
+    except Exception as exc:  # the codecs behind it raise errors of half a dozen libraries
+        raise CorruptDataError(f"record batch of {header.record_count} records does not parse: {exc}") from exc
+    seen = 0
+    while True:
+        try:
+            record = next(records)
+        except StopIteration:
+            break
+        except Exception as exc:
+            raise CorruptDataError(f"record {seen} of {header.record_count} does not parse: {exc}") from exc
+        seen += 1
+        yield Record(record.offset, record.timestamp, record.key, record.value, record.headers)
+    if seen != header.record_count:
+        raise CorruptDataError(f"record batch claims {header.record_count} records and holds {seen}")
+
+
+class BatchBuilder:
+    """Builds one batch, record by record, up to ``max_bytes`` before compression; not thread-safe."""
+
+    def __init__(self, max_bytes: int, compression: Compression = Compression.NONE) -> None:
+        self._max_bytes = max_bytes
+        self._compression = compression
+        self._builder = self._fresh()
+        self._count = 0
+
+    def _fresh(self) -> DefaultRecordBatchBuilder:
+        return DefaultRecordBatchBuilder(
+            magic=_MAGIC,
+            compression_type=int(self._compression),
+            is_transactional=0,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
+            batch_size=self._max_bytes,
+        )
+
+    def append(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Headers = ()) -> bool:
+        """Add one record; False, and nothing added, if the batch would exceed ``max_bytes``.
+
+        The first record always fits, so that a limit never makes a writer loop; bound single records by
+        :func:`record_size_max`. ``timestamp`` is in milliseconds since 1970.
+        """
+        if self._builder.append(self._count, timestamp, key, value, headers) is None:
+            return False
+        self._count += 1
+        return True
+
+    @property
+    def count(self) -> int:
+        """Records added so far."""
+        return self._count
+
+    @property
+    def size(self) -> int:
+        """Bytes so far, header included, before compression."""
+        return self._builder.size()
+
+    def build(self) -> bytes:
+        """Return the complete batch and start over with an empty one; ValueError if there is no record."""
+        if self._count == 0:
+            raise ValueError("a record batch needs at least one record")
+        batch = bytes(self._builder.build())
+        self._builder = self._fresh()
+        self._count = 0
+        return batch
+
+
+def record_size_max(key: bytes | None, value: bytes | None, headers: Headers = ()) -> int:
+    """Upper bound of the bytes of a batch that holds just this record, uncompressed."""
+    return DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers)
+
+
+def rebatch(
+    batches: Iterable[Batch], max_bytes: int, *, compression: Compression = Compression.NONE
+) -> Rebatched:
+    """Merge neighbouring small batches into few larger ones, records and their order unchanged.
+
+    A batch is never split, so all its records lie side by side in one output batch. One that is alone in its output
+    batch (because it is large, or its neighbours are) is handed back as it came, whatever its compression.
+
+    Args:
+        batches: Complete data batches.
+        max_bytes: Bound for a merged batch before compression; a single input larger than that stays as it is.
+        compression: Codec for merged batches.
+
+    Raises:
+        CorruptDataError: An input is not a batch, or its records do not parse.
+    """
+    merged = Rebatched([], [])
+    waiting: list[Batch] = []
+    waiting_bytes = HEADER_BYTES
+    waiting_count = 0
+
+    def close() -> None:
+        nonlocal waiting_bytes, waiting_count
+        if waiting:
+            merged.batches.append(waiting[0] if len(waiting) == 1 else _join(waiting, waiting_bytes, compression))
+        waiting.clear()
+        waiting_bytes = HEADER_BYTES
+        waiting_count = 0
+
+    for batch in batches:
+        header = parse_header(batch)
+        if header.compression == Compression.NONE:
+            bound = header.size - HEADER_BYTES + header.record_count * _REBATCH_GROWTH_BYTES
+        else:
+            bound = sum(record_size_max(r.key, r.value, r.headers) for r in read_records(batch))
+        if waiting_bytes + bound > max_bytes:
+            close()
+        merged.places.append(Place(len(merged.batches), waiting_count))
+        waiting.append(batch)
+        waiting_bytes += bound
+        waiting_count += header.record_count
+    close()
+    return merged
+
+
+def _join(batches: Sequence[Batch], bound: int, compression: Compression) -> bytes:
+    builder = BatchBuilder(bound, compression)
+    append = builder.append
+    for batch in batches:
+        for _, timestamp, key, value, headers in read_records(batch):
+            if not append(timestamp, key, value, headers):
+                raise AssertionError(f"merged batch exceeds its computed bound of {bound} bytes")
+    return builder.build()
