@@ -313,9 +313,7 @@ def record_size_max(key: bytes | None, value: bytes | None, headers: Headers = (
     return DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers)
 
 
-def rebatch(
-    batches: Iterable[Batch], max_bytes: int, *, compression: Compression = Compression.NONE
-) -> Rebatched:
+def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compression = Compression.NONE) -> Rebatched:
     """Merge neighbouring small batches into few larger ones, records and their order unchanged.
 
     A batch is never split, so all its records lie side by side in one output batch. One that is alone in its output

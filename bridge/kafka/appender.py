@@ -1,0 +1,369 @@
+"""The transactional appender: forwards ready-made record batches inside native transactions v2.
+
+librdkafka speaks transactions v1 only, where a delayed EndTxn can end the transaction after its own (KAFKA-17754).
+Here every end raises the producer epoch, so that a straggler of any kind is refused. What may be done when is in
+:mod:`bridge.kafka.states`; requests to leaders are in ``pipeline``, those to the coordinator in ``coordination``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Final, Self, assert_never
+
+from kio.schema.errors import ErrorCode
+
+from bridge.errors import ConfigError
+from bridge.kafka import codes
+from bridge.kafka.codes import Meaning
+from bridge.kafka.coordination import Coordination, RequestRefused, Standing
+from bridge.kafka.errors import (
+    AppendRefusedError,
+    AppendUnknownError,
+    InvalidStateError,
+    KafkaUnavailable,
+    NotAuthorizedError,
+    ProducerFencedError,
+)
+from bridge.kafka.metadata import Cluster, Isolation
+from bridge.kafka.offsets import read_end_offset
+from bridge.kafka.pipeline import IN_FLIGHT_MAX, Addressed, PartitionRefused, Pipeline, Producer, Session
+from bridge.kafka.states import AFTER, PERMISSIONS, Operation, Permission, Result, State
+
+logger = logging.getLogger(__name__)
+
+
+class TransactionalAppender:
+    """One transactional id and its native transactions, one at a time; not thread-safe.
+
+    Take the id with :meth:`init`, then ``append()`` any number of times and ``commit()`` or ``abort()``, again and
+    again. Several appenders used in turn never wait for the markers of the transaction before.
+
+    Args:
+        transaction_timeout_ms: The coordinator aborts a transaction that is open longer; at most the broker's
+            ``transaction.max.timeout.ms``, by default 15 minutes.
+        security: ``security.protocol``, ``ssl.*`` and ``sasl.*`` as for confluent-kafka.
+        max_in_flight: Produce requests under way to one leader, 1 to 5.
+        request_timeout_ms: Longest wait for the answer to one request.
+        retry_timeout_ms: How long an operation is repeated on answers that may pass, such as a leader election.
+        unknown_topic_timeout_ms: How long a topic that brokers do not know may still be a new one.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        transactional_id: str,
+        *,
+        transaction_timeout_ms: int = 900_000,
+        security: Mapping[str, str] | None = None,
+        client_id: str = "rollbridge",
+        max_in_flight: int = IN_FLIGHT_MAX,
+        request_timeout_ms: int = 30_000,
+        retry_timeout_ms: int = 60_000,
+        unknown_topic_timeout_ms: int = 5_000,
+    ) -> None:
+        if not transactional_id:
+            raise ConfigError("transactional.id: must not be empty")
+        if not 1 <= max_in_flight <= IN_FLIGHT_MAX:
+            raise ConfigError(f"max_in_flight: {max_in_flight} is not in 1..{IN_FLIGHT_MAX}")
+        if transaction_timeout_ms <= 0 or request_timeout_ms <= 0:
+            raise ConfigError("transaction_timeout_ms and request_timeout_ms: must be positive")
+        self.transactional_id: Final = transactional_id
+        self._max_in_flight = max_in_flight
+        self._request_timeout_ms = request_timeout_ms
+        self._retry_timeout_ms = retry_timeout_ms
+        self._unknown_topic_timeout_ms = unknown_topic_timeout_ms
+        self._cluster = Cluster(
+            bootstrap_servers,
+            security=security,
+            client_id=client_id,
+            connect_timeout_s=min(10.0, request_timeout_ms / 1000),
+            request_timeout_s=request_timeout_ms / 1000,
+        )
+        self._coordination = Coordination(
+            self._cluster,
+            transactional_id,
+            transaction_timeout_ms=transaction_timeout_ms,
+            retry_timeout_s=retry_timeout_ms / 1000,
+        )
+        self._state = State.NEW
+        self._producer: Producer | None = None
+        self._session = Session()
+
+    def __repr__(self) -> str:
+        return f"<TransactionalAppender {self.transactional_id}, {self._state.value}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def state(self) -> State:
+        """Where this appender stands."""
+        return self._state
+
+    def init(self) -> None:
+        """Take the transactional id, or come back to it: afterwards nothing of it is open.
+
+        The first call fences whoever used the id before and aborts what they left open. A later call, after
+        :class:`AppendUnknownError`, ends only this appender's own transaction (read the log to see which way it went)
+        and never takes the id back from a newer user. Waits for brokers that are restarting, up to the retry time-out.
+
+        Raises:
+            ProducerFencedError: Somebody newer has the id.
+            KafkaUnavailable: No answer in time; may be called again.
+            NotAuthorizedError, AuthenticationError, UnsupportedBrokerError, ConfigError: The broker will not have it.
+        """
+        self._enter(Operation.INIT)
+        with self._translated(Operation.INIT):
+            self._cluster.disconnect()
+            self._session = Session()
+            if self._producer is None:
+                self._producer = self._coordination.take_over()
+            else:
+                self._producer = self._coordination.recover(self._producer)
+            self._move(Operation.INIT, Result.OK)
+
+    def append(self, batches: Iterable[Addressed]) -> list[int]:
+        """Append record batches to the open transaction (the first append opens it); returns their base offsets.
+
+        Args:
+            batches: ``(topic, batch)`` for partition 0 or ``(topic, partition, batch)``: complete record batches,
+                magic v2, of any compression, whose buffers must not change until this returns. Consumed lazily.
+
+        Returns:
+            The base offset of each batch, in the order given, once all replicas in sync have all of them.
+
+        Raises:
+            AppendRefusedError: Definite: the transaction can only be aborted.
+            AppendUnknownError: Call ``init()``.
+            ProducerFencedError: A newer user has the id. Never init again.
+            InvalidStateError: Not initialised, or the transaction must be aborted first.
+            CorruptDataError: One of ``batches`` is no batch of data; like any exception that iterating them raises,
+                it leaves a transaction that can only be aborted.
+        """
+        self._enter(Operation.APPEND)
+        with self._translated(Operation.APPEND):
+            pipeline = Pipeline(
+                self._cluster,
+                self._session,
+                self._current,
+                max_in_flight=self._max_in_flight,
+                request_timeout_ms=self._request_timeout_ms,
+                retry_timeout_ms=self._retry_timeout_ms,
+                unknown_topic_timeout_ms=self._unknown_topic_timeout_ms,
+            )
+            offsets = pipeline.run(batches)
+            if offsets:
+                self._move(Operation.APPEND, Result.OK)
+            return offsets
+
+    def commit(self) -> None:
+        """Commit what was appended since the last end; nothing, successfully, if that is nothing.
+
+        On return the decision is durable. Readers see it as soon as the markers are written, partition by partition.
+
+        Raises:
+            AppendRefusedError: Definite: not committed. Abort.
+            AppendUnknownError: Committed or not: call ``init()``, then read the log.
+            ProducerFencedError: Not committed, and a newer user has the id. Never init again.
+        """
+        self._end(Operation.COMMIT, committed=True)
+
+    def abort(self) -> None:
+        """Abort what was appended since the last end; no ``read_committed`` reader will see any of it.
+
+        Raises:
+            AppendUnknownError: Call ``init()``, which aborts it.
+            ProducerFencedError: Aborted by a newer user of the id. Never init again.
+        """
+        self._end(Operation.ABORT, committed=False)
+
+    def close(self) -> None:
+        """Drop the connections; a transaction that is still open is aborted first, if the broker answers."""
+        if PERMISSIONS[self._state, Operation.CLOSE] is Permission.NOTHING:
+            return
+        try:
+            if self._state in (State.IN_TRANSACTION, State.MUST_ABORT):
+                self.abort()
+        except Exception as exc:  # whatever it is, the coordinator's time-out or the next init ends the transaction
+            logger.warning("transactional id %s: closed with a transaction open: %s", self.transactional_id, exc)
+        finally:
+            self._cluster.close()
+            self._move(Operation.CLOSE, Result.OK)
+
+    def end_offset(self, topic: str, isolation: Isolation = Isolation.READ_UNCOMMITTED, partition: int = 0) -> int:
+        """Read the end of a partition: its high watermark, or its last stable offset for ``READ_COMMITTED``.
+
+        Goes over the same connection as appends do, so it costs one short round trip. Allowed in any state but CLOSED,
+        and leaves the state alone.
+
+        Raises:
+            TopicNotFound, NotAuthorizedError, KafkaUnavailable
+        """
+        if self._state is State.CLOSED:
+            raise self._invalid("end_offset")
+        return read_end_offset(
+            self._cluster,
+            topic,
+            partition,
+            isolation,
+            retry_timeout_s=self._retry_timeout_ms / 1000,
+            unknown_topic_timeout_s=self._unknown_topic_timeout_ms / 1000,
+        )
+
+    @property
+    def _current(self) -> Producer:
+        if self._producer is None:
+            raise self._invalid("append")
+        return self._producer
+
+    def _end(self, operation: Operation, *, committed: bool) -> None:
+        if not self._enter(operation):
+            return
+        with self._translated(operation):
+            self._producer = self._coordination.end(self._session, self._current, committed=committed)
+            self._session = Session()
+            self._move(operation, Result.OK)
+
+    def _enter(self, operation: Operation) -> bool:
+        """Whether the operation is to run; raises if the state does not allow it."""
+        match PERMISSIONS[self._state, operation]:
+            case Permission.RUN:
+                return True
+            case Permission.NOTHING:
+                return False
+            case Permission.REFUSE:
+                raise self._invalid(operation.value)
+            case Permission.FENCED:
+                raise self._fenced("PRODUCER_FENCED")
+            case never:
+                assert_never(never)
+
+    def _move(self, operation: Operation, result: Result) -> None:
+        state = AFTER[operation, result]
+        if operation is Operation.INIT and result is not Result.OK and self._producer is None:
+            state = State.FENCED if result is Result.FENCED else State.NEW
+        if state is not self._state:
+            logger.debug(
+                "transactional id %s: %s, %s: %s -> %s",
+                self.transactional_id,
+                operation.value,
+                result.value,
+                self._state.value,
+                state.value,
+            )
+        self._state = state
+        if result is Result.UNKNOWN:
+            self._cluster.forget()
+
+    @contextmanager
+    def _translated(self, operation: Operation) -> Iterator[None]:
+        """Turn what happens below into the errors promised above, and move to the state that goes with them."""
+        try:
+            yield
+        except PartitionRefused as exc:
+            raise self._failed(operation, exc.meaning, exc.error, exc.topic, exc) from exc
+        except RequestRefused as exc:
+            raise self._failed(operation, exc.meaning, exc.error, None, exc) from exc
+        except KafkaUnavailable as exc:
+            self._move(operation, Result.UNKNOWN)
+            if operation is Operation.INIT:
+                raise
+            raise self._unknown(operation, exc) from exc
+        except Exception:
+            # A batch that is none, or a caller's iterator that failed. If nothing was sent, nothing has happened.
+            if operation is Operation.INIT or self._session.connections:
+                self._move(operation, Result.REFUSED)
+            else:
+                self._session = Session()
+            raise
+        except BaseException:
+            self._move(operation, Result.UNKNOWN)
+            raise
+
+    def _failed(
+        self, operation: Operation, meaning: Meaning, code: ErrorCode, topic: str | None, exc: Exception
+    ) -> Exception:
+        if meaning is Meaning.FENCED and operation is Operation.APPEND:
+            meaning = self._fenced_or_timed_out()
+        match meaning:
+            case Meaning.FENCED:
+                self._move(operation, Result.FENCED)
+                return self._fenced(codes.name(code))
+            case Meaning.REFUSED | Meaning.DENIED | Meaning.FOLLOW_UP:
+                self._move(operation, Result.REFUSED)
+                return self._refused(operation, meaning, code, topic, exc)
+            case Meaning.UNKNOWN | Meaning.EXPIRED | Meaning.RETRY | Meaning.REFRESH | Meaning.DONE:
+                self._move(operation, Result.UNKNOWN)
+                if operation is Operation.INIT:
+                    return KafkaUnavailable(f"cannot take transactional id {self.transactional_id}: {exc}")
+                return self._unknown(operation, exc)
+            case never:
+                assert_never(never)
+
+    def _fenced_or_timed_out(self) -> Meaning:
+        """Both raise the epoch; only one of them means that there is somebody else."""
+        try:
+            match self._coordination.standing(self._current):
+                case Standing.TAKEN:
+                    return Meaning.FENCED
+                case Standing.TIMED_OUT:
+                    return Meaning.REFUSED
+                case Standing.OURS:
+                    return Meaning.UNKNOWN
+                case never:
+                    assert_never(never)
+        except (RequestRefused, KafkaUnavailable) as exc:
+            logger.debug("transactional id %s: cannot tell whether it was taken: %s", self.transactional_id, exc)
+            return Meaning.UNKNOWN
+
+    def _refused(
+        self, operation: Operation, meaning: Meaning, code: ErrorCode, topic: str | None, exc: Exception
+    ) -> Exception:
+        resource = f"transactional id {self.transactional_id}" if topic is None else f"topic {topic}"
+        match operation, meaning:
+            case Operation.INIT, Meaning.DENIED:
+                return NotAuthorizedError(f"not allowed to use {resource}: {codes.name(code)}", resource=resource)
+            case Operation.INIT, _:
+                return ConfigError(f"the broker refuses to set up {resource}: {codes.name(code)}")
+            case Operation.ABORT, _:
+                return self._unknown(operation, exc)
+            case _:
+                return AppendRefusedError(
+                    f"{operation.value} refused, nothing of this transaction can be committed: {exc}",
+                    topic=topic,
+                    kafka_error=codes.name(code),
+                )
+
+    def _unknown(self, operation: Operation, exc: Exception) -> AppendUnknownError:
+        return AppendUnknownError(
+            f"outcome of {operation.value} with transactional id {self.transactional_id} is unknown: {exc}; "
+            "init, then read the log",
+            transactional_id=self.transactional_id,
+        )
+
+    def _fenced(self, kafka_error: str) -> ProducerFencedError:
+        return ProducerFencedError(
+            f"transactional id {self.transactional_id} has been taken over by a newer user ({kafka_error}); "
+            "what was open has been aborted",
+            transactional_id=self.transactional_id,
+            kafka_error=kafka_error,
+        )
+
+    def _invalid(self, request: str) -> InvalidStateError:
+        return InvalidStateError(
+            f"cannot {request} with transactional id {self.transactional_id}: it is {self._state.value}",
+            transaction=self.transactional_id,
+            state=self._state.value,
+            request=request,
+        )

@@ -1,0 +1,215 @@
+"""Requests to the transaction coordinator, each repeated as long as that is safe.
+
+With transactions v2 every end of a transaction raises the producer epoch, and the coordinator recognises a repeated
+EndTxn by the epoch it carries. That makes it the way back after a lost answer, too: asking to abort with the epoch we
+had ends our own transaction or says that it has been committed, and can never touch a newer user's. InitProducerId
+would abort a newer user's open transaction before telling us that we are fenced, so only the very first
+initialisation, whose purpose is to take over, uses it.
+
+Source: KIP-890; the rows of Kafka's TransactionCoordinator.endTransaction for transactions v2.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from enum import Enum, auto
+from typing import Final, TypeVar
+
+from kio.schema.describe_transactions.v0 import DescribeTransactionsRequest, DescribeTransactionsResponse
+from kio.schema.end_txn.v5 import EndTxnRequest, EndTxnResponse
+from kio.schema.errors import ErrorCode
+from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
+from kio.schema.types import ProducerId, TransactionalId
+from kio.static.primitive import i16, i32Timedelta
+
+from bridge.kafka import codes
+from bridge.kafka.codes import Meaning
+from bridge.kafka.errors import KafkaUnavailable, UnsupportedBrokerError
+from bridge.kafka.metadata import Cluster, CodeError, CoordinatorType
+from bridge.kafka.pipeline import Producer, Session
+from bridge.kafka.wire import Connection
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_TRANSACTIONS_V2: Final = 2
+_BACKOFF_FIRST_S: Final = 0.002
+_BACKOFF_MAX_S: Final = 0.25
+
+
+class Standing(Enum):
+    """What the coordinator says of a producer id and epoch."""
+
+    OURS = auto()
+    """Nobody has raised the epoch."""
+    TIMED_OUT = auto()
+    """The coordinator aborted our transaction, because it was open too long; nobody else has the id."""
+    TAKEN = auto()
+    """A newer user has it."""
+
+
+class RequestRefused(Exception):
+    """The coordinator's final answer to one request."""
+
+    def __init__(self, subject: str, code: ErrorCode, meaning: Meaning, detail: str | None = None) -> None:
+        super().__init__(f"{subject}: {codes.name(code)}{f' ({detail})' if detail else ''}")
+        self.error: Final = code
+        self.meaning: Final = meaning
+
+
+class Coordination:
+    """Talks to the coordinator of one transactional id; not thread-safe.
+
+    Raises, from every method:
+        RequestRefused: The coordinator's answer, if it is final or was not another for ``retry_timeout_s``.
+        KafkaUnavailable: It could not be reached, or was lost with the request under way.
+    """
+
+    def __init__(
+        self, cluster: Cluster, transactional_id: str, *, transaction_timeout_ms: int, retry_timeout_s: float
+    ) -> None:
+        self._cluster = cluster
+        self._transactional_id = transactional_id
+        self._transaction_timeout = i32Timedelta.parse(timedelta(milliseconds=transaction_timeout_ms))
+        self._retry_timeout_s = retry_timeout_s
+
+    def take_over(self) -> Producer:
+        """Become the user of the id, whoever was; returns once a transaction left open by the last one is aborted."""
+        return self._patiently(lambda: self._init_producer_id(None))
+
+    def recover(self, producer: Producer) -> Producer:
+        """End whatever ``producer`` left open, without disturbing a newer user, who makes this FENCED instead."""
+        return self._patiently(lambda: self._recover(producer))
+
+    def end(self, session: Session, producer: Producer, *, committed: bool) -> Producer:
+        """Commit or abort; returns the producer fields for the next transaction.
+
+        The answer comes when the decision is durable. Markers are still being written then, so the next transaction
+        of this id may have to wait for them.
+        """
+
+        def attempt(connection: Connection) -> tuple[ErrorCode, Producer]:
+            answer = connection.call(
+                EndTxnRequest(
+                    transactional_id=TransactionalId(self._transactional_id),
+                    producer_id=ProducerId(producer.producer_id),
+                    producer_epoch=i16(producer.epoch),
+                    committed=committed,
+                ),
+                EndTxnResponse,
+            )
+            return answer.error_code, Producer(self._transactional_id, answer.producer_id, answer.producer_epoch)
+
+        subject = f"{'commit' if committed else 'abort'} of {self._transactional_id}"
+        return self._ask(subject, codes.END, attempt, session, producer)
+
+    def standing(self, producer: Producer) -> Standing:
+        """Ask, changing nothing, whether the id is still ours."""
+
+        def attempt(connection: Connection) -> tuple[ErrorCode, Standing]:
+            request = DescribeTransactionsRequest(transactional_ids=(TransactionalId(self._transactional_id),))
+            state = connection.call(request, DescribeTransactionsResponse).transaction_states[0]
+            if state.producer_id != producer.producer_id:
+                return state.error_code, Standing.TAKEN
+            if state.producer_epoch == producer.epoch:
+                return state.error_code, Standing.OURS
+            aborted = state.transaction_state in ("PrepareAbort", "CompleteAbort")
+            timed_out = aborted and state.producer_epoch == producer.epoch + 1
+            return state.error_code, Standing.TIMED_OUT if timed_out else Standing.TAKEN
+
+        return self._ask(f"state of {self._transactional_id}", codes.INIT, attempt, Session())
+
+    def _init_producer_id(self, known: Producer | None) -> Producer:
+        def attempt(connection: Connection) -> tuple[ErrorCode, Producer]:
+            if connection.transaction_version < _TRANSACTIONS_V2:
+                raise UnsupportedBrokerError(
+                    f"the cluster of {connection.address} has transaction.version {connection.transaction_version}, "
+                    f"needed is {_TRANSACTIONS_V2}: bin/kafka-features.sh upgrade --feature transaction.version=2"
+                )
+            connection.require(EndTxnRequest.__api_key__, EndTxnRequest.__version__, "EndTxn")
+            answer = connection.call(
+                InitProducerIdRequest(
+                    transactional_id=TransactionalId(self._transactional_id),
+                    transaction_timeout=self._transaction_timeout,
+                    producer_id=ProducerId(-1 if known is None else known.producer_id),
+                    producer_epoch=i16(-1 if known is None else known.epoch),
+                ),
+                InitProducerIdResponse,
+            )
+            return answer.error_code, Producer(self._transactional_id, answer.producer_id, answer.producer_epoch)
+
+        return self._ask(f"init of {self._transactional_id}", codes.INIT, attempt, Session())
+
+    def _recover(self, producer: Producer) -> Producer:
+        try:
+            try:
+                recovered = self.end(Session(), producer, committed=False)
+                logger.info("transactional id %s: nothing is open any more, not committed", self._transactional_id)
+            except RequestRefused as exc:
+                if exc.error != ErrorCode.invalid_txn_state:
+                    raise
+                # Ended already, the other way. Asking for that once more is answered with the epoch that followed.
+                recovered = self.end(Session(), producer, committed=True)
+                logger.info("transactional id %s: the last commit had taken effect", self._transactional_id)
+            return recovered
+        except RequestRefused as exc:
+            if exc.meaning is not Meaning.EXPIRED:
+                raise
+            # The coordinator knows another producer id, or none. With ours given it creates a new one only if nobody
+            # has taken over.
+            return self._init_producer_id(producer)
+
+    def _ask(
+        self,
+        subject: str,
+        table: Mapping[ErrorCode, Meaning],
+        attempt: Callable[[Connection], tuple[ErrorCode, T]],
+        session: Session,
+        fencing_suspect: Producer | None = None,
+    ) -> T:
+        """Find the coordinator and ask until the answer is final; FENCED is checked for ``fencing_suspect``."""
+        deadline = time.monotonic() + self._retry_timeout_s
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            try:
+                node = self._cluster.coordinator(CoordinatorType.TRANSACTION, self._transactional_id)
+                code, result = attempt(session.connection(self._cluster, node))
+            except CodeError as exc:
+                code = exc.code
+            else:
+                if code == ErrorCode.none:
+                    return result
+            meaning = codes.meaning(table, code)
+            if meaning is Meaning.FENCED and fencing_suspect is not None:
+                # While the markers of a transaction are being written, the coordinator answers "fenced" to an end
+                # that follows it already, though nobody else is there.
+                if self.standing(fencing_suspect) is Standing.TAKEN:
+                    raise RequestRefused(subject, code, meaning)
+                meaning = Meaning.RETRY
+            if meaning is Meaning.REFRESH:
+                self._cluster.forget_coordinator(CoordinatorType.TRANSACTION, self._transactional_id)
+            elif meaning is not Meaning.RETRY:
+                raise RequestRefused(subject, code, meaning)
+            if time.monotonic() >= deadline:
+                raise RequestRefused(subject, code, Meaning.UNKNOWN, f"still so after {self._retry_timeout_s:g} s")
+            time.sleep(backoff_s)
+            backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
+
+    def _patiently(self, attempt: Callable[[], Producer]) -> Producer:
+        """Repeat ``attempt``, which may be repeated, over lost connections and brokers that are restarting."""
+        deadline = time.monotonic() + self._retry_timeout_s
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            try:
+                return attempt()
+            except KafkaUnavailable as exc:
+                self._cluster.forget()
+                if time.monotonic() >= deadline:
+                    raise
+                logger.debug("transactional id %s: trying again: %s", self._transactional_id, exc)
+            time.sleep(backoff_s)
+            backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)

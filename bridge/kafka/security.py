@@ -1,0 +1,182 @@
+"""TLS and SASL for our own connections, configured with the same keys as confluent-kafka's clients.
+
+Sources: librdkafka's CONFIGURATION.md for the keys; RFC 4616 (PLAIN), RFC 5802 and RFC 7677 (SCRAM).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from bridge.errors import ConfigError
+from bridge.kafka.errors import AuthenticationError
+
+_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+# A broker that asks for more rounds than this is trying to keep us busy (Kafka's own default is 8192).
+_SCRAM_ITERATIONS_MAX: Final = 1_000_000
+_SCRAM_ITERATIONS_MIN: Final = 4096
+
+SECURITY_KEYS: Final = frozenset(
+    {
+        "security.protocol",
+        "ssl.ca.location",
+        "ssl.certificate.location",
+        "ssl.key.location",
+        "ssl.key.password",
+        "ssl.endpoint.identification.algorithm",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.username",
+        "sasl.password",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Security:
+    """How to prove who we are and whom we talk to; secrets show neither in ``repr`` nor in errors."""
+
+    protocol: str = "PLAINTEXT"
+    ca_location: str | None = None
+    certificate_location: str | None = None
+    key_location: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+    check_hostname: bool = True
+    mechanism: str | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, str] | None) -> Security:
+        """Read librdkafka's keys; ConfigError names every key that is unknown, missing or wrong."""
+        config = config or {}
+        faults = [f"{key}: not a security setting" for key in config if key not in SECURITY_KEYS]
+        protocol = config.get("security.protocol", "PLAINTEXT").upper()
+        if protocol not in _PROTOCOLS:
+            faults.append(f"security.protocol: {protocol!r} is none of {', '.join(_PROTOCOLS)}")
+        identification = config.get("ssl.endpoint.identification.algorithm", "https").lower()
+        if identification not in ("https", "none", ""):
+            faults.append(f"ssl.endpoint.identification.algorithm: {identification!r} is neither https nor none")
+        mechanism = config.get("sasl.mechanism", config.get("sasl.mechanisms"))
+        if protocol.startswith("SASL_"):
+            if mechanism is None:
+                faults.append("sasl.mechanism: needed with SASL")
+            elif mechanism.upper() != "PLAIN" and mechanism.upper() not in _SCRAM_HASHES:
+                faults.append(f"sasl.mechanism: {mechanism!r} is none of PLAIN, {', '.join(_SCRAM_HASHES)}")
+            faults.extend(f"{key}: needed with SASL" for key in ("sasl.username", "sasl.password") if key not in config)
+        if "ssl.key.location" in config and "ssl.certificate.location" not in config:
+            faults.append("ssl.certificate.location: needed with ssl.key.location")
+        if faults:
+            raise ConfigError("; ".join(faults))
+        return cls(
+            protocol=protocol,
+            ca_location=config.get("ssl.ca.location"),
+            certificate_location=config.get("ssl.certificate.location"),
+            key_location=config.get("ssl.key.location"),
+            key_password=config.get("ssl.key.password"),
+            check_hostname=identification == "https",
+            mechanism=None if mechanism is None else mechanism.upper(),
+            username=config.get("sasl.username"),
+            password=config.get("sasl.password"),
+        )
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.protocol.endswith("SSL")
+
+    @property
+    def uses_sasl(self) -> bool:
+        """Whether connections authenticate by SASL."""
+        return self.protocol.startswith("SASL_")
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Build the TLS context; ConfigError names the file that cannot be read."""
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
+        context.check_hostname = self.check_hostname
+        try:
+            if self.ca_location is not None:
+                context.load_verify_locations(cafile=self.ca_location)
+        except OSError as exc:
+            raise ConfigError(f"ssl.ca.location: cannot use {self.ca_location}: {exc}") from exc
+        try:
+            if self.certificate_location is not None:
+                context.load_cert_chain(self.certificate_location, self.key_location, self.key_password or "")
+        except OSError as exc:
+            raise ConfigError(
+                f"ssl.certificate.location, ssl.key.location or ssl.key.password: "
+                f"cannot use {self.certificate_location}, {self.key_location}: {exc}"
+            ) from exc
+        return context
+
+    def authenticate(self, exchange: Callable[[bytes], bytes]) -> None:
+        """Run the SASL mechanism; ``exchange`` sends one message and returns the broker's answer.
+
+        Raises:
+            AuthenticationError: The broker's side of the exchange is wrong (a refusal of ours is up to ``exchange``).
+        """
+        username, password = self.username or "", self.password or ""
+        if self.mechanism == "PLAIN":
+            exchange(b"\0" + username.encode() + b"\0" + password.encode())
+            return
+        scram = _Scram(_SCRAM_HASHES[self.mechanism or ""], username, password)
+        scram.verify(exchange(scram.final(exchange(scram.first()))))
+
+
+class _Scram:
+    """The client's side of SCRAM without channel binding."""
+
+    def __init__(self, algorithm: str, username: str, password: str) -> None:
+        self._algorithm = algorithm
+        self._password = password.encode()
+        nonce = base64.b64encode(secrets.token_bytes(24)).decode()
+        escaped = username.replace("=", "=3D").replace(",", "=2C")
+        self._nonce = nonce
+        self._first_bare = f"n={escaped},r={nonce}"
+        self._server_signature = b""
+
+    def first(self) -> bytes:
+        return f"n,,{self._first_bare}".encode()
+
+    def final(self, server_first: bytes) -> bytes:
+        fields = _fields(server_first)
+        try:
+            nonce, salt, iterations = fields["r"], base64.b64decode(fields["s"], validate=True), int(fields["i"])
+        except (KeyError, ValueError) as exc:
+            raise AuthenticationError("the broker's SCRAM challenge does not parse") from exc
+        if not nonce.startswith(self._nonce) or nonce == self._nonce:
+            raise AuthenticationError("the broker's SCRAM challenge does not carry our nonce on")
+        if not _SCRAM_ITERATIONS_MIN <= iterations <= _SCRAM_ITERATIONS_MAX:
+            raise AuthenticationError(
+                f"the broker asks for {iterations} SCRAM iterations, "
+                f"outside {_SCRAM_ITERATIONS_MIN}..{_SCRAM_ITERATIONS_MAX}"
+            )
+        salted = hashlib.pbkdf2_hmac(self._algorithm, self._password, salt, iterations)
+        client_key = self._hmac(salted, b"Client Key")
+        without_proof = f"c=biws,r={nonce}"
+        signed = b",".join((self._first_bare.encode(), server_first, without_proof.encode()))
+        signature = self._hmac(hashlib.new(self._algorithm, client_key).digest(), signed)
+        proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+        self._server_signature = self._hmac(self._hmac(salted, b"Server Key"), signed)
+        return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
+
+    def verify(self, server_final: bytes) -> None:
+        fields = _fields(server_final)
+        expected = base64.b64encode(self._server_signature).decode()
+        if not hmac.compare_digest(fields.get("v", ""), expected):
+            raise AuthenticationError("the broker could not prove that it knows our SCRAM password")
+
+    def _hmac(self, key: bytes, message: bytes) -> bytes:
+        return hmac.new(key, message, self._algorithm).digest()
+
+
+def _fields(message: bytes) -> dict[str, str]:
+    pairs = (part.partition("=") for part in message.decode("utf-8", "replace").split(","))
+    return {name: value for name, _, value in pairs}
