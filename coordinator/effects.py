@@ -29,24 +29,24 @@ class TopicSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadNode:
-    """The value of a ZooKeeper node, or None if it does not exist, as new as any write of this leader."""
+class ReadNodes:
+    """The values of ZooKeeper nodes, None for those that do not exist, as new as any write of this leader."""
 
-    path: str
+    paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadChildren:
-    """Names of a node's children, sorted; empty if it does not exist."""
+    """Names of the children of each node, sorted; empty for those that do not exist."""
 
-    path: str
+    paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class EnsureNode:
-    """A persistent node exists, its parents too."""
+class EnsureNodes:
+    """Persistent nodes exist, their parents too."""
 
-    path: str
+    paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +146,9 @@ class ReadCommitLog:
 
 
 Effect = (
-    ReadNode
+    ReadNodes
     | ReadChildren
-    | EnsureNode
+    | EnsureNodes
     | Write
     | CreateTopics
     | DeleteTopics
@@ -166,27 +166,44 @@ Steps = Generator[Effect, Any, T]
 """A procedure that ends with a ``T``."""
 
 
+def read_nodes(paths: Sequence[str]) -> Steps[Mapping[str, bytes | None]]:
+    """See :class:`ReadNodes`."""
+    values: Mapping[str, bytes | None] = yield ReadNodes(tuple(paths))
+    return values
+
+
 def read_node(path: str) -> Steps[bytes | None]:
-    """See :class:`ReadNode`."""
-    value: bytes | None = yield ReadNode(path)
-    return value
+    """The value of one node; see :class:`ReadNodes`."""
+    values = yield from read_nodes([path])
+    return values[path]
 
 
 def read_children(path: str) -> Steps[list[str]]:
+    """Names of the children of one node; see :class:`ReadChildren`."""
+    names = yield from read_all_children([path])
+    return names[path]
+
+
+def read_all_children(paths: Sequence[str]) -> Steps[Mapping[str, list[str]]]:
     """See :class:`ReadChildren`."""
-    names: list[str] = yield ReadChildren(path)
+    names: Mapping[str, list[str]] = yield ReadChildren(tuple(paths))
     return names
 
 
-def ensure_node(path: str) -> Steps[None]:
-    """See :class:`EnsureNode`."""
-    yield EnsureNode(path)
+def ensure_nodes(paths: Sequence[str]) -> Steps[None]:
+    """See :class:`EnsureNodes`."""
+    yield EnsureNodes(tuple(paths))
 
 
 def write(*operations: NodeOperation) -> Steps[bool]:
     """See :class:`Write`."""
     applied: bool = yield Write(operations)
     return applied
+
+
+def confirm_leadership() -> Steps[None]:
+    """No newer leader existed until now, so what was read before is not a newer leader's work."""
+    yield Write(())
 
 
 def create_topics(topics: Sequence[TopicSpec]) -> Steps[Mapping[str, str]]:

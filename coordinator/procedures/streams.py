@@ -17,7 +17,7 @@ from coordinator.effects import (
     create_topics,
     delete_topics,
     end_offsets,
-    ensure_node,
+    ensure_nodes,
     read_children,
     read_node,
     write,
@@ -67,7 +67,7 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
             f"topic {used[0]} exists already and holds records of somebody else; stream {stream} was not created"
         )
     config = replace(config, buffer_topic_id=ids[stream.buffer_topic])
-    yield from ensure_node(paths.streams(stream.scope))
+    yield from ensure_nodes([paths.streams(stream.scope)])
     created = yield from write(
         DeleteNode(f"{paths.requests(group.name)}/{name}"),
         CreateNode(paths.stream(stream), config.to_json()),

@@ -9,7 +9,7 @@ Source: PDP-24 (the temporary node), PIP-196 (recovery); Kafka's controller epoc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from bridge.errors import CorruptDataError
 from bridge.model import paths
@@ -28,12 +28,15 @@ from bridge.model.records import (
 from bridge.model.records import StreamState as Lifecycle
 from coordinator.effects import (
     Steps,
+    confirm_leadership,
     create_topics,
     end_offsets,
-    ensure_node,
+    ensure_nodes,
+    read_all_children,
     read_children,
     read_commit_log,
     read_node,
+    read_nodes,
     take_identity,
     topic_ids,
     write,
@@ -63,20 +66,20 @@ def take_over(
         CorruptDataError: an internal topic was deleted and made again behind our back.
     """
     yield from take_identity(name)
-    for path in paths.group_skeleton(name):
-        yield from ensure_node(path)
+    yield from ensure_nodes(paths.group_skeleton(name))
     yield from _check_commit_log(name, replication_factor)
     summary = yield from read_commit_log(name.commit_log_topic)
     group = GroupState(name, controller_epoch, make_fold(summary.terminated), settings)
     group.begun = set(summary.begun)
     yield from _load_streams(group)
+    raw = yield from read_node(paths.scaling(name))
+    yield from _load_records(group)
+    yield from confirm_leadership()
     for stream in [item for item in group.streams.values() if item.config.state is Lifecycle.DELETING]:
         yield from finish_delete(group, stream)
     yield from _check_buffers(group)
-    raw = yield from read_node(paths.scaling(name))
     if raw is not None:
         yield from finish_scale(group, Scaling.from_json(raw))
-    yield from _load_records(group)
     ends = yield from end_offsets(sorted(group.partitions()))
     return group, dict(ends)
 
@@ -84,6 +87,7 @@ def take_over(
 def finish_pending(group: GroupState) -> Steps[None]:
     """Finish a rolling commit that was under way; the buffers have been folded up to the offsets of the takeover."""
     raw = yield from read_node(paths.committing(group.name))
+    yield from confirm_leadership()
     if raw is not None:
         committing = Committing.from_json(raw)
         known = [group.fold.open.get(item.bytes) for item in committing.transactions]
@@ -95,8 +99,9 @@ def finish_pending(group: GroupState) -> Steps[None]:
             )
         yield from finish_roll(group, committing, transactions or None)
     group.fold.caught_up()
-    group.finished = [item for item in group.recorded if item not in group.fold.open]
-    group.recorded -= set(group.finished)
+    gone = [item for item in group.recorded if item not in group.fold.open]
+    group.finished.extend(gone)
+    group.recorded.difference_update(gone)
     group.begun &= group.fold.open.keys()
 
 
@@ -112,41 +117,39 @@ def _check_commit_log(name: GroupName, replication_factor: int) -> Steps[None]:
         if not (yield from write(SetNode(paths.group(name), fresh.to_json()))):
             raise StaleStateError(f"group {name} is gone")
     else:
-        yield from _check_id(name.commit_log_topic, known.commit_log_topic_id)
+        yield from _check_ids({name.commit_log_topic: known.commit_log_topic_id})
 
 
 def _check_buffers(group: GroupState) -> Steps[None]:
-    for stream in group.streams.values():
-        yield from _check_id(stream.config.name.buffer_topic, stream.config.buffer_topic_id)
+    expected = {item.config.name.buffer_topic: item.config.buffer_topic_id for item in group.streams.values()}
+    yield from _check_ids(expected)
 
 
-def _check_id(topic: str, expected: str) -> Steps[None]:
-    ids = yield from topic_ids([topic])
-    if ids.get(topic) != expected:
-        raise CorruptDataError(
-            f"topic {topic} has id {ids.get(topic, 'none: it does not exist')} but {expected} is on record: it was "
-            "deleted or made again behind our back, so outcomes may be lost; nothing was written, restore the topic"
-        )
+def _check_ids(expected: Mapping[str, str]) -> Steps[None]:
+    ids = yield from topic_ids(sorted(expected))
+    for topic, identity in expected.items():
+        if ids.get(topic) != identity:
+            raise CorruptDataError(
+                f"topic {topic} has id {ids.get(topic, 'none: it does not exist')} but {identity} is on record: it was "
+                "deleted or made again behind our back, so outcomes may be lost; nothing was written, restore the topic"
+            )
 
 
 def _load_streams(group: GroupState) -> Steps[None]:
-    streams = yield from read_children(paths.streams(group.name.scope))
-    for item in streams:
-        name = StreamName(group.name.scope, item)
-        raw = yield from read_node(paths.stream(name))
+    scope = group.name.scope
+    names = [StreamName(scope, item) for item in (yield from read_children(paths.streams(scope)))]
+    values = yield from read_nodes([paths.stream(name) for name in names])
+    for name in names:
+        raw = values[paths.stream(name)]
         config = None if raw is None else StreamConfig.from_json(raw)
-        if config is None or config.group != group.name:
-            continue
-        numbers = yield from read_children(paths.epochs(name))
-        records = []
-        for number in numbers:
-            value = yield from read_node(f"{paths.epochs(name)}/{number}")
-            if value is not None:
-                records.append(epoch_from_json(value))
-        group.streams[str(name)] = StreamState(config, EpochHistory(tuple(records)))
+        if config is not None and config.group == group.name:
+            numbers = yield from read_children(paths.epochs(name))
+            records = yield from read_nodes([f"{paths.epochs(name)}/{number}" for number in numbers])
+            history = EpochHistory(tuple(epoch_from_json(value) for value in records.values() if value is not None))
+            group.streams[str(name)] = StreamState(config, history)
 
 
 def _load_records(group: GroupState) -> Steps[None]:
-    for number in range(paths.BUCKETS):
-        names = yield from read_children(f"{paths.transactions(group.name)}/{number:02x}")
-        group.recorded.update(TransactionId.parse(item).bytes for item in names)
+    buckets = [f"{paths.transactions(group.name)}/{number:02x}" for number in range(paths.BUCKETS)]
+    names = yield from read_all_children(buckets)
+    group.recorded.update(TransactionId.parse(item).bytes for items in names.values() for item in items)

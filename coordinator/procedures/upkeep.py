@@ -10,7 +10,7 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation
 from bridge.model.records import TransactionRecord
 from bridge.model.transaction import State
-from coordinator.effects import Steps, append_control, commit_round, end_offsets, read_node, write
+from coordinator.effects import Steps, append_control, commit_round, end_offsets, read_nodes, write
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState
 from coordinator.procedures.merge import begin_record
@@ -72,11 +72,10 @@ def remove_records(group: GroupState) -> Steps[None]:
     """Remove the ZooKeeper records, and part counters, of transactions that have ended."""
     todo = group.finished[:RECORDS_PER_WRITE]
     operations: list[NodeOperation] = []
-    for raw in todo:
-        identifier = TransactionId.from_bytes(raw)
-        operations.append(DeleteNode(paths.transaction(group.name, identifier)))
-        if (yield from read_node(paths.parts(group.name, identifier))) is not None:
-            operations.append(DeleteNode(paths.parts(group.name, identifier)))
+    ended = [TransactionId.from_bytes(raw) for raw in todo]
+    counters = yield from read_nodes([paths.parts(group.name, item) for item in ended])
+    operations.extend(DeleteNode(paths.transaction(group.name, item)) for item in ended)
+    operations.extend(DeleteNode(path) for path, value in counters.items() if value is not None)
     if not (yield from write(*operations)):
         raise StaleStateError(f"a transaction record of {group.name} is gone that this leader has not removed")
     del group.finished[: len(todo)]

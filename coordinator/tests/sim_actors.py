@@ -1,0 +1,270 @@
+"""Actors of the simulation: clients that write plainly and in transactions, and leaders that crash."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.model import paths
+from bridge.model.buffer import BufferFold, BufferLimits, Partition
+from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from bridge.model.identifiers import TransactionId
+from bridge.model.keyspace import position_of_key
+from bridge.model.names import GroupName, StreamName
+from bridge.model.records import Request, RequestKind, StreamConfig, epoch_from_json
+from coordinator import effects as fx
+from coordinator.agenda import work
+from coordinator.group import GroupState, LeaderSettings
+from coordinator.procedures.takeover import finish_pending, take_over
+from coordinator.tests.sim_world import Blocked, Fenced, Record, World
+
+LEASE_MS = 4_000
+PROCEDURES = ("finish_pending", "take_over", "merge_direct", "roll", "scale", "record_long", "remove_records")
+SETTINGS = LeaderSettings(round_bytes_max=2_000, round_transactions_max=5, record_after_ms=50, requests_per_turn=2)
+
+
+def history_of(world: World, stream: StreamName) -> EpochHistory:
+    """A stream's epochs as ZooKeeper has them."""
+    names = world.children(paths.epochs(stream))
+    return EpochHistory(tuple(epoch_from_json(world.nodes[f"{paths.epochs(stream)}/{name}"]) for name in names))
+
+
+@dataclass
+class Attempt:
+    """A transaction that a client made."""
+
+    id: TransactionId
+    begin: BeginFrame
+    records: list[tuple[StreamName, Record]] = field(default_factory=list)
+    pieces: dict[PieceKey, int] = field(default_factory=dict)
+    ended: str = ""
+    outcome: ControlRecord | None = None
+
+
+class Client:
+    """Writes ever higher numbers under its own keys, plainly or in transactions, one after the other."""
+
+    def __init__(self, name: str, world: World, streams: list[StreamName], rng: random.Random) -> None:
+        self.name = name
+        self.world = world
+        self.streams = streams
+        self.rng = rng
+        self.views: dict[StreamName, EpochHistory] = {}
+        self.counts: dict[tuple[StreamName, str], int] = {}
+        self.current: Attempt | None = None
+        self.pending: tuple[StreamName, Record] | None = None
+        self.attempts: list[Attempt] = []
+        self.plain: list[tuple[StreamName, Record]] = []
+        self.log_position = 0
+        self.outcomes: dict[TransactionId, ControlRecord] = {}
+        self.serial = 0
+        self.stopping = False
+
+    def step(self, clock_ms: int, log: str) -> None:
+        """Do one thing."""
+        if self.pending is not None:
+            self._plain(*self.pending)
+        elif self.current is None:
+            if not self.stopping:
+                self._start()
+        elif self.current.ended in ("commit", "abort", "silent"):
+            self._await(log)
+        else:
+            self._go_on()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self.current is None and self.pending is None
+
+    def _start(self) -> None:
+        if self.rng.random() < 0.4:
+            stream = self.rng.choice(self.streams)
+            self._plain(stream, self._next(stream))
+            return
+        chosen = self.rng.sample(self.streams, self.rng.randint(1, len(self.streams)))
+        epochs = {str(item): int(history_of(self.world, item).active.reference_epoch) for item in chosen}
+        self.serial += 1
+        counter = self.serial << 8 | int(self.name[1:])
+        begin = BeginFrame(self.name, 0, None, LEASE_MS, epochs)
+        self.current = Attempt(TransactionId.of(epochs[str(chosen[0])], counter), begin)
+        self.attempts.append(self.current)
+        for name in epochs:
+            self._send(name, FrameHeader(FrameKind.BEGIN, self.current.id.bytes), begin.encode())
+
+    def _go_on(self) -> None:
+        assert self.current is not None
+        chance = self.rng.random()
+        if chance < 0.75:
+            self._write(self.current)
+        elif chance < 0.93:
+            self.current.ended = "commit"
+            manifest = Manifest(dict(self.current.pieces))
+            self._send(self.current.begin.home, FrameHeader(FrameKind.COMMIT, self.current.id.bytes), manifest.encode())
+        elif chance < 0.96:
+            self.current.ended = "abort"
+            self._send(self.current.begin.home, FrameHeader(FrameKind.ABORT, self.current.id.bytes), encode_abort("no"))
+        elif chance < 0.98:
+            self.current.ended = "silent"
+
+    def _write(self, attempt: Attempt) -> None:
+        """Send one frame of one to three records for one segment of the reference epoch."""
+        stream = StreamName.parse(self.rng.choice(list(attempt.begin.streams)))
+        epoch = history_of(self.world, stream).record(attempt.begin.streams[str(stream)])
+        first = self._next(stream)
+        number = epoch.segment_at(position_of_key(first.key.encode())).id.number
+        rows = [first]
+        while len(rows) < self.rng.randint(1, 3):
+            count = int(rows[-1].value.split("=")[1]) + 1
+            self.counts[stream, first.key] = count
+            rows.append(Record(first.key, f"{first.key}={count}"))
+        place = attempt.begin.places[str(stream)]
+        base = len(attempt.records)
+        made = [Record(row.key, row.value, str(attempt.id), base + place) for place, row in enumerate(rows)]
+        attempt.records.extend((stream, record) for record in made)
+        piece = PieceKey(0, place, number)
+        attempt.pieces[piece] = attempt.pieces.get(piece, 0) + len(made)
+        batch = json.dumps([[item.key, item.value, item.transaction, item.sequence] for item in made]).encode()
+        header = FrameHeader(FrameKind.DATA, attempt.id.bytes, 0, number, base, len(made))
+        self._send(str(stream), header, batch)
+        if self.rng.random() < 0.1:
+            self._send(str(stream), header, batch)  # a retry whose first try had arrived
+        if self.rng.random() < 0.1:  # a zombie part of the transaction that no commit will name
+            self._send(str(stream), header._replace(part=7), batch)
+
+    def _await(self, log: str) -> None:
+        assert self.current is not None
+        topic = self.world.topics[log]
+        for offset, record in topic.visible():
+            if offset >= self.log_position and record.kind is not ControlKind.BEGIN:
+                self.outcomes[record.transaction] = record
+        self.log_position = topic.stable_end()
+        self.current.outcome = self.outcomes.get(self.current.id)
+        if self.current.outcome is not None:
+            self.current = None
+
+    def _plain(self, stream: StreamName, record: Record) -> None:
+        """Write to the segment that this client believes to be active; look for the successor when it is refused."""
+        view = self.views.setdefault(stream, history_of(self.world, stream))
+        segment = view.active.segment_at(position_of_key(record.key.encode()))
+        if self.world.produce(stream.segment_topic(segment.id), record) is None:
+            self.views[stream] = history_of(self.world, stream)
+            self.pending = (stream, record)
+        else:
+            self.pending = None
+            self.plain.append((stream, record))
+
+    def _next(self, stream: StreamName) -> Record:
+        key = f"{self.name}-{self.rng.randint(0, 3)}"
+        count = self.counts[stream, key] = self.counts.get((stream, key), 0) + 1
+        return Record(key, f"{key}={count}")
+
+    def _send(self, stream: str, header: FrameHeader, value: bytes) -> None:
+        self.world.produce(StreamName.parse(stream).buffer_topic, (header.pack(), value))
+
+
+class Leader:
+    """A leader that carries out one effect at each step, and can stop, or be left behind, before any of them."""
+
+    def __init__(self, world: World, name: GroupName, forgetful: bool = False) -> None:
+        world.controller_epoch += 1
+        self.world = world
+        self.epoch = world.controller_epoch
+        self.alive = True
+        self.group: GroupState | None = None
+        self.barrier: dict[Partition, int] = {}
+        self.pending_done = False
+        self.result: Any = None
+        self.effect: fx.Effect | None = None
+        self.forgetful = forgetful
+        self.procedure: Generator[fx.Effect, Any, Any] | None = take_over(name, self.epoch, self._fold, SETTINGS)
+
+    def _fold(self, terminated: frozenset[bytes]) -> BufferFold:
+        limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
+        return BufferFold(limits, lambda *_: None, frozenset() if self.forgetful else terminated)
+
+    def step(self, clock_ms: int, rng: random.Random) -> None:
+        """Carry out the next effect, or fold some messages."""
+        if self.procedure is None:
+            assert self.group is not None
+            self._read(clock_ms, rng)
+            if not self.pending_done:
+                if not self.group.is_folded(self.barrier):
+                    return
+                self.procedure = finish_pending(self.group)
+            else:
+                self.procedure = work(self.group, clock_ms, requests=True)
+            self.result = None
+        try:
+            if self.effect is None:
+                self.effect = self.procedure.send(self.result)
+            self.result = self.world.execute(self.effect, self.epoch)
+            self.effect = None
+        except Blocked:
+            return
+        except StopIteration as end:
+            self._done(end.value)
+
+    def _done(self, value: Any) -> None:
+        self.procedure, self.result = None, None
+        if self.group is None:
+            self.group, self.barrier = value
+        else:
+            self.pending_done = True
+
+    def crash(self, share: float) -> None:
+        """Die, perhaps in the middle of an effect."""
+        self.alive = False
+        if self.procedure is not None and self.effect is None:
+            try:
+                self.effect = self.procedure.send(self.result)
+            except StopIteration:
+                return
+        if self.effect is not None:
+            try:
+                self.world.execute_partly(self.effect, self.epoch, share)
+            except (Blocked, Fenced):
+                return
+
+    def place(self) -> str:
+        """Which procedure, and which of its effects, comes next: where a crash now falls."""
+        chain: list[str] = []
+        generator: Any = self.procedure
+        while generator is not None:
+            chain.append(generator.__name__)
+            generator = generator.gi_yieldfrom
+        outer = next((name for name in chain if name in PROCEDURES), chain[0] if chain else "idle")
+        return f"{outer}/{type(self.effect).__name__}"
+
+    def _read(self, clock_ms: int, rng: random.Random) -> None:
+        assert self.group is not None
+        for (topic, number), stream in self.group.partitions().items():
+            start = self.group.fold.positions.get((topic, number), 0)
+            for offset, item in self.world.topics[topic].visible()[start : start + rng.randint(0, 12)]:
+                self.group.fold.fold(stream, (topic, number), offset, clock_ms, *item)
+
+
+def scale_request(world: World, stream: StreamName, rng: random.Random, clock_ms: int) -> Request | None:
+    """Split one active segment, or join two neighbours."""
+    active: EpochRecord = history_of(world, stream).active
+    place = rng.randrange(len(active.segments))
+    chosen = active.segments[place]
+    if rng.random() < 0.5 and place + 1 < len(active.segments):
+        other = active.segments[place + 1]
+        seal, ranges = (chosen.id.number, other.id.number), ((chosen.range.low, other.range.high),)
+    elif len(active.segments) < 6:
+        middle = (chosen.range.low + chosen.range.high) / 2
+        seal, ranges = (chosen.id.number,), ((chosen.range.low, middle), (middle, chosen.range.high))  # type: ignore[assignment]
+    else:
+        return None
+    return Request(kind=RequestKind.SCALE_STREAM, stream=str(stream), seal=seal, ranges=ranges, created_ms=clock_ms)
+
+
+def stream_config(world: World, stream: StreamName) -> StreamConfig:
+    """A stream's configuration as ZooKeeper has it."""
+    return StreamConfig.from_json(world.nodes[paths.stream(stream)])

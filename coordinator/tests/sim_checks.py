@@ -1,0 +1,117 @@
+"""Checks of a simulated history: nothing lost, doubled, torn, aborted or out of order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.epochs import check_chain
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import GroupName, StreamName
+from coordinator.tests.sim_actors import Client, history_of
+from coordinator.tests.sim_world import Record, World
+
+
+def faults(world: World, group: GroupName, streams: list[StreamName], clients: list[Client]) -> list[str]:
+    """Every promise that the history breaks, as a sentence."""
+    found: list[str] = []
+    log = [(offset, record) for offset, record in world.topics[group.commit_log_topic].visible()]
+    outcomes = _outcomes(log, found)
+    order = {transaction: place for place, transaction in enumerate(outcomes)}
+    placed: Counter[tuple[str, str]] = Counter()
+    for stream in streams:
+        history = history_of(world, stream)
+        found.extend(check_chain(history.records))
+        by_key: dict[str, list[str]] = {}
+        for segment in sorted(history.segments(), key=lambda item: item.epoch):
+            rows = world.topics[stream.segment_topic(segment)].visible()
+            _check_segment(stream, segment, rows, order, outcomes, found)
+            end = history.sealed_end(segment)
+            if end is not None and rows and rows[-1][0] >= end:
+                found.append(f"sealed segment {segment} of {stream} grew beyond {end}")
+            for _, row in rows:
+                placed[str(stream), row.value] += 1
+                by_key.setdefault(row.key, []).append(row.value)
+        for key, values in by_key.items():
+            numbers = [int(value.split("=")[1]) for value in values]
+            if numbers != sorted(numbers):
+                found.append(f"records of key {key} in {stream} are out of order: {numbers}")
+    _check_clients(world, streams, clients, outcomes, placed, found)
+    return found
+
+
+def _outcomes(log: list[tuple[int, ControlRecord]], found: list[str]) -> dict[str, ControlRecord]:
+    outcomes: dict[str, ControlRecord] = {}
+    for _, record in log:
+        if record.kind is ControlKind.BEGIN:
+            continue
+        if str(record.transaction) in outcomes:
+            found.append(f"transaction {record.transaction} has two outcomes")
+        outcomes[str(record.transaction)] = record
+    return outcomes
+
+
+def _check_segment(
+    stream: StreamName,
+    segment: SegmentId,
+    rows: list[tuple[int, Record]],
+    order: dict[str, int],
+    outcomes: dict[str, ControlRecord],
+    found: list[str],
+) -> None:
+    last = -1
+    runs: dict[str, list[int]] = {}
+    for offset, row in rows:
+        if row.transaction is None:
+            continue
+        outcome = outcomes.get(row.transaction)
+        if outcome is None or outcome.kind is not ControlKind.COMMIT:
+            found.append(f"{row.value} of {row.transaction} is visible without a commit")
+            continue
+        if order[row.transaction] < last:
+            found.append(f"{row.transaction} stands in {segment} of {stream} against the commit order")
+        last = order[row.transaction]
+        runs.setdefault(row.transaction, []).append(row.sequence)
+        listed = outcome.placement.get(str(stream), {}).get(segment, [])
+        if not any(run.base_offset <= offset < run.base_offset + run.count for run in listed):
+            found.append(f"offset {offset} of {segment} is not listed in the commit record of {row.transaction}")
+    for transaction, sequences in runs.items():
+        if sequences != sorted(set(sequences)):
+            found.append(f"local sequences of {transaction} in {segment} of {stream}: {sequences}")
+
+
+def _check_clients(
+    world: World,
+    streams: list[StreamName],
+    clients: list[Client],
+    outcomes: dict[str, ControlRecord],
+    placed: Counter[tuple[str, str]],
+    found: list[str],
+) -> None:
+    expected: Counter[tuple[str, str]] = Counter()
+    for client in clients:
+        for stream, record in client.plain:
+            expected[str(stream), record.value] += 1
+        for attempt in client.attempts:
+            outcome = outcomes.get(str(attempt.id))
+            if outcome is None:
+                found.append(f"transaction {attempt.id} ended with {attempt.ended!r} but has no outcome")
+                continue
+            committed = outcome.kind is ControlKind.COMMIT
+            if committed and attempt.ended != "commit":
+                found.append(f"transaction {attempt.id} is committed but its client asked for {attempt.ended!r}")
+            if not committed and attempt.ended == "commit" and outcome.reason != "expired":
+                found.append(f"the commit of {attempt.id} was refused: {outcome.reason}")
+            if attempt.outcome is not None and attempt.outcome != outcome:
+                found.append(f"the outcome of {attempt.id} has flipped")
+            if committed:
+                for stream, record in attempt.records:
+                    expected[str(stream), record.value] += 1
+                if outcome.records != len(attempt.records):
+                    found.append(f"{attempt.id} has {len(attempt.records)} records, its commit says {outcome.records}")
+    for item, count in expected.items():
+        if placed[item] != count:
+            found.append(f"{item} is visible {placed[item]} times instead of {count}")
+    found.extend(
+        f"{item} is visible but was never acknowledged or committed" for item in placed if item not in expected
+    )

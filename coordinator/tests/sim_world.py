@@ -1,0 +1,274 @@
+"""A simulated world: Kafka topics with native transactions, and ZooKeeper, in memory, carrying out a leader's effects.
+
+It holds what the protocol relies on and no more: a native transaction is visible all at once or never, markers take
+offsets, a transactional identity fences its older user, a multi is atomic and checks the controller epoch, a sealed
+topic takes nothing. A crash in the middle of an effect may leave any part of it done, where the real one could.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.model import paths
+from bridge.model.buffer import FrameRef
+from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from coordinator import effects as fx
+
+
+class Fenced(Exception):
+    """A newer leader exists."""
+
+
+class Blocked(Exception):
+    """The effect can not be carried out yet."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record of a segment: unique value, key, and where it was written."""
+
+    key: str
+    value: str
+    transaction: str | None = None
+    sequence: int = -1
+
+
+@dataclass
+class Native:
+    """A native Kafka transaction."""
+
+    owner: int
+    state: str = "open"
+    topics: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Entry:
+    """What stands at an offset of a topic; a marker has neither record nor value."""
+
+    item: Any
+    native: Native | None = None
+
+
+@dataclass
+class Topic:
+    """A topic of one partition."""
+
+    id: str
+    entries: list[Entry] = field(default_factory=list)
+    sealed: bool = False
+
+    def stable_end(self) -> int:
+        """The last stable offset."""
+        for offset, entry in enumerate(self.entries):
+            if entry.native is not None and entry.native.state == "open":
+                return offset
+        return len(self.entries)
+
+    def visible(self) -> list[tuple[int, Any]]:
+        """What a ``read_committed`` reader sees."""
+        return [
+            (offset, entry.item)
+            for offset, entry in enumerate(self.entries[: self.stable_end()])
+            if entry.item is not None and (entry.native is None or entry.native.state == "committed")
+        ]
+
+
+class World:
+    """Kafka and ZooKeeper.
+
+    ``faults`` names defects for testing the checks: ``no-fencing`` (an old leader may append), ``torn-round`` (records
+    become visible before the outcome), ``lossy-multi`` (a multi may be carried out in part), ``open-seal`` (sealing
+    does not keep writers out).
+    """
+
+    def __init__(self, faults: frozenset[str] = frozenset()) -> None:
+        self.faults = faults
+        self.topics: dict[str, Topic] = {}
+        self.nodes: dict[str, bytes] = {}
+        self.controller_epoch = 0
+        self.identity = 0
+        self.open: dict[int, Native] = {}
+        self.made = 0
+
+    # What clients do.
+
+    def produce(self, topic: str, item: Any) -> int | None:
+        """Append outside of any transaction; None if the topic is sealed."""
+        log = self.topics[topic]
+        if log.sealed and "open-seal" not in self.faults:
+            return None
+        log.entries.append(Entry(item))
+        return len(log.entries) - 1
+
+    # What leaders do.
+
+    def execute(self, effect: fx.Effect, leader: int) -> Any:
+        """Carry out an effect for the leader with a controller epoch."""
+        match effect:
+            case fx.ReadNodes(names):
+                return {path: self.nodes.get(path) for path in names}
+            case fx.ReadChildren(names):
+                return {path: self.children(path) for path in names}
+            case fx.EnsureNodes(names):
+                for path in names:
+                    self.ensure(path)
+            case fx.Write(operations):
+                return self.write(operations, leader)
+            case fx.CreateTopics(topics):
+                return {spec.name: self.create(spec.name) for spec in topics}
+            case fx.DeleteTopics(names):
+                for name in names:
+                    self.topics.pop(name, None)
+            case fx.TopicIds(names):
+                return {name: self.topics[name].id for name in names if name in self.topics}
+            case fx.Seal(names):
+                return self.seal(names)
+            case fx.MergeFrames(items):
+                return self.merge(items, leader)
+            case fx.AppendControl(topic, records):
+                return self.append_control(topic, records, leader)
+            case fx.CommitRound():
+                self.end(leader, "committed")
+            case fx.EndOffsets(partitions):
+                return {item: len(self.topics[item[0]].entries) for item in partitions if item[0] in self.topics}
+            case fx.TakeIdentity(_):
+                if self.identity in self.open:
+                    self._finish(self.open.pop(self.identity), "aborted")
+                self.identity = leader
+            case fx.ReadCommitLog(topic):
+                return self.summary(topic)
+        return None
+
+    def execute_partly(self, effect: fx.Effect, leader: int, share: float) -> None:
+        """Carry out a part of an effect, as a crash in its middle may leave it."""
+        match effect:
+            case fx.CreateTopics(topics):
+                self.execute(fx.CreateTopics(topics[: int(len(topics) * share)]), leader)
+            case fx.DeleteTopics(topics):
+                self.execute(fx.DeleteTopics(topics[: int(len(topics) * share)]), leader)
+            case fx.Seal(topics):
+                self.execute(fx.Seal(topics[: int(len(topics) * share)]), leader)
+            case fx.MergeFrames(items):
+                self.execute(fx.MergeFrames(items[: int(len(items) * share)]), leader)
+            case fx.Write(operations) if "lossy-multi" in self.faults:
+                self.execute(fx.Write(operations[: int(len(operations) * share)]), leader)
+            case _:
+                return
+
+    def create(self, name: str) -> str:
+        """Create a topic unless it exists; gives its id."""
+        if name not in self.topics:
+            self.made += 1
+            self.topics[name] = Topic(f"id-{self.made}")
+        return self.topics[name].id
+
+    def children(self, path: str) -> list[str]:
+        """Names of the children of a node."""
+        prefix = path.rstrip("/") + "/"
+        return sorted({item[len(prefix) :].split("/")[0] for item in self.nodes if item.startswith(prefix)})
+
+    def ensure(self, path: str) -> None:
+        """Create a node and its parents."""
+        parts = path.strip("/").split("/")
+        for depth in range(len(parts)):
+            self.nodes.setdefault("/" + "/".join(parts[: depth + 1]), b"")
+
+    def write(self, operations: Sequence[NodeOperation], leader: int) -> bool:
+        """A multi with a check of the controller epoch."""
+        if leader != self.controller_epoch:
+            raise Fenced
+        draft = dict(self.nodes)
+        for operation in operations:
+            match operation:
+                case CreateNode(path, value):
+                    if path in draft or path.rsplit("/", 1)[0] not in draft:
+                        return False
+                    draft[path] = value
+                case SetNode(path, value, _):
+                    if path not in draft:
+                        return False
+                    draft[path] = value
+                case DeleteNode(path, _):
+                    if path not in draft or any(item.startswith(path + "/") for item in draft):
+                        return False
+                    del draft[path]
+                case CheckNode(path, _):
+                    if path not in draft:
+                        return False
+        self.nodes = draft
+        return True
+
+    def seal(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Seal topics; blocked while a native transaction is open on one of them."""
+        for name in names:
+            if any(name in native.topics for native in self.open.values()):
+                raise Blocked
+            self.topics[name].sealed = True
+        return {name: len(self.topics[name].entries) for name in names}
+
+    def merge(self, items: Sequence[tuple[str, FrameRef]], leader: int) -> list[int]:
+        """Append the records of frames inside the leader's native transaction."""
+        offsets = []
+        for topic, frame in items:
+            batch = frame.batch
+            if batch is None:
+                batch = self.topics[frame.partition[0]].entries[frame.offset].item[1]
+            offsets.append(len(self.topics[topic].entries))
+            for key, value, transaction, sequence in json.loads(batch):
+                self._append(topic, Record(key, value, transaction, sequence), leader)
+        return offsets
+
+    def append_control(self, topic: str, records: Sequence[ControlRecord], leader: int) -> list[int]:
+        """Append control records inside the leader's native transaction."""
+        if "torn-round" in self.faults and leader in self.open:
+            self._finish(self.open.pop(leader), "committed")
+        offsets = []
+        for record in records:
+            offsets.append(len(self.topics[topic].entries))
+            self._append(topic, record, leader)
+        return offsets
+
+    def end(self, leader: int, state: str) -> None:
+        """End the leader's native transaction."""
+        if leader != self.identity and "no-fencing" not in self.faults:
+            raise Fenced
+        self._finish(self.open.pop(leader), state)
+
+    def expire_native(self, leader: int) -> None:
+        """Abort what a dead leader left open, as the broker does after the transaction time-out."""
+        if leader in self.open:
+            self._finish(self.open.pop(leader), "aborted")
+
+    def summary(self, topic: str) -> fx.LogSummary:
+        """What the commit log says."""
+        begun: set[bytes] = set()
+        ended: set[bytes] = set()
+        for _, record in self.topics[topic].visible():
+            (begun if record.kind is ControlKind.BEGIN else ended).add(record.transaction.bytes)
+        return fx.LogSummary(frozenset(ended), frozenset(begun - ended))
+
+    def _append(self, topic: str, item: Any, leader: int) -> None:
+        if leader != self.identity and "no-fencing" not in self.faults:
+            raise Fenced
+        log = self.topics[topic]
+        if log.sealed:
+            raise Fenced  # refused by the broker; a leader that meets it has an old view and gives up
+        native = self.open.setdefault(leader, Native(leader))
+        if topic not in native.topics:
+            native.topics.append(topic)
+        log.entries.append(Entry(item, native))
+
+    def _finish(self, native: Native, state: str) -> None:
+        native.state = state
+        for topic in native.topics:
+            self.topics[topic].entries.append(Entry(None))
+
+    def request(self, group: Any, body: bytes) -> None:
+        """A client asks for something."""
+        self.made += 1
+        self.nodes[f"{paths.requests(group)}/{paths.REQUEST_PREFIX}{self.made:010d}"] = body
