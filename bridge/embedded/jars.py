@@ -1,0 +1,310 @@
+"""Pinned jars, fetched once into the user's cache: right checksum or not there at all.
+
+``jars.lock`` names every file with its SHA-256 and size. A file enters the cache by an atomic rename after its
+checksum was verified, so whatever stands there under its name is complete; several processes may fetch at once.
+
+``python -m bridge.embedded.jars [SET ...]`` fetches sets beforehand, with a progress bar.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import http.client
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from bridge.errors import EnvironmentProblem, RollbridgeError
+
+_log = logging.getLogger(__name__)
+
+LOCK_FILE: Final = Path(__file__).with_name("jars.lock")
+REPOSITORY_VARIABLE: Final = "ROLLBRIDGE_MAVEN_REPOSITORY"
+"""Environment variable with the base URL of another Maven 2 repository."""
+
+_CONNECTIONS = 8
+_ATTEMPTS = 4
+_TIMEOUT_SECONDS = 30.0
+_CHUNK_BYTES = 1 << 18
+_NO_USE_RETRYING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS})
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+Advance = Callable[[int], object]
+"""Called with the number of bytes that have just become available."""
+
+
+class ChecksumMismatch(RollbridgeError):
+    """A fetched file is not the pinned one; it was thrown away and the cache is unchanged."""
+
+    code = "checksum-mismatch"
+    exit_code = EnvironmentProblem.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One file of a Maven 2 repository, with what it must be."""
+
+    path: str
+    sha256: str
+    size_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The file name, which holds artifact and version and so is unique in the cache."""
+        return self.path.rpartition("/")[2]
+
+
+def read_lock(lock_file: Path = LOCK_FILE) -> Mapping[str, tuple[Jar, ...]]:
+    """Parse a lock file into its sets of jars, in the file's order."""
+    sets: dict[str, list[Jar]] = {}
+    for line in lock_file.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            set_name, sha256, size_bytes, path = line.split()
+            sets.setdefault(set_name, []).append(Jar(path, sha256, int(size_bytes)))
+    return {name: tuple(jars) for name, jars in sets.items()}
+
+
+def default_cache() -> Path:
+    """Where jars are kept between runs and between checkouts."""
+    return Path(platformdirs.user_cache_dir("rollbridge"))
+
+
+def repository() -> str:
+    """The Maven repository's base URL: the environment variable, else Maven Central."""
+    if override := os.environ.get(REPOSITORY_VARIABLE):
+        return override.rstrip("/")
+    # Imported here because only a fetch needs it, and every command of the command line would pay for it.
+    from jgo.constants import MAVEN_CENTRAL_URL
+
+    return MAVEN_CENTRAL_URL.rstrip("/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JarCache:
+    """The jars of a lock file on this machine."""
+
+    directory: Path
+    """Holds ``jars/``; created when first needed."""
+    lock_file: Path = LOCK_FILE
+    local_repository: Path | None = None
+    """Maven's own cache on this machine; a file with the right checksum is copied from there."""
+
+    @classmethod
+    def default(cls, lock_file: Path = LOCK_FILE) -> JarCache:
+        """The cache of this user, which also looks into Maven's."""
+        maven = Path.home() / ".m2" / "repository"
+        return cls(directory=default_cache(), lock_file=lock_file, local_repository=maven)
+
+    def jars(self, *set_names: str) -> list[Jar]:
+        """The jars of the named sets, each once."""
+        sets = read_lock(self.lock_file)
+        return list(dict.fromkeys(jar for name in set_names for jar in sets[name]))
+
+    def location(self, jar: Jar) -> Path:
+        """Where the jar stands in the cache, whether or not it is there yet."""
+        return self.directory / "jars" / jar.name
+
+    def missing(self, *set_names: str) -> list[Jar]:
+        """The jars of the named sets that still have to be fetched."""
+        return [jar for jar in self.jars(*set_names) if not self._has(jar)]
+
+    def ensure(self, *set_names: str, quiet: bool = False) -> list[Path]:
+        """Fetch what is missing of the named sets and return all their files, in the lock's order.
+
+        Shows a progress bar on standard error when that is a terminal, and two lines when it is not.
+
+        Raises:
+            EnvironmentProblem: the repository cannot be reached or lacks a file, or the cache cannot be written.
+            ChecksumMismatch: a file is not the pinned one.
+        """
+        if self.missing(*set_names):
+            with self._one_fetcher_at_a_time():
+                # Asked again: another process may have fetched them while this one waited.
+                if missing := self.missing(*set_names):
+                    self._fetch_all(missing, Console(stderr=True, quiet=quiet))
+        return [self.location(jar) for jar in self.jars(*set_names)]
+
+    def _has(self, jar: Jar) -> bool:
+        try:
+            return self.location(jar).stat().st_size == jar.size_bytes
+        except FileNotFoundError:
+            return False
+
+    @contextmanager
+    def _one_fetcher_at_a_time(self) -> Iterator[None]:
+        try:
+            (self.directory / "jars").mkdir(parents=True, exist_ok=True)
+            lock = open(self.directory / "jars" / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
+        except OSError as exc:
+            raise EnvironmentProblem(f"the jar cache {self.directory} cannot be written: {exc}") from exc
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _fetch_all(self, jars: Sequence[Jar], console: Console) -> None:
+        started = time.monotonic()
+        base = repository()
+        total = sum(jar.size_bytes for jar in jars)
+        console.print(
+            f"Fetching {len(jars)} jars ({total / 1e6:.0f} MB) into {self.directory}; kept for the next time",
+            soft_wrap=True,
+        )
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        give_up = threading.Event()
+        with progress, ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="fetch-jar") as pool:
+            bar = progress.add_task("jars", total=total)
+
+            def fetch(jar: Jar) -> None:
+                if not give_up.is_set():
+                    self._fetch(jar, base, lambda count: progress.advance(bar, count), give_up)
+
+            # The large ones first, so that none of them is alone at the end.
+            futures = [pool.submit(fetch, jar) for jar in sorted(jars, key=lambda jar: jar.size_bytes, reverse=True)]
+            try:
+                for future in futures:
+                    future.result()
+            finally:
+                give_up.set()
+        console.print(f"Fetched and verified in {time.monotonic() - started:.0f} s")
+
+    def _fetch(self, jar: Jar, base: str, advance: Advance, give_up: threading.Event) -> None:
+        if self.local_repository and self._copy(self.local_repository / jar.path, jar):
+            _log.debug("%s: copied from %s", jar.name, self.local_repository)
+            advance(jar.size_bytes)
+            return
+        url = f"{base}/{jar.path}"
+        for attempt in range(1, _ATTEMPTS + 1):
+            received = 0
+
+            def count(size: int) -> None:
+                nonlocal received
+                received += size
+                advance(size)
+
+            try:
+                self._download(url, jar, count)
+                return
+            except (OSError, http.client.HTTPException, ChecksumMismatch) as exc:
+                advance(-received)
+                if attempt == _ATTEMPTS or give_up.is_set() or not _worth_retrying(exc):
+                    if isinstance(exc, ChecksumMismatch):
+                        raise
+                    raise EnvironmentProblem(
+                        f"{jar.name} cannot be fetched from {base}: {exc}; check the network, or set "
+                        f"{REPOSITORY_VARIABLE} to another Maven repository"
+                    ) from exc
+                _log.info("%s: attempt %s failed: %s", jar.name, attempt, exc)
+                give_up.wait(0.5 * 2**attempt)
+
+    def _copy(self, source: Path, jar: Jar) -> bool:
+        try:
+            with open(source, "rb") as file, self._landing(jar) as target:
+                shutil.copyfileobj(file, target)
+                target.verify(str(source))
+        except FileNotFoundError:
+            return False
+        except (OSError, ChecksumMismatch) as exc:
+            _log.info("%s is not usable: %s", source, exc)
+            return False
+        return True
+
+    def _download(self, url: str, jar: Jar, advance: Advance) -> None:
+        with (
+            urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response,
+            self._landing(jar) as target,
+        ):
+            while chunk := response.read(_CHUNK_BYTES):
+                target.write(chunk)
+                advance(len(chunk))
+            target.verify(url)
+
+    @contextmanager
+    def _landing(self, jar: Jar) -> Iterator[_Landing]:
+        """A temporary file beside the target that takes its place on success and vanishes otherwise."""
+        location = self.location(jar)
+        handle, name = tempfile.mkstemp(prefix=f".{jar.name}.", dir=location.parent)
+        part = Path(name)
+        try:
+            with open(handle, "wb") as file:
+                yield _Landing(file.write, jar)
+            part.chmod(0o644)
+            os.replace(part, location)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+class _Landing:
+    """Where the bytes of one jar arrive; counts and hashes them on the way."""
+
+    def __init__(self, sink: Callable[[bytes], int], jar: Jar) -> None:
+        self._sink = sink
+        self._jar = jar
+        self._digest = hashlib.sha256()
+
+    def write(self, chunk: bytes) -> int:
+        self._digest.update(chunk)
+        return self._sink(chunk)
+
+    def verify(self, source: str) -> None:
+        """Promise that what was written is the pinned file.
+
+        Raises:
+            ChecksumMismatch: it is not.
+        """
+        found = self._digest.hexdigest()
+        if found != self._jar.sha256:
+            raise ChecksumMismatch(
+                f"{self._jar.name} from {source} has SHA-256 {found}, but {self._jar.sha256} is pinned; "
+                "it was thrown away"
+            )
+
+
+def _worth_retrying(exc: Exception) -> bool:
+    # A wrong checksum is tried again too: a proxy may have cut the answer short without an error.
+    match exc:
+        case urllib.error.HTTPError(code=status):
+            return status in _TRANSIENT_STATUS
+        case OSError(errno=number):
+            return number not in _NO_USE_RETRYING
+        case _:
+            return True
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fetch the named sets (default: what the embedded cluster needs); returns the exit code."""
+    try:
+        JarCache.default().ensure(*(arguments or ("kafka", "zookeeper")))
+    except RollbridgeError as exc:
+        print(f"rollbridge: {exc}", file=sys.stderr)
+        return exc.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

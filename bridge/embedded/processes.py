@@ -1,0 +1,137 @@
+"""Daemon processes that are found again by a mark in their environment.
+
+Every process of an embedded cluster carries ``ROLLBRIDGE_EMBEDDED=PART@HOME``. A process is ours if and only if it
+carries the mark, whatever its id: a process id that was given to somebody else meanwhile is never signalled, and a
+process that was started but never written down (its starter was killed in between) is found all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+_log = logging.getLogger(__name__)
+
+MARK: Final = "ROLLBRIDGE_EMBEDDED"
+
+_POLL_SECONDS = 0.02
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""Our own children, kept so that they are reaped when they end while this process lives on."""
+
+_exit_codes: dict[int, int] = {}
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    home: Path,
+    part: str,
+    output: Path,
+    env: Mapping[str, str] | None = None,
+) -> psutil.Process:
+    """Start a daemon in a session of its own, appending what it prints to ``output``."""
+    environment = {**os.environ, **(env or {}), MARK: f"{part}@{home.resolve()}"}
+    with open(output, "ab") as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=home,
+            env=environment,
+            start_new_session=True,
+        )
+    _children[child.pid] = child
+    _log.debug("started %s as process %s: %s", part, child.pid, command)
+    return psutil.Process(child.pid)
+
+
+def reap() -> None:
+    """Collect children that have ended; one that was not collected would still have an id."""
+    for pid, child in list(_children.items()):
+        if (code := child.poll()) is not None:
+            _exit_codes[pid] = code
+            del _children[pid]
+
+
+def exit_code(pid: int) -> int | None:
+    """How a process that this one started has ended (negative: by that signal), ``None`` while it runs."""
+    reap()
+    return _exit_codes.get(pid)
+
+
+def find(home: Path) -> dict[str, list[psutil.Process]]:
+    """The live processes of the cluster in a directory, by part."""
+    reap()
+    suffix = f"@{home.resolve()}"
+    found: dict[str, list[psutil.Process]] = {}
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            mark = process.environ().get(MARK, "")
+        except (psutil.Error, OSError):
+            # It has just ended, or belongs to somebody else; either way it is not ours.
+            continue
+        if mark.endswith(suffix):
+            found.setdefault(mark.removesuffix(suffix), []).append(process)
+    return found
+
+
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal; a process that has ended needs none."""
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        reap()
+
+
+def stop(processes: Iterable[psutil.Process], patience_seconds: float) -> bool:
+    """End processes: ask, wait, then force. Returns whether all ended by themselves."""
+    alive = list(processes)
+    for process in alive:
+        send(process, signal.SIGTERM)
+        # A paused process would not see the request.
+        send(process, signal.SIGCONT)
+    alive = _wait(alive, patience_seconds)
+    kill(alive)
+    return not alive
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """End processes at once, and return when they are gone."""
+    alive = list(processes)
+    for process in alive:
+        send(process, signal.SIGKILL)
+    for process in _wait(alive, 30):
+        _log.warning("process %s does not end even after SIGKILL", process.pid)
+
+
+def _wait(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Wait until processes are gone; returns those that are not."""
+    deadline = time.monotonic() + seconds
+    alive = list(processes)
+    # Not psutil.wait_procs: it collects our children's exit codes before subprocess can.
+    while alive := [process for process in alive if is_alive(process)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    return alive
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether this very process (not a later one with its id) still runs."""
+    reap()
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

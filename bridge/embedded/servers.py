@@ -1,0 +1,254 @@
+"""What is run as which server: configuration files, command lines, and when a server counts as up."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from bridge.embedded import probes
+from bridge.embedded.java import ClassArchive, Jvm
+from bridge.embedded.ports import LOOPBACK
+from bridge.embedded.state import Home, State
+from bridge.errors import EnvironmentProblem
+
+KAFKA: Final = "kafka"
+ZOOKEEPER: Final = "zookeeper"
+COORDINATOR_PREFIX: Final = "coordinator-"
+
+JAR_SETS: Final = (KAFKA, ZOOKEEPER)
+
+_NODE_ID = 1
+_RESOURCES = Path(__file__).parent
+
+
+class Server(Protocol):
+    """One daemon of the cluster."""
+
+    @property
+    def name(self) -> str:
+        """``kafka``, ``zookeeper`` or ``coordinator-N``."""
+
+    @property
+    def log(self) -> Path:
+        """Where it logs; what it prints goes to the same name with ``.out``."""
+
+    def prepare(self) -> None:
+        """Write what it reads at its start."""
+
+    def command(self) -> list[str]:
+        """The command line that runs it."""
+
+    def answers(self) -> bool:
+        """Whether a client could work with it now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaServer:
+    """One broker that is its own controller (KRaft)."""
+
+    home: Home
+    state: State
+    jvm: Jvm
+    archive: ClassArchive
+
+    name: str = KAFKA
+
+    @property
+    def log(self) -> Path:
+        return self.home.logs / "kafka.log"
+
+    @property
+    def data(self) -> Path:
+        """Kafka's log directory."""
+        return self.home.of(KAFKA) / "data"
+
+    @property
+    def _properties_file(self) -> Path:
+        return self.home.of(KAFKA) / "server.properties"
+
+    def prepare(self) -> None:
+        self.home.of(KAFKA).mkdir(exist_ok=True)
+        _write_properties(self._properties_file, self._properties(self.data))
+        if not (self.data / "meta.properties").exists():
+            self._format()
+
+    def _format(self) -> None:
+        """Format the storage with the latest feature levels, transactions v2 among them.
+
+        Into a directory beside the real one, which takes its name when complete: a format that was killed half-way
+        leaves nothing that looks formatted.
+        """
+        fresh = self.data.with_name("data.new")
+        for leftover in (fresh, self.data):
+            shutil.rmtree(leftover, ignore_errors=True)
+        properties = self.home.of(KAFKA) / "format.properties"
+        _write_properties(properties, self._properties(fresh))
+        options = [*self._log_options(self.home.logs / "kafka-format.log"), *self.archive.use()]
+        result = subprocess.run(
+            self.jvm.command(
+                "kafka.tools.StorageTool",
+                "format",
+                "--cluster-id",
+                self.state.kafka_cluster_id,
+                "--config",
+                str(properties),
+                options=options,
+            ),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if result.returncode != 0:
+            said = (result.stderr.strip() or result.stdout.strip()).splitlines() or ["it said nothing"]
+            raise EnvironmentProblem(f"Kafka's storage at {fresh} cannot be formatted: {said[-1]}")
+        properties.unlink()
+        fresh.rename(self.data)
+
+    def _properties(self, data: Path) -> dict[str, object]:
+        ports = self.state.ports
+        return {
+            "process.roles": "broker,controller",
+            "node.id": _NODE_ID,
+            # Static voters: unlike dynamic ones they are read at each start, so the port may change.
+            "controller.quorum.voters": f"{_NODE_ID}@{LOOPBACK}:{ports.kafka_controller}",
+            "listeners": f"PLAINTEXT://{LOOPBACK}:{ports.kafka},CONTROLLER://{LOOPBACK}:{ports.kafka_controller}",
+            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{ports.kafka}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": data,
+            # A typing mistake in a topic name must be an error, not a new topic.
+            "auto.create.topics.enable": "false",
+            "group.initial.rebalance.delay.ms": 0,
+            # A single broker cannot keep the three copies that these ask for by default.
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            # Instead of 50: one broker has no use for more, and each costs time at the first start.
+            "offsets.topic.num.partitions": 4,
+            "transaction.state.log.num.partitions": 8,
+            # A broker that was killed may register again only when its old session has run out (default 9 s).
+            "broker.session.timeout.ms": 3000,
+            "broker.heartbeat.interval.ms": 500,
+            # Reserved in full at the start; the default of 128 MiB is an eighth of the heap.
+            "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+            # For topics that do not set it themselves; segments are small enough for it to take effect.
+            "log.retention.hours": 168,
+            "log.segment.bytes": 256 * 1024 * 1024,
+            **self.state.kafka_settings,
+        }
+
+    def _log_options(self, log: Path) -> list[str]:
+        return [
+            f"-Dlog4j2.configurationFile={_RESOURCES / 'log4j2.xml'}",
+            f"-Drollbridge.log={log}",
+        ]
+
+    def command(self) -> list[str]:
+        options = [*self._log_options(self.log), *self.archive.use_or_record()]
+        return self.jvm.command("kafka.Kafka", str(self._properties_file), options=options)
+
+    def answers(self) -> bool:
+        # The id, too: another Kafka may have come to listen on this port.
+        return probes.kafka_cluster_id(self.state.bootstrap_servers) == self.state.kafka_cluster_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooKeeperServer:
+    """One ZooKeeper, alone."""
+
+    home: Home
+    state: State
+    jvm: Jvm
+
+    name: str = ZOOKEEPER
+
+    @property
+    def log(self) -> Path:
+        return self.home.logs / "zookeeper.log"
+
+    @property
+    def _properties_file(self) -> Path:
+        return self.home.of(ZOOKEEPER) / "zoo.cfg"
+
+    def prepare(self) -> None:
+        data = self.home.of(ZOOKEEPER) / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        _write_properties(
+            self._properties_file,
+            {
+                "dataDir": data,
+                "clientPort": self.state.ports.zookeeper,
+                "clientPortAddress": LOOPBACK,
+                # Sessions may be as short as two ticks; with the default tick no takeover is faster than 4 s.
+                "tickTime": 500,
+                "maxSessionTimeout": 60_000,
+                "maxClientCnxns": 0,
+                "admin.enableServer": "false",
+                "4lw.commands.whitelist": "srvr,ruok,mntr",
+                "autopurge.snapRetainCount": 3,
+                "autopurge.purgeInterval": 1,
+                # Of each log file, in KiB; the default of 64 MiB is more than all the data here.
+                "preAllocSize": 4096,
+            },
+        )
+
+    def command(self) -> list[str]:
+        options = [
+            f"-Dlogback.configurationFile={_RESOURCES / 'logback.xml'}",
+            f"-Drollbridge.log={self.log}",
+        ]
+        if self.state.ephemeral:
+            # Survives a killed process as before, only not a power failure.
+            options.append("-Dzookeeper.forceSync=no")
+        return self.jvm.command(
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(self._properties_file), options=options
+        )
+
+    def answers(self) -> bool:
+        return probes.zookeeper_mode(self.state.zookeeper) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorDaemon:
+    """One coordinator; it is up when ``expected`` have registered in ZooKeeper that are not among ``before``."""
+
+    home: Home
+    state: State
+    name: str
+    before: frozenset[tuple[str, int]]
+    expected: int = 1
+    """How many are being started together; which of them has registered cannot be told from outside."""
+
+    @property
+    def log(self) -> Path:
+        return self.home.logs / f"{self.name}.log"
+
+    def prepare(self) -> None:
+        """It reads nothing but its command line."""
+
+    def command(self) -> list[str]:
+        return [
+            sys.executable,
+            "-m",
+            "coordinator",
+            "--bootstrap-servers",
+            self.state.bootstrap_servers,
+            "--zookeeper",
+            self.state.zookeeper,
+        ]
+
+    def answers(self) -> bool:
+        registered = probes.registered_coordinators(self.state.zookeeper)
+        return registered is not None and len(registered - self.before) >= self.expected
+
+
+def _write_properties(path: Path, properties: Mapping[str, object]) -> None:
+    path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()), encoding="utf-8")
