@@ -140,10 +140,10 @@ class Client:
     def _await(self, log: str) -> None:
         assert self.current is not None
         topic = self.world.topics[log]
-        for offset, record in topic.visible():
-            if offset >= self.log_position and record.kind is not ControlKind.BEGIN:
+        for _, record in topic.visible(self.log_position):
+            if record.kind is not ControlKind.BEGIN:
                 self.outcomes[record.transaction] = record
-        self.log_position = topic.stable_end()
+        self.log_position = topic.stable_end(self.log_position)
         self.current.outcome = self.outcomes.get(self.current.id)
         if self.current.outcome is not None:
             self.current = None
@@ -245,8 +245,9 @@ class Leader:
         assert self.group is not None
         for (topic, number), stream in self.group.partitions().items():
             start = self.group.fold.positions.get((topic, number), 0)
-            for offset, item in self.world.topics[topic].visible()[start : start + rng.randint(0, 12)]:
-                self.group.fold.fold(stream, (topic, number), offset, clock_ms, *item)
+            entries = self.world.topics[topic].entries[start : start + rng.randint(0, 12)]
+            for offset, entry in enumerate(entries, start):
+                self.group.fold.fold(stream, (topic, number), offset, clock_ms, *entry.item)
 
 
 def scale_request(world: World, stream: StreamName, rng: random.Random, clock_ms: int) -> Request | None:

@@ -62,18 +62,18 @@ class Topic:
     entries: list[Entry] = field(default_factory=list)
     sealed: bool = False
 
-    def stable_end(self) -> int:
-        """The last stable offset."""
-        for offset, entry in enumerate(self.entries):
+    def stable_end(self, start: int = 0) -> int:
+        """The last stable offset; it is not below ``start``."""
+        for offset, entry in enumerate(self.entries[start:], start):
             if entry.native is not None and entry.native.state == "open":
                 return offset
         return len(self.entries)
 
-    def visible(self) -> list[tuple[int, Any]]:
-        """What a ``read_committed`` reader sees."""
+    def visible(self, start: int = 0) -> list[tuple[int, Any]]:
+        """What a ``read_committed`` reader sees from a stable offset on."""
         return [
             (offset, entry.item)
-            for offset, entry in enumerate(self.entries[: self.stable_end()])
+            for offset, entry in enumerate(self.entries[start : self.stable_end(start)], start)
             if entry.item is not None and (entry.native is None or entry.native.state == "committed")
         ]
 
