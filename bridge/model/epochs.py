@@ -9,11 +9,10 @@ Source: PDP-24, "Controller Metadata: Epochs", "CommitTransaction" and the worke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import pairwise
-from typing import Self
+from typing import Self, assert_never
 
 from bridge.errors import InvalidRangesError, InvalidRequestError
 from bridge.model.identifiers import Epoch, SegmentId, SegmentNumber
@@ -113,7 +112,7 @@ class EpochHistory:
             if record.epoch != place:
                 raise InvalidRequestError(f"epoch {record.epoch} stands at place {place} of its history")
             reference = record.reference_epoch
-            if reference > record.epoch or self.records[reference].reference_epoch != reference:
+            if not 0 <= reference <= record.epoch or self.records[reference].reference_epoch != reference:
                 raise InvalidRequestError(f"epoch {record.epoch} refers to {reference}, which is no root epoch")
 
     @classmethod
@@ -161,13 +160,14 @@ class EpochHistory:
             InvalidRangesError: a number that is not active, or ranges that do not cover exactly what is sealed.
         """
         numbers = set(seal)
+        if not numbers:
+            raise InvalidRangesError("no segment to seal was named; a scale replaces one or more; nothing was written")
         active = {item.id.number: item for item in self.active.segments}
         missing = sorted(number for number in numbers if number not in active)
-        if missing or not numbers:
-            named = ", ".join(map(str, missing)) or "none"
+        if missing:
             raise InvalidRangesError(
-                f"segments to seal that are not active: {named}; active in epoch {self.active.epoch} are "
-                f"{', '.join(map(str, sorted(active)))}; nothing was written"
+                f"segments to seal that are not active: {', '.join(map(str, missing))}; active in epoch "
+                f"{self.active.epoch} are {', '.join(map(str, sorted(active)))}; nothing was written"
             )
         ordered = sorted(ranges)
         check_partition(ordered, [active[SegmentNumber(number)].range for number in sorted(numbers)])
@@ -246,11 +246,18 @@ class EpochHistory:
         return tuple(item for item in self.records[epoch].segments if item.id not in before)
 
     def _span(self, segment: SegmentId) -> tuple[int, int]:
-        """The first and the last epoch in which a segment is active; they are contiguous."""
-        epochs = [record.epoch for record in self.records[segment.epoch :] if segment in record.segment_ids]
-        if not epochs:
+        """The first and the last epoch in which a segment is active.
+
+        A segment begins in the epoch that its id names and stays without interruption, see :func:`check_chain`.
+        """
+        last = segment.epoch - 1
+        for record in self.records[segment.epoch :]:
+            if all(item.id != segment for item in record.segments):
+                break
+            last = record.epoch
+        if last < segment.epoch:
             raise InvalidRequestError(f"segment {segment} is not in the history")
-        return epochs[0], epochs[-1]
+        return segment.epoch, last
 
     @staticmethod
     def _overlapping(home: EpochRecord, segment: SegmentId, other: EpochRecord) -> tuple[Segment, ...]:
@@ -259,15 +266,51 @@ class EpochHistory:
 
 
 def check_chain(records: Sequence[EpochRecord]) -> list[str]:
-    """What is wrong with a chain of epoch records, one sentence each; empty when it is sound (for diagnosis)."""
-    faults = []
-    for before, after in pairwise(records):
-        if after.epoch != before.epoch + 1:
-            faults.append(f"epoch {after.epoch} follows epoch {before.epoch}")
-        fresh = [item for item in after.segments if item.id not in before.segment_ids]
-        faults.extend(
-            f"segment {item.id} is new in epoch {after.epoch} but carries epoch {item.id.epoch}"
-            for item in fresh
-            if item.id.epoch != after.epoch
-        )
+    """What is wrong with a chain of epoch records, one sentence each; empty when it is sound (for diagnosis).
+
+    Looked for is what no single record can break: numbering, reference epochs, segments that begin in another epoch
+    than their id says or under another range than their number had, and sealed ends of other segments than ended.
+    """
+    faults: list[str] = []
+    ranges: dict[int, KeyRange] = {}
+    for before, record in zip([None, *records], records, strict=False):
+        faults.extend(_reference_faults(before, record, records))
+        old = before.segment_ids if before is not None else frozenset()
+        for item in record.segments:
+            if item.id not in old and item.id.epoch != record.epoch:
+                faults.append(f"segment {item.id} begins in epoch {record.epoch}")
+            if ranges.setdefault(item.id.number, item.range) != item.range:
+                known = ranges[item.id.number]
+                faults.append(f"segment {item.id} of epoch {record.epoch} holds {item.range}, its number held {known}")
+        ended = old - record.segment_ids
+        if record.sealed_ends is not None and record.sealed_ends.keys() != ended:
+            faults.append(
+                f"epoch {record.epoch} notes ends of {_names(record.sealed_ends)}, but {_names(ended)} ended with it"
+            )
     return faults
+
+
+def _reference_faults(before: EpochRecord | None, record: EpochRecord, records: Sequence[EpochRecord]) -> Iterator[str]:
+    expected = 0 if before is None else before.epoch + 1
+    if record.epoch != expected:
+        yield f"epoch {record.epoch} stands where epoch {expected} should"
+    match record.cause:
+        case EpochCause.CREATE | EpochCause.SCALE:
+            if (record.cause is EpochCause.CREATE) != (before is None):
+                yield f"epoch {record.epoch} has the cause {record.cause}"
+            if record.reference_epoch != record.epoch:
+                yield f"epoch {record.epoch} was made by {record.cause} but refers to epoch {record.reference_epoch}"
+        case EpochCause.ROLLING_TRANSACTIONS | EpochCause.ROLLING_ACTIVE:
+            original = next((item for item in records if item.epoch == record.reference_epoch), None)
+            if original is None or original.epoch >= record.epoch or original.reference_epoch != original.epoch:
+                yield f"epoch {record.epoch} refers to {record.reference_epoch}, which is no earlier root epoch"
+            elif [(item.id.number, item.range) for item in original.segments] != [
+                (item.id.number, item.range) for item in record.segments
+            ]:
+                yield f"epoch {record.epoch} is no duplicate of epoch {record.reference_epoch}, to which it refers"
+        case _:
+            assert_never(record.cause)
+
+
+def _names(segments: Iterable[SegmentId]) -> str:
+    return ", ".join(str(item) for item in sorted(segments)) or "none"
