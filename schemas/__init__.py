@@ -6,6 +6,7 @@ ZooKeeper are the same data as plain JSON, so that any ZooKeeper shell shows the
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from functools import cache
@@ -46,7 +47,6 @@ class Codec:
         text = resources.files(__name__).joinpath(f"{name}.avsc").read_text(encoding="utf-8")
         self.name = name
         self.schema: Final = fastavro.parse_schema(json.loads(text))
-        self._fields = {field["name"]: field for field in cast("Datum", self.schema)["fields"]}
 
     def encode(self, datum: Datum) -> bytes:
         """Avro binary of a record; missing fields take their defaults.
@@ -84,7 +84,7 @@ class Codec:
         Raises:
             SchemaError: the record does not fit the schema.
         """
-        whole = self._complete(datum)
+        whole = self._complete(datum, drop_unknown=False)
         return json.dumps(whole, ensure_ascii=False).encode()
 
     def from_json(self, raw: bytes) -> Datum:
@@ -95,27 +95,42 @@ class Codec:
         """
         try:
             datum = json.loads(raw)
-        except ValueError as fault:
+        except (ValueError, RecursionError) as fault:
             raise SchemaError(f"not JSON where a record of schema {self.name} was expected: {fault}") from fault
         if not isinstance(datum, dict):
             raise SchemaError(f"not a record of schema {self.name} but {type(datum).__name__}")
-        return self._complete({name: value for name, value in datum.items() if name in self._fields})
+        return self._complete(datum, drop_unknown=True)
 
-    def _complete(self, datum: Datum) -> Datum:
-        whole: Datum = {}
-        for name, field in self._fields.items():
-            if name in datum:
-                whole[name] = datum[name]
-            elif "default" in field:
-                whole[name] = field["default"]
-            else:
-                raise SchemaError(f"a record of schema {self.name} lacks {name!r}")
-        unknown = sorted(set(datum) - set(whole))
-        if unknown:
-            raise SchemaError(f"a record of schema {self.name} has no field {unknown[0]!r}")
+    def _complete(self, datum: Datum, *, drop_unknown: bool) -> Datum:
+        whole = cast("Datum", _completed(self.schema, datum, self.name, drop_unknown))
         if not fastavro.validate(whole, self.schema, raise_errors=False):
             raise SchemaError(f"a record does not fit schema {self.name}: {whole!r:.300}")
         return whole
+
+
+def _completed(schema: Any, value: Any, where: str, drop_unknown: bool) -> Any:
+    """``value`` with the defaults of every record in it filled in; what is of another type is left to validation."""
+    match schema, value:
+        case {"type": "record", "fields": fields}, dict():
+            known = {field["name"]: field for field in fields}
+            unknown = next((name for name in value if name not in known), None)
+            if unknown is not None and not drop_unknown:
+                raise SchemaError(f"a record of schema {where} has no field {unknown!r}")
+            whole: Datum = {}
+            for name, field in known.items():
+                if name not in value and "default" not in field:
+                    raise SchemaError(f"a record of schema {where} lacks {name!r}")
+                part = value[name] if name in value else copy.deepcopy(field["default"])
+                whole[name] = _completed(field["type"], part, f"{where}.{name}", drop_unknown)
+            return whole
+        case {"type": "array", "items": items}, list():
+            return [_completed(items, item, where, drop_unknown) for item in value]
+        case [*branches], _ if value is not None:
+            # Our unions are null and one other branch.
+            other = next((branch for branch in branches if branch != "null"), "null")
+            return _completed(other, value, where, drop_unknown)
+        case _:
+            return value
 
 
 @cache

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import schemas
-from bridge.errors import CorruptDataError
+from bridge.errors import CorruptDataError, InvalidRequestError
 from bridge.model.identifiers import SegmentId, TransactionId
 
 EXPIRED = "expired"
@@ -103,33 +103,30 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
         CorruptDataError: the message is not one.
     """
     try:
-        transaction = TransactionId.from_bytes(key or b"")
         datum = schemas.codec("control_record").decode(value or b"")
-    except ValueError as fault:
+        return ControlRecord(
+            transaction=TransactionId.from_bytes(key or b""),
+            kind=ControlKind(datum["kind"]),
+            client_name=datum["client_name"],
+            begun_ms=datum["begun_ms"],
+            decided_ms=datum["decided_ms"],
+            controller_epoch=datum["controller_epoch"],
+            label=datum["label"],
+            reason=datum["reason"],
+            records=datum["records"],
+            size_bytes=datum["bytes"],
+            placement={
+                item["stream"]: {
+                    SegmentId.from_int(segment["segment"]): [
+                        Run(run["part"], run["base_offset"], run["count"]) for run in segment["runs"]
+                    ]
+                    for segment in item["segments"]
+                }
+                for item in datum["streams"]
+            },
+        )
+    except (schemas.SchemaError, InvalidRequestError) as fault:
         raise CorruptDataError(f"a message of the commit log is no control record: {fault}") from fault
-    except Exception as fault:
-        raise CorruptDataError(f"a message of the commit log has a foreign key: {fault}") from fault
-    return ControlRecord(
-        transaction=transaction,
-        kind=ControlKind(datum["kind"]),
-        client_name=datum["client_name"],
-        begun_ms=datum["begun_ms"],
-        decided_ms=datum["decided_ms"],
-        controller_epoch=datum["controller_epoch"],
-        label=datum["label"],
-        reason=datum["reason"],
-        records=datum["records"],
-        size_bytes=datum["bytes"],
-        placement={
-            item["stream"]: {
-                SegmentId.from_int(segment["segment"]): [
-                    Run(run["part"], run["base_offset"], run["count"]) for run in segment["runs"]
-                ]
-                for segment in item["segments"]
-            }
-            for item in datum["streams"]
-        },
-    )
 
 
 def add_run(runs: list[Run], part: int, base_offset: int, count: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
 import schemas
-from bridge.errors import CorruptDataError
+from bridge.errors import CorruptDataError, InvalidRequestError
 from bridge.model.epochs import EpochCause, EpochRecord, Segment
 from bridge.model.identifiers import Epoch, SegmentId, TransactionId
 from bridge.model.keyspace import KeyRange
@@ -19,11 +20,13 @@ RECORD_BYTES_MAX_DEFAULT = 1_000_000
 """Default limit of a record with key and headers; its batch stays below Kafka's default of 1,048,588 bytes."""
 
 
-def _read(schema: str, raw: bytes) -> schemas.Datum:
+@contextmanager
+def _reading(schema: str, raw: bytes) -> Iterator[schemas.Datum]:
+    """The datum in ``raw``; whatever its schema or the values built from it refuse is corrupt data."""
     try:
-        return schemas.codec(schema).from_json(raw)
-    except schemas.SchemaError as fault:
-        raise CorruptDataError(f"a ZooKeeper node does not hold what it should: {fault}") from fault
+        yield schemas.codec(schema).from_json(raw)
+    except (InvalidRequestError, ValueError) as fault:
+        raise CorruptDataError(f"a ZooKeeper node does not hold a record of schema {schema}: {fault}") from fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class Cluster:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        return cls(**_read("cluster", raw))
+        with _reading("cluster", raw) as datum:
+            return cls(**datum)
 
 
 class StreamState(StrEnum):
@@ -84,10 +88,10 @@ class StreamConfig:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        datum = _read("stream", raw)
-        name = StreamName.parse(datum.pop("name"))
-        group = GroupName(name.scope, datum.pop("group"))
-        return cls(name=name, group=group, state=StreamState(datum.pop("state")), **datum)
+        with _reading("stream", raw) as datum:
+            name = StreamName.parse(datum.pop("name"))
+            group = GroupName(name.scope, datum.pop("group"))
+            return cls(name=name, group=group, state=StreamState(datum.pop("state")), **datum)
 
 
 def epoch_to_json(record: EpochRecord) -> bytes:
@@ -111,21 +115,21 @@ def epoch_to_json(record: EpochRecord) -> bytes:
 
 def epoch_from_json(raw: bytes) -> EpochRecord:
     """The inverse of :func:`epoch_to_json`; raises CorruptDataError."""
-    datum = _read("epoch", raw)
-    ends = datum["sealed_ends"]
-    return EpochRecord(
-        epoch=Epoch(datum["epoch"]),
-        reference_epoch=Epoch(datum["reference_epoch"]),
-        segments=tuple(
-            Segment(SegmentId.from_int(item["segment"]), KeyRange(item["low"], item["high"]))
-            for item in datum["segments"]
-        ),
-        cause=EpochCause(datum["cause"]),
-        created_ms=datum["created_ms"],
-        sealed_ends=None
-        if ends is None
-        else {SegmentId.from_int(item["segment"]): item["end_offset"] for item in ends},
-    )
+    with _reading("epoch", raw) as datum:
+        ends = datum["sealed_ends"]
+        return EpochRecord(
+            epoch=Epoch(datum["epoch"]),
+            reference_epoch=Epoch(datum["reference_epoch"]),
+            segments=tuple(
+                Segment(SegmentId.from_int(item["segment"]), KeyRange(item["low"], item["high"]))
+                for item in datum["segments"]
+            ),
+            cause=EpochCause(datum["cause"]),
+            created_ms=datum["created_ms"],
+            sealed_ends=None
+            if ends is None
+            else {SegmentId.from_int(item["segment"]): item["end_offset"] for item in ends},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,8 @@ class ControllerEpoch:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        return cls(**_read("controller_epoch", raw))
+        with _reading("controller_epoch", raw) as datum:
+            return cls(**datum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +174,8 @@ class Group:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        datum = _read("group", raw)
-        return cls(GroupName.parse(datum["name"]), datum["created_ms"], datum["commit_log_topic_id"])
+        with _reading("group", raw) as datum:
+            return cls(GroupName.parse(datum["name"]), datum["created_ms"], datum["commit_log_topic_id"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,13 +213,13 @@ class TransactionRecord:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        datum = _read("transaction", raw)
-        return cls(
-            id=TransactionId.parse(datum.pop("id")),
-            group=GroupName.parse(datum.pop("group")),
-            streams={item["stream"]: item["reference_epoch"] for item in datum.pop("streams")},
-            **datum,
-        )
+        with _reading("transaction", raw) as datum:
+            return cls(
+                id=TransactionId.parse(datum.pop("id")),
+                group=GroupName.parse(datum.pop("group")),
+                streams={item["stream"]: item["reference_epoch"] for item in datum.pop("streams")},
+                **datum,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +265,13 @@ class Committing:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        datum = _read("committing", raw)
-        return cls(
-            transactions=tuple(TransactionId.parse(item) for item in datum["transactions"]),
-            rolls=tuple(Roll(**item) for item in datum["rolls"]),
-            created_ms=datum["created_ms"],
-            controller_epoch=datum["controller_epoch"],
-        )
+        with _reading("committing", raw) as datum:
+            return cls(
+                transactions=tuple(TransactionId.parse(item) for item in datum["transactions"]),
+                rolls=tuple(Roll(**item) for item in datum["rolls"]),
+                created_ms=datum["created_ms"],
+                controller_epoch=datum["controller_epoch"],
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,16 +303,16 @@ class Scaling:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        datum = _read("scaling", raw)
-        return cls(
-            stream=StreamName.parse(datum["stream"]),
-            request=datum["request"],
-            epoch=datum["epoch"],
-            seal=tuple(datum["seal"]),
-            ranges=tuple(KeyRange(item["low"], item["high"]) for item in datum["ranges"]),
-            created_ms=datum["created_ms"],
-            controller_epoch=datum["controller_epoch"],
-        )
+        with _reading("scaling", raw) as datum:
+            return cls(
+                stream=StreamName.parse(datum["stream"]),
+                request=datum["request"],
+                epoch=datum["epoch"],
+                seal=tuple(datum["seal"]),
+                ranges=tuple(KeyRange(item["low"], item["high"]) for item in datum["ranges"]),
+                created_ms=datum["created_ms"],
+                controller_epoch=datum["controller_epoch"],
+            )
 
 
 class RequestKind(StrEnum):
@@ -360,17 +365,13 @@ class Request:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        datum = _read("request", raw)
-        try:
-            kind = RequestKind(datum.pop("kind"))
-        except ValueError as fault:
-            raise CorruptDataError(f"an admin request of an unknown kind: {fault}") from fault
-        return cls(
-            kind=kind,
-            ranges=tuple((item["low"], item["high"]) for item in datum.pop("ranges")),
-            seal=tuple(datum.pop("seal")),
-            **datum,
-        )
+        with _reading("request", raw) as datum:
+            return cls(
+                kind=RequestKind(datum.pop("kind")),
+                ranges=tuple((item["low"], item["high"]) for item in datum.pop("ranges")),
+                seal=tuple(datum.pop("seal")),
+                **datum,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,4 +399,5 @@ class Answer:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        return cls(**_read("answer", raw))
+        with _reading("answer", raw) as datum:
+            return cls(**datum)
