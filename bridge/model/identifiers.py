@@ -6,6 +6,7 @@ Source: PDP-24, "Implementation Details": ``long segmentId = 32bit<epoch>32bit<s
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import dataclass
 from functools import total_ordering
@@ -26,6 +27,9 @@ COUNT_BITS: Final = 40
 PART_MAX: Final = (1 << PART_BITS) - 1
 COUNT_MAX: Final = (1 << COUNT_BITS) - 1
 OWNER_PART: Final = PartId(0)
+
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-?)[0-9a-fA-F]{4}\1[0-9a-fA-F]{4}\1[0-9a-fA-F]{4}\1[0-9a-fA-F]{12}")
+"""Stricter than ``uuid.UUID``, which also takes braces, ``urn:uuid:`` and hyphens anywhere."""
 
 
 @total_ordering
@@ -101,12 +105,11 @@ class TransactionId:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse what ``str()`` prints (a UUID, with or without hyphens)."""
-        try:
-            return cls(uuid.UUID(text).int)
-        except ValueError:
+        if not _UUID.fullmatch(text):
             raise InvalidRequestError(
                 f"{text!r} is not a transaction id (a UUID such as 00010000-0000-0000-0000-00000000002a)"
-            ) from None
+            )
+        return cls(int(text.replace("-", ""), 16))
 
     @property
     def epoch(self) -> int:

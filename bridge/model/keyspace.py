@@ -59,7 +59,7 @@ class KeyRange:
         return self.low < other.high and other.low < self.high
 
     def __str__(self) -> str:
-        return f"[{self.low:g}, {self.high:g})"
+        return f"[{_number(self.low)}, {_number(self.high)})"
 
 
 def even_ranges(count: int) -> list[KeyRange]:
@@ -107,4 +107,10 @@ def _runs(ranges: Sequence[KeyRange]) -> list[tuple[float, float]]:
 
 
 def _show(runs: Sequence[tuple[float, float]]) -> str:
-    return " and ".join(f"[{low:g}, {high:g})" for low, high in runs)
+    return " and ".join(f"[{_number(low)}, {_number(high)})" for low, high in runs)
+
+
+def _number(value: float) -> str:
+    """The shortest text that reads back as the same number, so that a message never shows two ends as equal."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

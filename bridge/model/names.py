@@ -22,7 +22,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Self
 
-from bridge.errors import InvalidNameError
+from bridge.errors import InvalidNameError, InvalidRequestError
 from bridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
 
 DEFAULT_GROUP: Final = "default"
@@ -31,9 +31,10 @@ TOPIC_NAME_MAX: Final = 249
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
-_SEGMENT_TOPIC = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.segment-(0|[1-9]\d*)\.epoch-(0|[1-9]\d*)")
+_NUMBER = r"(0|[1-9][0-9]{0,9})"
+_SEGMENT_TOPIC = re.compile(rf"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.segment-{_NUMBER}\.epoch-{_NUMBER}")
 _QUALIFIED = re.compile(
-    r"([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)/(0|[1-9]\d*)/#epoch\.(0|[1-9]\d*)(?:/#transaction\.([0-9a-f]{32}))?"
+    rf"([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)/{_NUMBER}/#epoch\.{_NUMBER}(?:/#transaction\.([0-9a-f]{{32}}))?"
 )
 
 
@@ -163,7 +164,10 @@ def parse_segment_topic(topic: str) -> tuple[StreamName, SegmentId]:
     if not match:
         raise InvalidNameError(f"topic {topic!r} is not a segment: scope.stream.segment-N.epoch-E is expected")
     scope, stream, number, epoch = match.groups()
-    return StreamName(scope, stream), SegmentId.of(int(number), int(epoch))
+    try:
+        return StreamName(scope, stream), SegmentId.of(int(number), int(epoch))
+    except InvalidRequestError as fault:
+        raise InvalidNameError(f"topic {topic!r} is not a segment: {fault}") from fault
 
 
 def parse_qualified(name: str) -> tuple[StreamName, SegmentId, TransactionId | None]:
@@ -178,11 +182,14 @@ def parse_qualified(name: str) -> tuple[StreamName, SegmentId, TransactionId | N
             f"{name!r} is no qualified segment name: scope/stream/N/#epoch.E[/#transaction.ID] is expected"
         )
     scope, stream, number, epoch, transaction = match.groups()
-    return (
-        StreamName(scope, stream),
-        SegmentId.of(int(number), int(epoch)),
-        None if transaction is None else TransactionId.parse(transaction),
-    )
+    try:
+        return (
+            StreamName(scope, stream),
+            SegmentId.of(int(number), int(epoch)),
+            None if transaction is None else TransactionId.parse(transaction),
+        )
+    except InvalidRequestError as fault:
+        raise InvalidNameError(f"{name!r} is no qualified segment name: {fault}") from fault
 
 
 def segment_topic_pattern(stream: StreamName) -> str:

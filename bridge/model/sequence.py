@@ -5,6 +5,7 @@ Source: DistributedLog transactions, "DLSN, SequenceId": the position gets the l
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Self
@@ -15,6 +16,7 @@ from bridge.model.identifiers import SegmentId, TransactionId
 RECORD_HEADER: Final = "rollbridge"
 """Name of the Kafka header that each record of a transaction carries: 16 bytes of id, 8 of local sequence."""
 
+_DLSN: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10}):([0-9]{1,19}):([0-9]{1,20})")
 _HEADER_VALUE: Final = Struct(">16sQ")
 HEADER_VALUE_BYTES: Final = _HEADER_VALUE.size
 
@@ -39,17 +41,12 @@ class DLSN:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse what ``str()`` prints."""
-        try:
-            head, offset, local = text.split(":")
-            epoch, number = head.split("-")
-            values = [int(epoch), int(number), int(offset), int(local)]
-        except ValueError:
-            values = [-1]
-        if min(values) < 0:
+        match = _DLSN.fullmatch(text)
+        if match is None:
             raise InvalidRequestError(
                 f"{text!r} is not a DLSN: EPOCH-NUMBER:OFFSET:LOCAL is expected, such as 4-0:17:3"
             )
-        return cls(*values)
+        return cls(*map(int, match.groups()))
 
     @property
     def segment(self) -> SegmentId:
