@@ -33,6 +33,7 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.transaction import Event, Move, State, step
 
 TOMBSTONES_MAX: Final = 100_000
+DEADLINES_MIN: Final = 1_000
 
 Partition = tuple[str, int]
 """Topic and partition of a buffer."""
@@ -89,6 +90,9 @@ class BufferedTransaction:
     def deadline_ms(self) -> int:
         """When the lease runs out, ms since 1970."""
         return self.begun_ms + self.begin.lease_ms
+
+    def __str__(self) -> str:
+        return str(self.transaction_id)
 
     @property
     def transaction_id(self) -> TransactionId:
@@ -189,13 +193,13 @@ class BufferFold:
         try:
             match header.kind:
                 case FrameKind.DATA:
-                    self._data(transaction, header, stream, partition, offset, value)
+                    self._data(transaction, header, stream, partition, offset, appended_ms, value)
                 case FrameKind.BEGIN:
                     self._begin(transaction, header, stream, partition, offset, appended_ms, value)
                 case FrameKind.COMMIT:
                     self._commit(transaction, stream, value, appended_ms)
                 case FrameKind.ABORT:
-                    self._abort(transaction, decode_abort(value), appended_ms)
+                    self._abort(transaction, stream, decode_abort(value), appended_ms)
         except CorruptDataError:
             self.dropped["corrupt"] += 1
             if transaction is not None:
@@ -242,12 +246,22 @@ class BufferFold:
             self._end(item, Event.EXPIRE, EXPIRED, now_ms)
 
     def settle(self, transaction: bytes) -> None:
-        """Forget a transaction whose outcome is in the commit log."""
-        item = self.open.pop(transaction)
-        self.decided.pop(transaction, None)
+        """Forget a transaction whose outcome is in the commit log.
+
+        Raises:
+            KeyError: no such transaction is open.
+            InvalidTransitionError: its end is not decided.
+        """
+        item = self.open[transaction]
         event = Event.MERGED if item.state is State.COMMITTING else Event.ABORT_LOGGED
-        item.state, _ = step(item.state, event, str(item.transaction_id))
+        item.state, _ = step(item.state, event, item)
+        del self.open[transaction]
+        del self.decided[transaction]
         self.cached_bytes -= item.cached_bytes
+        if len(self._deadlines) > 2 * len(self.open) + DEADLINES_MIN:
+            # Most transactions end long before their lease; without this their deadlines would stay until then.
+            self._deadlines = [(other.deadline_ms, other.id) for other in self.open.values()]
+            heapq.heapify(self._deadlines)
         if len(item.begun_in) < len(item.begin.streams):
             # A BEGIN frame of it may still stand unread in another stream's buffer: it must not open it again.
             self._tombstones[transaction] = None
@@ -277,7 +291,10 @@ class BufferFold:
         value: bytes,
     ) -> None:
         if transaction is not None:
-            step(transaction.state, Event.BEGIN, str(transaction.transaction_id))
+            step(transaction.state, Event.BEGIN, transaction)
+            if stream not in transaction.begin.places:
+                self.dropped["foreign"] += 1
+                return
             transaction.begun_in.add(stream)
             transaction.first_offsets.setdefault(partition, offset)
             return
@@ -306,6 +323,7 @@ class BufferFold:
         stream: str,
         partition: Partition,
         offset: int,
+        appended_ms: int,
         value: bytes,
     ) -> None:
         if transaction is None:
@@ -322,14 +340,14 @@ class BufferFold:
         if header.first_count <= transaction.last_count.get(piece, -1):
             self.dropped["duplicate"] += 1
             return
-        fault = self._check_batch(value, header.records)
+        fault = self._check_batch(value, header.records) if header.records else "a DATA frame without records"
         if fault is not None:
             raise CorruptDataError(fault)
         size = len(value)
         transaction.last_count[piece] = header.first_count
         transaction.bytes += size
         if transaction.bytes > self._limits.transaction_bytes_max:
-            self.refuse(transaction.id, f"it exceeds {self._limits.transaction_bytes_max} bytes", transaction.begun_ms)
+            self.refuse(transaction.id, f"it exceeds {self._limits.transaction_bytes_max} bytes", appended_ms)
             return
         cached = (
             self.cached_bytes + size <= self._limits.cache_bytes_max
@@ -349,7 +367,7 @@ class BufferFold:
         if stream != transaction.begin.home:
             self.dropped["foreign"] += 1
             return
-        state, row = step(transaction.state, Event.COMMIT, str(transaction.transaction_id))
+        state, row = step(transaction.state, Event.COMMIT, transaction)
         if not isinstance(row, Move):
             self.dropped["late"] += 1
             return
@@ -358,15 +376,17 @@ class BufferFold:
         transaction.decided_ms = appended_ms
         self.decided[transaction.id] = transaction
 
-    def _abort(self, transaction: BufferedTransaction | None, reason: str, appended_ms: int) -> None:
+    def _abort(self, transaction: BufferedTransaction | None, stream: str, reason: str, appended_ms: int) -> None:
         if transaction is None:
             self.dropped["zombie"] += 1
+        elif stream != transaction.begin.home:
+            self.dropped["foreign"] += 1
         else:
             self._end(transaction, Event.ABORT, reason, appended_ms)
 
     def _end(self, transaction: BufferedTransaction, event: Event, reason: str, now_ms: int) -> None:
         """Move towards ABORTING where the table says so; frames are of no use any more then."""
-        state, row = step(transaction.state, event, str(transaction.transaction_id))
+        state, row = step(transaction.state, event, transaction)
         if not isinstance(row, Move):
             self.dropped["late"] += 1
             return

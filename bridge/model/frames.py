@@ -29,11 +29,14 @@ from typing import Final, NamedTuple
 
 import schemas
 from bridge.errors import CorruptDataError
-from bridge.model.identifiers import TransactionId
+from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
 
 HEADER: Final = Struct(">2sBB16sIIQII")
 MAGIC: Final = b"RB"
 VERSION: Final = 1
+
+_CACHED_BYTES_MAX: Final = 512
+"""Larger values are decoded each time: with them the caches could grow to gigabytes."""
 
 BUFFER_OVERHEAD_BYTES: Final = 4096
 """How much larger a buffer topic's message limit is than its segments': room for the header and the outer batch."""
@@ -75,6 +78,8 @@ def unpack_header(key: bytes | None) -> FrameHeader | None:
     known = _KINDS.get(kind)
     if magic != MAGIC or version != VERSION or known is None or transaction[2:4] != b"\0\0":
         return None
+    if part > PART_MAX or segment > SEGMENT_NUMBER_MAX or first_count > COUNT_MAX:
+        return None
     return FrameHeader(known, transaction, part, segment, first_count, records, client_epoch)
 
 
@@ -110,23 +115,32 @@ class BeginFrame:
         )
 
 
-@lru_cache(maxsize=4096)
 def decode_begin(value: bytes) -> BeginFrame:
     """Decode a BEGIN frame's value. Transactions of one client mostly carry the same bytes, hence the cache.
 
     Raises:
-        CorruptDataError: not such a value, or one without streams.
+        CorruptDataError: not such a value, one without streams, or one that names a stream twice.
     """
+    return _cached_begin(value) if len(value) <= _CACHED_BYTES_MAX else _begin(value)
+
+
+def _begin(value: bytes) -> BeginFrame:
     datum = _decode("begin_frame", value)
     if not datum["streams"]:
         raise CorruptDataError("a BEGIN frame names no stream")
+    streams = {item["stream"]: item["reference_epoch"] for item in datum["streams"]}
+    if len(streams) < len(datum["streams"]) or min(streams.values()) < 0:
+        raise CorruptDataError("a BEGIN frame names a stream twice or with a negative epoch")
     return BeginFrame(
         client_name=datum["client_name"],
         client_epoch=datum["client_epoch"],
         label=datum["label"],
         lease_ms=datum["lease_ms"],
-        streams={item["stream"]: item["reference_epoch"] for item in datum["streams"]},
+        streams=streams,
     )
+
+
+_cached_begin = lru_cache(maxsize=4096)(_begin)
 
 
 class PieceKey(NamedTuple):
@@ -160,20 +174,26 @@ class Manifest:
         )
 
 
-@lru_cache(maxsize=4096)
 def decode_manifest(value: bytes) -> Manifest:
     """Decode a COMMIT frame's value.
 
     Raises:
-        CorruptDataError: not such a value, a piece named twice, or a count that is not positive.
+        CorruptDataError: not such a value, a piece named twice, a negative number in one, or a count not positive.
     """
+    return _cached_manifest(value) if len(value) <= _CACHED_BYTES_MAX else _manifest(value)
+
+
+def _manifest(value: bytes) -> Manifest:
     pieces: dict[PieceKey, int] = {}
     for entry in _decode("commit_frame", value)["entries"]:
         key = PieceKey(entry["part"], entry["stream"], entry["segment"])
-        if key in pieces or entry["records"] <= 0:
-            raise CorruptDataError(f"a COMMIT frame names {key} twice or with {entry['records']} records")
+        if key in pieces or entry["records"] <= 0 or min(key) < 0:
+            raise CorruptDataError(f"a COMMIT frame names {key} twice, below 0 or with {entry['records']} records")
         pieces[key] = entry["records"]
     return Manifest(pieces)
+
+
+_cached_manifest = lru_cache(maxsize=4096)(_manifest)
 
 
 def encode_abort(reason: str) -> bytes:

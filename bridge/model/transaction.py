@@ -123,8 +123,10 @@ TRANSITIONS: Final[Mapping[tuple[State, Event], Row]] = MappingProxyType(
 )
 
 
-def step(state: State, event: Event, transaction: str = "?") -> tuple[State, Row]:
+def step(state: State, event: Event, transaction: object = "?") -> tuple[State, Row]:
     """The state after an event, and the row of the table that says so.
+
+    ``transaction`` is turned into text for the error only.
 
     Raises:
         InvalidTransitionError: the pair can only come from a defect of the caller.
@@ -136,7 +138,7 @@ def step(state: State, event: Event, transaction: str = "?") -> tuple[State, Row
         case Reply.INVALID:
             raise InvalidTransitionError(
                 f"transaction {transaction} is {state} and got {event}, which must not happen; nothing was written",
-                transaction=transaction,
+                transaction=str(transaction),
                 state=state,
                 request=event,
             )
