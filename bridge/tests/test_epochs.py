@@ -1,0 +1,312 @@
+"""Epoch histories: what any sequence of scales and rolling commits keeps true, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from math import nextafter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import InvalidRangesError, InvalidRequestError
+from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment, check_chain
+from bridge.model.identifiers import Epoch, SegmentId
+from bridge.model.keyspace import KeyRange, even_ranges
+from bridge.tests.strategies import histories, partitions
+
+positions = st.floats(0.0, 1.0, exclude_max=True)
+
+
+def cells(history: EpochHistory) -> list[float]:
+    """One position out of each cell of the key space that no range of the history divides."""
+    ends = {end for record in history.records for item in record.segments for end in (item.range.low, item.range.high)}
+    return sorted(ends - {1.0})
+
+
+@given(histories())
+def test_every_epoch_partitions_the_key_space(history: EpochHistory) -> None:
+    for record in history.records:
+        assert record.segments[0].range.low == 0.0
+        assert record.segments[-1].range.high == 1.0
+        for before, after in pairwise(record.segments):
+            assert before.range.high == after.range.low
+
+
+@given(histories())
+def test_a_sound_history_has_no_faults(history: EpochHistory) -> None:
+    assert check_chain(history.records) == []
+
+
+@given(histories(), positions)
+def test_a_position_lies_in_exactly_one_segment_of_each_epoch(history: EpochHistory, position: float) -> None:
+    for record in history.records:
+        holders = [item for item in record.segments if position in item.range]
+        assert holders == [record.segment_at(position)]
+
+
+@given(histories())
+def test_ends_of_ranges_belong_to_the_upper_neighbour(history: EpochHistory) -> None:
+    for record in history.records:
+        for before, after in pairwise(record.segments):
+            assert record.segment_at(after.range.low) == after
+            assert record.segment_at(nextafter(after.range.low, 0.0)) == before
+
+
+@given(histories())
+def test_a_number_names_one_key_range_for_good(history: EpochHistory) -> None:
+    ranges: dict[int, KeyRange] = {}
+    for record in history.records:
+        for item in record.segments:
+            assert ranges.setdefault(item.id.number, item.range) == item.range
+
+
+@given(histories())
+def test_reference_epochs_follow_the_rules_of_the_proposal(history: EpochHistory) -> None:
+    for record in history.records:
+        match record.cause:
+            case EpochCause.CREATE | EpochCause.SCALE:
+                assert record.reference_epoch == record.epoch
+            case EpochCause.ROLLING_TRANSACTIONS | EpochCause.ROLLING_ACTIVE:
+                root = history.record(record.reference_epoch)
+                assert root.reference_epoch == root.epoch < record.epoch
+                assert [(item.id.number, item.range) for item in root.segments] == [
+                    (item.id.number, item.range) for item in record.segments
+                ]
+    assert history.reference.reference_epoch == history.reference.epoch == history.active.reference_epoch
+
+
+@given(histories())
+def test_a_rolling_commit_leaves_the_active_ranges_as_they_were(history: EpochHistory) -> None:
+    for record in history.records:
+        if record.cause is EpochCause.ROLLING_ACTIVE:
+            before = history.record(record.epoch - 2)
+            assert record.reference_epoch == before.reference_epoch
+            assert [(item.id.number, item.range) for item in record.segments] == [
+                (item.id.number, item.range) for item in before.segments
+            ]
+
+
+@given(histories())
+def test_predecessors_and_successors_agree_with_the_obvious_version(history: EpochHistory) -> None:
+    """The obvious version looks at one position of each cell, in every epoch, and takes what holds it next to it."""
+    after: dict[SegmentId, set[Segment]] = {segment: set() for segment in history.segments()}
+    before: dict[SegmentId, set[Segment]] = {segment: set() for segment in history.segments()}
+    for position in cells(history):
+        chain = [next(item for item in record.segments if position in item.range) for record in history.records]
+        for one, other in pairwise(chain):
+            if one != other:
+                after[one.id].add(other)
+                before[other.id].add(one)
+    for segment in history.segments():
+        assert set(history.successors(segment)) == after[segment]
+        assert set(history.predecessors(segment)) == before[segment]
+        assert len(history.successors(segment)) == len(after[segment])
+        assert len(history.predecessors(segment)) == len(before[segment])
+
+
+@given(histories())
+def test_successors_are_missing_exactly_for_active_segments(history: EpochHistory) -> None:
+    for segment in history.segments():
+        assert (not history.successors(segment)) == (segment in history.active.segment_ids)
+        assert (not history.predecessors(segment)) == (segment.epoch == 0)
+
+
+@given(histories())
+def test_segments_begin_and_end_once(history: EpochHistory) -> None:
+    began = [item.id for record in history.records for item in history.began_with(record.epoch)]
+    ended = [item.id for record in history.records for item in history.ended_with(record.epoch)]
+    assert sorted(began) == sorted(history.segments())
+    assert sorted([*ended, *history.active.segment_ids]) == sorted(history.segments())
+
+
+@given(histories())
+def test_a_sealed_end_is_known_exactly_for_segments_that_ended(history: EpochHistory) -> None:
+    for record in history.records:
+        for item in history.ended_with(record.epoch):
+            assert record.sealed_ends is not None
+            assert history.sealed_end(item.id) == record.sealed_ends[item.id]
+    for segment in history.active.segment_ids:
+        assert history.sealed_end(segment) is None
+
+
+@given(histories(), st.data())
+def test_filling_in_the_same_sealed_ends_again_changes_nothing(history: EpochHistory, data: st.DataObject) -> None:
+    record = data.draw(st.sampled_from(history.records))
+    assert history.with_sealed_ends(record.epoch, dict(record.sealed_ends or {})) == history
+
+
+@given(histories())
+def test_an_end_is_unknown_while_it_is_being_sealed(history: EpochHistory) -> None:
+    numbers = [item.id.number for item in history.active.segments]
+    scaled = history.with_records(history.plan_scale(numbers, even_ranges(2), 99))
+    for segment in history.active.segment_ids:
+        assert scaled.sealed_end(segment) is None
+        assert scaled.successors(segment)
+    assert check_chain(scaled.records) == []
+
+
+@given(partitions())
+def test_a_new_stream_numbers_its_segments_in_the_order_of_their_ranges(ranges: list[KeyRange]) -> None:
+    history = EpochHistory.create(list(reversed(ranges)), 7)
+    assert [(item.id, item.range) for item in history.active.segments] == [
+        (SegmentId.of(number, 0), item) for number, item in enumerate(ranges)
+    ]
+    assert history.active.sealed_ends == {}
+    assert history.active.created_ms == 7
+
+
+def test_segments_that_a_scale_does_not_replace_stay_under_their_own_ids() -> None:
+    history = EpochHistory.create(even_ranges(4), 0)
+    scaled = history.with_records(history.plan_scale([1, 2], [KeyRange(0.25, 0.75)], 1))
+    assert [str(item.id) for item in scaled.active.segments] == ["0.#epoch.0", "4.#epoch.1", "3.#epoch.0"]
+    assert scaled.successors(SegmentId.of(1, 0)) == scaled.successors(SegmentId.of(2, 0))
+    assert [item.id for item in scaled.predecessors(SegmentId.of(4, 1))] == [SegmentId.of(1, 0), SegmentId.of(2, 0)]
+
+
+def test_successors_are_looked_up_after_the_last_epoch_of_a_segment_that_lived_through_several() -> None:
+    history = EpochHistory.create(even_ranges(2), 0)
+    for epoch in range(1, 4):
+        upper = history.active.segment_at(0.9).id.number
+        history = history.with_records(history.plan_scale([upper], [KeyRange(0.5, 1.0)], epoch))
+    history = history.with_records(history.plan_scale([0], [KeyRange(0.0, 0.5)], 4))
+    assert [item.id for item in history.successors(SegmentId.of(0, 0))] == [SegmentId.of(5, 4)]
+    assert [item.id for item in history.predecessors(SegmentId.of(5, 4))] == [SegmentId.of(0, 0)]
+
+
+FOUR = EpochHistory.create(even_ranges(4), 0)
+
+
+@pytest.mark.parametrize(
+    ("seal", "ranges", "words"),
+    [
+        ([], [(0.0, 1.0)], "no segment to seal was named"),
+        ([4], [(0.0, 1.0)], r"not active: 4; active in epoch 0 are 0, 1, 2, 3"),
+        ([0, 9, 7], [(0.0, 0.25)], r"not active: 7, 9;"),
+        ([-1], [(0.0, 0.25)], r"not active: -1;"),
+        ([0], [], "no key range was given"),
+        ([0], [(0.0, 0.2)], r"cover \[0, 0.2\) but must cover exactly \[0, 0.25\)"),
+        ([0], [(0.0, 0.5)], r"cover \[0, 0.5\) but must cover exactly \[0, 0.25\)"),
+        ([0, 2], [(0.0, 0.25), (0.25, 0.5)], r"must cover exactly \[0, 0.25\) and \[0.5, 0.75\)"),
+        ([0, 1], [(0.0, 0.3), (0.2, 0.5)], "overlap"),
+    ],
+)
+def test_a_scale_that_can_not_be_is_refused(seal: list[int], ranges: list[tuple[float, float]], words: str) -> None:
+    with pytest.raises(InvalidRangesError, match=words):
+        FOUR.plan_scale(seal, [KeyRange(low, high) for low, high in ranges], 1)
+
+
+def test_a_segment_that_was_sealed_can_not_be_sealed_again() -> None:
+    history = FOUR.with_records(FOUR.plan_scale([0], [KeyRange(0.0, 0.25)], 1))
+    with pytest.raises(InvalidRangesError, match="not active: 0; active in epoch 1 are 1, 2, 3, 4"):
+        history.plan_scale([0], [KeyRange(0.0, 0.25)], 2)
+
+
+@pytest.mark.parametrize("segment", [SegmentId.of(4, 0), SegmentId.of(0, 1), SegmentId.of(0, 1_000_000)])
+def test_a_segment_that_never_was_is_refused(segment: SegmentId) -> None:
+    for look in (FOUR.successors, FOUR.predecessors, FOUR.sealed_end):
+        with pytest.raises(InvalidRequestError, match="is not in the history"):
+            look(segment)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1, 65_536])
+def test_an_epoch_that_never_was_is_refused(epoch: int) -> None:
+    with pytest.raises(InvalidRequestError, match="is not in the history, which ends at 0"):
+        FOUR.record(epoch)
+    with pytest.raises(InvalidRequestError):
+        FOUR.plan_rolling(epoch, 1)
+
+
+def test_a_number_that_an_epoch_lacks_is_a_key_error() -> None:
+    assert FOUR.active.segment_numbered(3).range == KeyRange(0.75, 1.0)
+    with pytest.raises(KeyError):
+        FOUR.active.segment_numbered(4)
+
+
+def epoch_record(epoch: int, reference: int, numbers: list[int] | None = None) -> EpochRecord:
+    chosen = [0] if numbers is None else numbers
+    ranges = even_ranges(len(chosen))
+    segments = [Segment(SegmentId.of(number, epoch), item) for number, item in zip(chosen, ranges, strict=True)]
+    return EpochRecord(Epoch(epoch), Epoch(reference), tuple(segments), EpochCause.SCALE, 0)
+
+
+def test_an_epoch_with_a_number_twice_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="epoch 3 holds a segment number twice"):
+        epoch_record(3, 3, [1, 1])
+
+
+def test_an_epoch_that_does_not_partition_the_key_space_is_refused() -> None:
+    with pytest.raises(InvalidRangesError):
+        replace(epoch_record(3, 3, [1, 2]), segments=epoch_record(3, 3, [1, 2]).segments[:1])
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([], "holds at least epoch 0"),
+        ([(1, 1)], "epoch 1 stands at place 0"),
+        ([(0, 0), (2, 0)], "epoch 2 stands at place 1"),
+        ([(0, 1)], "epoch 0 refers to 1"),
+        ([(0, -1)], "epoch 0 refers to -1"),
+        ([(0, 0), (1, 2), (2, 2)], "epoch 1 refers to 2"),
+        ([(0, 0), (1, 0), (2, 1)], "epoch 2 refers to 1, which is no root epoch"),
+    ],
+)
+def test_records_that_are_no_history_are_refused(records: list[tuple[int, int]], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        EpochHistory(tuple(epoch_record(epoch, reference) for epoch, reference in records))
+
+
+SOUND = FOUR.with_records(FOUR.plan_scale([0], [KeyRange(0.0, 0.25)], 1))
+SOUND = SOUND.with_sealed_ends(1, {SegmentId.of(0, 0): 3})
+SOUND = SOUND.with_records(*SOUND.plan_rolling(0, 2))
+
+
+def changed(epoch: int, **changes: object) -> list[EpochRecord]:
+    records = list(SOUND.records)
+    records[epoch] = replace(records[epoch], **changes)  # type: ignore[arg-type]
+    return records
+
+
+def renamed(epoch: int, place: int, segment: SegmentId) -> list[EpochRecord]:
+    segments = list(SOUND.record(epoch).segments)
+    segments[place] = replace(segments[place], id=segment)
+    return changed(epoch, segments=tuple(segments))
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([SOUND.records[0], SOUND.records[2]], "epoch 2 stands where epoch 1 should"),
+        ([SOUND.records[1]], "epoch 1 stands where epoch 0 should"),
+        (changed(1, cause=EpochCause.CREATE), "epoch 1 has the cause create"),
+        (changed(0, cause=EpochCause.SCALE), "epoch 0 has the cause scale"),
+        (changed(1, reference_epoch=0), "epoch 1 was made by scale but refers to epoch 0"),
+        (changed(3, reference_epoch=2), "epoch 3 refers to 2, which is no earlier root epoch"),
+        (changed(3, reference_epoch=3), "epoch 3 refers to 3, which is no earlier root epoch"),
+        (changed(3, reference_epoch=9), "epoch 3 refers to 9, which is no earlier root epoch"),
+        (changed(3, reference_epoch=0), "epoch 3 is no duplicate of epoch 0, to which it refers"),
+        (renamed(1, 0, SegmentId.of(9, 0)), "segment 9.#epoch.0 begins in epoch 1"),
+        (renamed(1, 0, SegmentId.of(9, 7)), "segment 9.#epoch.7 begins in epoch 1"),
+        (renamed(2, 0, SegmentId.of(4, 2)), "epoch 2 is no duplicate of epoch 0"),
+        (
+            changed(1, sealed_ends={SegmentId.of(1, 0): 3}),
+            "epoch 1 notes ends of 1.#epoch.0, but 0.#epoch.0 ended with it",
+        ),
+        (changed(1, sealed_ends={}), "epoch 1 notes ends of none, but 0.#epoch.0 ended with it"),
+    ],
+)
+def test_what_is_wrong_with_a_chain_is_named(records: list[EpochRecord], words: str) -> None:
+    assert any(words in fault for fault in check_chain(records)), check_chain(records)
+
+
+def test_a_number_that_changes_its_range_is_named() -> None:
+    halves = EpochHistory.create(even_ranges(2), 0)
+    moved = halves.plan_scale([0, 1], [KeyRange(0.0, 0.25), KeyRange(0.25, 1.0)], 1)
+    segments = tuple(replace(item, id=SegmentId.of(place, 1)) for place, item in enumerate(moved.segments))
+    faults = check_chain([*halves.records, replace(moved, segments=segments)])
+    assert faults == [
+        "segment 0.#epoch.1 of epoch 1 holds [0, 0.25), its number held [0, 0.5)",
+        "segment 1.#epoch.1 of epoch 1 holds [0.25, 1), its number held [0.5, 1)",
+    ]

@@ -1,0 +1,210 @@
+"""Names: topics and qualified names in both directions, Kafka's length limit, collisions, refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from bridge.errors import InvalidNameError
+from bridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+from bridge.model.names import (
+    TOPIC_NAME_MAX,
+    GroupName,
+    StreamName,
+    check_client_name,
+    check_name,
+    parse_qualified,
+    parse_segment_topic,
+    segment_topic_pattern,
+)
+from bridge.tests.strategies import group_names, segment_ids, stream_names, transaction_ids
+
+KAFKA_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+"""What Kafka accepts, org.apache.kafka.common.internals.Topic."""
+
+
+def test_names_of_one_segment() -> None:
+    stream, segment = StreamName.parse("sales/orders"), SegmentId.of(number=3, epoch=2)
+    assert stream.segment_topic(segment) == "sales.orders.segment-3.epoch-2"
+    assert stream.qualified(segment) == "sales/orders/3/#epoch.2"
+    assert (
+        stream.qualified(segment, TransactionId.of(1, 42))
+        == "sales/orders/3/#epoch.2/#transaction.0001000000000000000000000000002a"
+    )
+    assert stream.buffer_topic == "sales.orders.transaction-buffer"
+
+
+def test_names_of_one_group() -> None:
+    group = GroupName("sales")
+    assert group == GroupName("sales", "default")
+    assert group.commit_log_topic == "sales.default.commit-log"
+    assert group.node == "sales.default"
+    assert [group.transactional_id(index) for index in range(2)] == [
+        "rollbridge.sales.default.0",
+        "rollbridge.sales.default.1",
+    ]
+
+
+@given(stream_names, segment_ids)
+def test_segment_topics_round_trip(stream: StreamName, segment: SegmentId) -> None:
+    topic = stream.segment_topic(segment)
+    assert parse_segment_topic(topic) == (stream, segment)
+    assert KAFKA_TOPIC.fullmatch(topic)
+
+
+@given(stream_names, segment_ids, transaction_ids | st.none())
+def test_qualified_names_round_trip(stream: StreamName, segment: SegmentId, transaction: TransactionId | None) -> None:
+    assert parse_qualified(stream.qualified(segment, transaction)) == (stream, segment, transaction)
+
+
+@given(stream_names)
+def test_stream_names_round_trip(stream: StreamName) -> None:
+    assert StreamName.parse(str(stream)) == stream
+
+
+@given(group_names)
+def test_group_names_round_trip_as_text_and_as_node(group: GroupName) -> None:
+    assert GroupName.parse(str(group)) == group
+    assert GroupName.parse(group.node) == group
+
+
+@given(stream_names, group_names)
+def test_no_two_kinds_of_topic_have_the_same_name(stream: StreamName, group: GroupName) -> None:
+    for topic in (stream.buffer_topic, group.commit_log_topic):
+        assert KAFKA_TOPIC.fullmatch(topic)
+        with pytest.raises(InvalidNameError):
+            parse_segment_topic(topic)
+    assert stream.buffer_topic != group.commit_log_topic
+
+
+@given(stream_names, segment_ids, stream_names, segment_ids)
+def test_the_subscription_pattern_finds_a_streams_segments_and_no_others(
+    stream: StreamName, segment: SegmentId, other: StreamName, other_segment: SegmentId
+) -> None:
+    pattern = re.compile(segment_topic_pattern(stream))
+    assert pattern.fullmatch(stream.segment_topic(segment))
+    assert not pattern.fullmatch(stream.buffer_topic)
+    if other != stream:
+        assert not pattern.fullmatch(other.segment_topic(other_segment))
+
+
+@given(stream_names, stream_names)
+def test_streams_with_different_collision_keys_never_share_kafkas_metric_names(
+    one: StreamName, other: StreamName
+) -> None:
+    assume(one.collision_key != other.collision_key)
+    assert one.buffer_topic.replace(".", "_") != other.buffer_topic.replace(".", "_")
+
+
+def test_streams_that_kafka_would_not_keep_apart_share_a_collision_key() -> None:
+    assert StreamName("a_b", "c").collision_key == StreamName("a", "b_c").collision_key
+
+
+LONGEST = TOPIC_NAME_MAX - len(f"..segment-{SEGMENT_NUMBER_MAX}.epoch-{EPOCH_MAX}")
+
+
+def test_the_longest_stream_name_leaves_room_for_every_segment() -> None:
+    stream = StreamName("s" * 100, "t" * (LONGEST - 100))
+    assert len(stream.segment_topic(SegmentId.of(SEGMENT_NUMBER_MAX, EPOCH_MAX))) == TOPIC_NAME_MAX
+
+
+def test_a_stream_name_one_longer_is_refused_with_the_limit() -> None:
+    with pytest.raises(InvalidNameError, match=f"have {LONGEST + 1} characters; at most {LONGEST} fit"):
+        StreamName("s" * 100, "t" * (LONGEST - 99))
+
+
+def test_a_group_name_beyond_kafkas_limit_is_refused() -> None:
+    fits = TOPIC_NAME_MAX - len("s..commit-log")
+    assert len(GroupName("s", "g" * fits).commit_log_topic) == TOPIC_NAME_MAX
+    with pytest.raises(InvalidNameError, match="exceeds Kafka's 249 characters"):
+        GroupName("s", "g" * (fits + 1))
+
+
+BAD_NAMES = ["", "a.b", "a b", "a/b", "ä", "a\n", "a\x00", "__a", "a:b", "*", "a\u0663"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda name: check_name("scope", name),
+        lambda name: StreamName(name, "t"),
+        lambda name: StreamName("s", name),
+        lambda name: GroupName(name, "g"),
+        lambda name: GroupName("s", name),
+    ],
+)
+def test_bad_names_are_refused_wherever_they_stand(name: str, make: Callable[[str], object]) -> None:
+    with pytest.raises(InvalidNameError, match=r"is no name for a .*nothing was written"):
+        make(name)
+
+
+@pytest.mark.parametrize("text", ["", "orders", "a/b/c", "/", "a/", "/b"])
+def test_text_that_is_no_stream_name_is_refused(text: str) -> None:
+    with pytest.raises(InvalidNameError, match="nothing was written"):
+        StreamName.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "sales", "a/b/c", "a.b.c"])
+def test_text_that_is_no_group_name_is_refused(text: str) -> None:
+    with pytest.raises(InvalidNameError):
+        GroupName.parse(text)
+
+
+@pytest.mark.parametrize("name", ["loader-1", "a", "x" * 128, "team:loader.1@host"])
+def test_client_names(name: str) -> None:
+    assert check_client_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "a b", "a/b", "a\n"])
+def test_bad_client_names_are_refused(name: str) -> None:
+    with pytest.raises(InvalidNameError, match="is no client name"):
+        check_client_name(name)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        "orders",
+        "sales.orders",
+        "sales.orders.transaction-buffer",
+        "sales.orders.segment-1",
+        "sales.orders.segment-01.epoch-0",
+        "sales.orders.segment-1.epoch--1",
+        "sales.orders.segment-1.epoch-0.x",
+        "a.b.c.segment-1.epoch-0",
+        "__sales.orders.segment-1.epoch-0",
+        "sales.orders.segment-2147483648.epoch-0",
+        "sales.orders.segment-1.epoch-9999999999",
+        "sales.orders.segment-1" + "0" * 5000 + ".epoch-0",
+        "sales.orders.segment-1\u0663.epoch-0",
+        "s" * 240 + ".orders.segment-1.epoch-0",
+    ],
+)
+def test_topics_that_are_no_segment_are_refused(topic: str) -> None:
+    with pytest.raises(InvalidNameError):
+        parse_segment_topic(topic)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "sales/orders",
+        "sales/orders/1",
+        "sales/orders/1/#epoch.2/",
+        "sales/orders/1/#epoch.2/#transaction.",
+        "sales/orders/1/#epoch.2/#transaction.00010000-0000-0000-0000-00000000002a",
+        "sales/orders/1/#epoch.2/#transaction.0001ffff00000000000000000000002a",
+        "sales/orders/4294967296/#epoch.2",
+        "sales/orders/1\u0663/#epoch.2",
+    ],
+)
+def test_names_that_do_not_follow_the_scheme_are_refused(name: str) -> None:
+    with pytest.raises(InvalidNameError):
+        parse_qualified(name)

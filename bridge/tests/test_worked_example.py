@@ -1,0 +1,154 @@
+"""The worked example of PDP-24 ("So as an example: Lets say we have two transactions created against epoch 1").
+
+The proposal's steps are quoted above each test. Its history begins with epoch 1; ours begins with 0, so epoch 0 is one
+segment that is scaled to s11, s12, s13 .. s1n before the example begins. Its sij is the j-th segment of epoch i.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from bridge.errors import InvalidRequestError
+from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
+from bridge.model.identifiers import SegmentId, TransactionId
+from bridge.model.keyspace import even_ranges
+from bridge.model.names import StreamName
+
+N, M = 4, 3
+STREAM = StreamName("scope", "stream")
+
+BEFORE = EpochHistory.create(even_ranges(1), created_ms=0)
+EPOCH_1 = BEFORE.with_records(BEFORE.plan_scale([0], even_ranges(N), created_ms=1))
+S1 = [1, 2, 3, 4]
+"""Segment numbers (primary ids) of s11 .. s1n."""
+EPOCH_2 = EPOCH_1.with_records(EPOCH_1.plan_scale(S1, even_ranges(M), created_ms=2))
+S2 = [5, 6, 7]
+"""Segment numbers of s21 .. s2m."""
+EPOCH_4 = EPOCH_2.with_records(*EPOCH_2.plan_rolling(1, created_ms=3))
+
+
+def ids(record: EpochRecord) -> list[SegmentId]:
+    return [item.id for item in record.segments]
+
+
+def target(history: EpochHistory, transaction_epoch: int) -> list[SegmentId] | None:
+    """The rule of "CommitTransaction": into the active epoch if it has the same root, else a rolling commit (None)."""
+    if history.active.reference_epoch == transaction_epoch:
+        return ids(history.active)
+    return None
+
+
+def test_1_epoch_1_holds_s11_to_s1n() -> None:
+    assert ids(EPOCH_1.active) == [SegmentId.of(number, epoch=1) for number in S1]
+    assert EPOCH_1.active.reference_epoch == 1, "a fresh epoch has a loopback reference"
+
+
+def test_2_transactions_are_created_against_epoch_1() -> None:
+    """create txn t1, t2 (against epoch 1) t1 segments created = s11.#t1, s12.#t1 .. s1n.#t1"""
+    assert EPOCH_1.reference.epoch == 1
+    t1 = TransactionId.of(EPOCH_1.reference.epoch, counter=1)
+    assert t1.epoch == 1
+    assert [STREAM.qualified(segment, t1) for segment in ids(EPOCH_1.reference)] == [
+        f"scope/stream/{number}/#epoch.1/#transaction.00010000000000000000000000000001" for number in S1
+    ]
+
+
+def test_3_t1_commits_before_the_scale_and_is_merged_into_s11_to_s1n() -> None:
+    """t1 commit comes. active epoch = 1. t1 is merged into s11, s12, s13 .. s1n t2 is still open"""
+    assert target(EPOCH_1, transaction_epoch=1) == [SegmentId.of(number, epoch=1) for number in S1]
+    with pytest.raises(InvalidRequestError, match="merge into the active epoch directly"):
+        EPOCH_1.plan_rolling(1, created_ms=3)
+
+
+def test_4_the_scale_makes_epoch_2_with_s21_to_s2m() -> None:
+    """scale happens --> new segments after scale s21, s22, s23 ... s2m"""
+    assert ids(EPOCH_2.active) == [SegmentId.of(number, epoch=2) for number in S2]
+    assert EPOCH_2.active.reference_epoch == 2
+    assert EPOCH_2.active.cause is EpochCause.SCALE
+
+
+def test_5_t2_commits_after_the_scale_and_needs_a_rolling_commit() -> None:
+    """t2 commit comes --> (txn epoch 1 < active epoch 2)"""
+    assert target(EPOCH_2, transaction_epoch=1) is None
+
+
+def test_5_epoch_3_duplicates_epoch_1_and_holds_t2() -> None:
+    """epoch 3: s11.#3, s12.#3, s13.#3 ... s1n.#3"""
+    third = EPOCH_4.record(3)
+    assert ids(third) == [SegmentId.of(number, epoch=3) for number in S1]
+    assert [item.range for item in third.segments] == [item.range for item in EPOCH_1.active.segments]
+    assert third.reference_epoch == 1
+    assert third.cause is EpochCause.ROLLING_TRANSACTIONS
+
+
+def test_5_epoch_4_duplicates_epoch_2_and_is_active() -> None:
+    """epoch 4: s21.#4, s22.#4, s23.#4 ... s2m.#4"""
+    assert EPOCH_4.active.epoch == 4
+    assert ids(EPOCH_4.active) == [SegmentId.of(number, epoch=4) for number in S2]
+    assert [item.range for item in EPOCH_4.active.segments] == [item.range for item in EPOCH_2.active.segments]
+    assert EPOCH_4.active.reference_epoch == 2
+    assert EPOCH_4.active.cause is EpochCause.ROLLING_ACTIVE
+
+
+def test_5_epoch_4_is_partial_until_the_old_active_segments_are_sealed() -> None:
+    """4.e Seal active segments. complete partial record seal s21, s22, s23 ... s2m -> (complete epoch 4 record)"""
+    assert [item.id for item in EPOCH_4.ended_with(3)] == ids(EPOCH_2.active)
+    assert EPOCH_4.record(3).sealed_ends is None
+    assert EPOCH_4.record(4).sealed_ends is None
+    sealed = EPOCH_4.with_sealed_ends(3, dict.fromkeys(ids(EPOCH_2.active), 10))
+    assert [sealed.sealed_end(segment) for segment in ids(EPOCH_2.active)] == [10] * M
+    assert check_chain(sealed.records) == []
+
+
+def test_case_1_t3_begins_before_the_rolling_commit() -> None:
+    """case 1: before 4.b: t3 epoch: 2 .. t3 segments => s21.#t3 s22.#t3 .. s2m.#t3
+
+    It stays open over the rolling commit and is merged into epoch 4: "s2i.#4 is a duplicate of s2i so any transaction
+    on epoch 2 can be merged into epoch 4 as they share the same primaryId".
+    """
+    assert EPOCH_2.reference.epoch == 2
+    assert ids(EPOCH_2.reference) == [SegmentId.of(number, epoch=2) for number in S2]
+    assert target(EPOCH_4, transaction_epoch=2) == [SegmentId.of(number, epoch=4) for number in S2]
+
+
+def test_case_2_t3_begins_after_the_rolling_commit() -> None:
+    """case 2: after 4.b: t3 epoch: 4.. t3 segments => s21.#t3, s22.#t3 .. s2m.#t3
+
+    The segments are those of epoch 2, although epoch 4 is active: "All transactions will always be created against the
+    reference epoch" (Controller Metadata, which settles what the overview leaves open). It is merged into epoch 4.
+    """
+    assert EPOCH_4.active.epoch == 4
+    assert EPOCH_4.reference.epoch == 2
+    assert ids(EPOCH_4.reference) == [SegmentId.of(number, epoch=2) for number in S2]
+    assert target(EPOCH_4, EPOCH_4.reference.epoch) == [SegmentId.of(number, epoch=4) for number in S2]
+
+
+def test_per_key_order_is_that_of_time() -> None:
+    """One key's records, before, in and after the rolled transaction, lie in segments that follow each other."""
+    for position in (0.0, 0.1, 0.3, 0.5, 0.7, 0.99):
+        chain = [EPOCH_4.record(epoch).segment_at(position) for epoch in range(5)]
+        for before, after in pairwise(chain):
+            assert after in EPOCH_4.successors(before.id)
+            assert before in EPOCH_4.predecessors(after.id)
+
+
+def test_a_transaction_can_be_merged_into_every_segment_of_the_same_primary() -> None:
+    """Between "/scope/stream/segmentNumber" and "#epoch" nothing but the number counts."""
+    for number in S1:
+        assert EPOCH_4.record(3).segment_numbered(number).range == EPOCH_4.record(1).segment_numbered(number).range
+
+
+def test_reference_epochs_of_controller_metadata() -> None:
+    """if epoch 2 was created as a duplicate of epoch 0 then 2 will have reference epoch set to 0. Now say a new epoch 4
+    needs to be created which is a duplicate of 2. It will refer to the reference epoch in 2 which is 0."""
+    history = EpochHistory.create(even_ranges(2), created_ms=0)
+    history = history.with_records(history.plan_scale([0], even_ranges(4)[:2], created_ms=1))
+    history = history.with_records(*history.plan_rolling(0, created_ms=2))
+    assert [record.reference_epoch for record in history.records] == [0, 1, 0, 1]
+    history = history.with_records(*history.plan_rolling(2, created_ms=3))
+    assert [record.reference_epoch for record in history.records] == [0, 1, 0, 1, 0, 1]
+    assert ids(history.record(4)) == [SegmentId.of(0, 4), SegmentId.of(1, 4)]
+    assert ids(history.record(5)) == [SegmentId.of(2, 5), SegmentId.of(3, 5), SegmentId.of(1, 5)]
+    assert history.reference.epoch == 1
