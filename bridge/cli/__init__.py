@@ -1,0 +1,1 @@
+"""The ``rollbridge`` command line: thin commands over the public library."""

@@ -1,0 +1,201 @@
+"""The ``rollbridge`` command: global options, the table of commands, and one line for every error.
+
+Commands live in modules of their own, which are imported only when they are used. Global options may stand anywhere on
+the line: ``rollbridge status --json`` and ``rollbridge --json status`` are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from bridge.cli.context import CliContext
+from bridge.cli.exit_codes import MEANINGS, ExitCode
+from bridge.embedded.state import HOME_VARIABLE
+from bridge.errors import RollbridgeError
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A command: ``module`` has a click command of the command's name."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Final[Mapping[str, _Entry]] = {
+    "up": _Entry("bridge.cli.cluster", "Start Kafka, ZooKeeper and a coordinator on this machine."),
+    "status": _Entry("bridge.cli.cluster", "Show what runs, and where."),
+    "restart": _Entry("bridge.cli.cluster", "Stop one part of the embedded cluster and start it again."),
+    "down": _Entry("bridge.cli.cluster", "Stop the embedded cluster; its data is kept."),
+    "coordinator": _Entry("bridge.cli.cluster", "Run a coordinator in the foreground."),
+    "stream": _Entry("bridge.cli.stream", "Create, list, describe, scale and delete streams."),
+    "txn": _Entry("bridge.cli.txn", "List, describe and abort transactions."),
+    "produce": _Entry("bridge.cli.produce", "Write lines as one transaction."),
+    "consume": _Entry("bridge.cli.consume", "Read committed records."),
+}
+
+_FLAGS = frozenset({"--json", "-v", "-vv", "--verbose"})
+_OPTIONS_WITH_VALUE = frozenset({"--bootstrap-servers", "--zookeeper", "--config", "--home"})
+
+
+class _Commands(click.Group):
+    """Loads commands from the table, and takes global options wherever they stand."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = getattr(import_module(entry.module), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(int(code)), meaning) for code, meaning in MEANINGS.items()])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _global_options_first(args))
+
+
+def _global_options_first(arguments: Sequence[str]) -> list[str]:
+    """Move global options, with their values, before the command; what follows ``--`` stays untouched."""
+    first: list[str] = []
+    rest: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        if argument == "--":
+            rest.append(argument)
+            break
+        name, equals, _ = argument.partition("=")
+        if argument in _FLAGS or (name in _OPTIONS_WITH_VALUE and equals):
+            first.append(argument)
+        elif argument in _OPTIONS_WITH_VALUE:
+            first += [argument, *islice(waiting, 1)]
+        else:
+            rest.append(argument)
+    return [*first, *rest, *waiting]
+
+
+@click.command(
+    cls=_Commands,
+    name="rollbridge",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.option("--bootstrap-servers", metavar="HOST:PORT,...", help="Kafka; the embedded cluster if left out.")
+@click.option("--zookeeper", metavar="HOST:PORT,...", help="ZooKeeper; goes together with --bootstrap-servers.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file with these and other settings.",
+)
+@click.option(
+    "--home",
+    envvar=HOME_VARIABLE,
+    show_envvar=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the embedded cluster.",
+)
+@click.option("--json", is_flag=True, help="Answer, and report errors, as JSON.")
+@click.option(
+    "-v", "--verbose", count=True, help="Log to standard error, and show where errors come from; -vv for more."
+)
+@click.version_option(version("rollbridge"))
+@click.pass_context
+def rollbridge(
+    ctx: click.Context,
+    bootstrap_servers: str | None,
+    zookeeper: str | None,
+    config: Path | None,
+    home: Path | None,
+    json: bool,
+    verbose: int,
+) -> None:
+    """Rolling transactions on real Kafka topics.
+
+    Global options may also stand behind the command.
+    """
+    ctx.obj = CliContext(
+        flags={"bootstrap_servers": bootstrap_servers, "zookeeper": zookeeper},
+        config_file=config,
+        named_home=home.expanduser() if home else None,
+        json=json,
+        verbosity=verbose,
+    )
+    _log_to_standard_error(verbose)
+
+
+def _log_to_standard_error(verbosity: int) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        level={0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG),
+        force=True,
+    )
+    # A lost connection is news for those who look into something; to all others our own errors tell it.
+    logging.getLogger("kazoo").setLevel(logging.NOTSET if verbosity else logging.CRITICAL)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (see ``bridge.cli.exit_codes``) and raises nothing."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    said = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    verbose = any(argument in ("-v", "-vv", "--verbose") for argument in said)
+    try:
+        code = rollbridge.main(args=arguments, prog_name="rollbridge", standalone_mode=False)
+        # A command that has nothing to say about it returns None.
+        return code if isinstance(code, int) else ExitCode.OK
+    except click.ClickException as exc:
+        _complain(exc.format_message(), "usage", ExitCode.USAGE, as_json="--json" in said)
+        if isinstance(exc, click.UsageError) and exc.ctx is not None and "--json" not in said:
+            click.echo(f"Try '{exc.ctx.command_path} --help' for help.", err=True)
+        return ExitCode.USAGE
+    except RollbridgeError as exc:
+        _complain(str(exc), exc.code, exc.exit_code, as_json="--json" in said, cause=exc if verbose else None)
+        return exc.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        _complain("interrupted", "interrupted", ExitCode.INTERRUPTED, as_json="--json" in said)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output (a pager, head) has had enough; Python must not fail again while it flushes.
+        sys.stdout = None
+        return ExitCode.OK
+    except Exception as exc:
+        hint = "" if verbose else " (-v shows where)"
+        _complain(
+            f"unexpected {type(exc).__name__}: {exc}{hint}",
+            "unexpected",
+            ExitCode.UNEXPECTED,
+            as_json="--json" in said,
+            cause=exc if verbose else None,
+        )
+        return ExitCode.UNEXPECTED
+
+
+def _complain(message: str, code: str, exit_code: int, *, as_json: bool, cause: BaseException | None = None) -> None:
+    """Say what went wrong on standard error: in one line, or as JSON, with the traceback first if there is one."""
+    if cause is not None:
+        click.echo("".join(traceback.format_exception(cause)), err=True, nl=False)
+    if as_json:
+        details: dict[str, Any] = {"code": code, "exit_code": int(exit_code), "message": message}
+        click.echo(json.dumps({"error": details}), err=True)
+    else:
+        click.echo(f"rollbridge: {' '.join(message.split())}", err=True)

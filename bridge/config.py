@@ -1,0 +1,240 @@
+"""Where the cluster is and how to reach it: settings with their checks, and the places they may come from.
+
+From strongest to weakest:
+
+1. command line flags (or arguments of a call);
+2. environment variables: ``ROLLBRIDGE_BOOTSTRAP_SERVERS``, ``ROLLBRIDGE_ZOOKEEPER``, ``ROLLBRIDGE_ZOOKEEPER_ROOT``,
+   ``ROLLBRIDGE_CLIENT_NAME``, and ``ROLLBRIDGE_KAFKA_...`` for security, such as ``ROLLBRIDGE_KAFKA_SASL_PASSWORD``;
+3. a TOML file, named by ``--config`` or ``ROLLBRIDGE_CONFIG``::
+
+       bootstrap_servers = "broker-1:9093,broker-2:9093"
+       zookeeper = "zk-1:2181,zk-2:2181,zk-3:2181"
+       [kafka]
+       security.protocol = "SASL_SSL"
+
+4. the embedded cluster, if one was started with ``rollbridge up`` and neither address is set above. Half an address is
+   never completed from there: a foreign Kafka with the embedded ZooKeeper is what nobody wants.
+
+Nothing is read on import. All faults are reported together, each with the name of its key and where it was set.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bridge.embedded.state import Home, default_home
+from bridge.errors import ConfigError, InvalidNameError
+from bridge.kafka.security import SECURITY_KEYS, Security
+from bridge.model.names import check_client_name
+
+CONFIG_VARIABLE: Final = "ROLLBRIDGE_CONFIG"
+"""Environment variable with the path of the TOML file."""
+
+_PREFIX = "ROLLBRIDGE_"
+_KAFKA_PREFIX = "ROLLBRIDGE_KAFKA_"
+_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+_ROOT = re.compile(r"(/[A-Za-z0-9._-]+)+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """Everything that is needed to reach a cluster; checked on construction.
+
+    Raises:
+        ConfigError: one or several settings are wrong; all are named.
+    """
+
+    bootstrap_servers: str
+    """``host:port``, several with commas between."""
+    zookeeper: str
+    """``host:port``, several with commas between; the port is 2181 if left out."""
+    zookeeper_root: str = "/rollbridge"
+    """Path under which everything of one rollbridge stands; one per Kafka cluster."""
+    client_name: str = "rollbridge"
+    """Names this client in transactions and logs: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``."""
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Security settings under librdkafka's names. Only these pass: others could load code (``plugin.library.paths``,
+    ``ssl.engine.location``) or undo what transactions rest on. Not in ``repr``, as there are secrets among them."""
+
+    def __post_init__(self) -> None:
+        if faults := list(self._faults()):
+            raise ConfigError("; ".join(f"{key}: {fault}" if key else fault for key, fault in faults))
+
+    def _faults(self) -> Iterable[tuple[str, str]]:
+        if not self.bootstrap_servers:
+            yield "bootstrap_servers", "is empty"
+        for address in self.bootstrap_servers.split(",") if self.bootstrap_servers else ():
+            if not _is_address(address, port_needed=True):
+                yield "bootstrap_servers", f"{address!r} is not host:port"
+        hosts, slash, chroot = self.zookeeper.partition("/")
+        if not hosts:
+            yield "zookeeper", "is empty"
+        for address in hosts.split(",") if hosts else ():
+            if not _is_address(address, port_needed=False):
+                yield "zookeeper", f"{address!r} is not host:port"
+        if slash and not _ROOT.fullmatch(slash + chroot):
+            yield "zookeeper", f"{slash + chroot!r} is no ZooKeeper path"
+        if not _ROOT.fullmatch(self.zookeeper_root) or {".", ".."} & set(self.zookeeper_root.split("/")):
+            yield "zookeeper_root", f"{self.zookeeper_root!r} is no path like /rollbridge"
+        try:
+            check_client_name(self.client_name)
+        except InvalidNameError as exc:
+            yield "client_name", str(exc)
+        unknown = [key for key in self.kafka if key not in SECURITY_KEYS]
+        for key in unknown:
+            yield f"kafka.{key}", f"is not a security setting that may be passed on{_nearest(key, SECURITY_KEYS)}"
+        try:
+            Security.from_config({key: value for key, value in self.kafka.items() if key not in unknown})
+        except ConfigError as exc:
+            # Names its keys itself.
+            yield "", "; ".join(f"kafka.{fault}" for fault in str(exc).split("; "))
+
+
+_KEYS: Final = ("bootstrap_servers", "zookeeper", "zookeeper_root", "client_name")
+_VARIABLES: Final = {_PREFIX + key.upper(): key for key in _KEYS}
+_KAFKA_VARIABLES: Final = {_KAFKA_PREFIX + key.upper().replace(".", "_"): key for key in SECURITY_KEYS}
+_ADDRESSES: Final = ("bootstrap_servers", "zookeeper")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """What one place says; ``origin`` is how messages call it."""
+
+    origin: str
+    values: Mapping[str, str]
+    kafka: Mapping[str, str] = field(default_factory=dict)
+
+
+def load_settings(
+    flags: Mapping[str, str | None] | None = None,
+    *,
+    config_file: Path | None = None,
+    home: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ConnectionSettings:
+    """Put the settings together from all places; see the module's head for their order.
+
+    Args:
+        flags: By key; ``None`` means not given.
+        config_file: The TOML file; ``ROLLBRIDGE_CONFIG`` names it otherwise.
+        home: The embedded cluster's directory; ``ROLLBRIDGE_HOME`` or the user's data directory otherwise.
+        environ: The environment; the process's own by default.
+
+    Raises:
+        ConfigError: something is wrong, unknown or missing; everything is named at once.
+    """
+    environ = os.environ if environ is None else environ
+    faults: list[str] = []
+    layers = [
+        _Layer(origin="command line", values={key: value for key, value in (flags or {}).items() if value}),
+        _from_environment(environ, faults),
+    ]
+    if config_file is None and environ.get(CONFIG_VARIABLE):
+        config_file = Path(environ[CONFIG_VARIABLE]).expanduser()
+    if config_file is not None:
+        layers.append(_from_file(config_file, faults))
+    values = {key: layer.values[key] for layer in reversed(layers) for key in layer.values}
+    missing = [key for key in _ADDRESSES if key not in values]
+    if len(missing) == 1:
+        other = next(key for key in _ADDRESSES if key in values)
+        origin = next(layer.origin for layer in layers if other in layer.values)
+        faults.append(
+            f"{missing[0]}: not set, but {other} is (by the {origin}), so the embedded cluster does not come into it; "
+            f"set both or neither"
+        )
+    elif missing:
+        state = Home(home or default_home(environ)).load()
+        if state is not None and state.running:
+            values |= {"bootstrap_servers": state.bootstrap_servers, "zookeeper": state.zookeeper}
+        else:
+            faults.append(
+                "no cluster is named and none is embedded: start one with `rollbridge up`, or set bootstrap_servers "
+                f"and zookeeper (--bootstrap-servers and --zookeeper, {', '.join(list(_VARIABLES)[:2])}, or a file)"
+            )
+    kafka = {key: layer.kafka[key] for layer in reversed(layers) for key in layer.kafka}
+    try:
+        # Addresses that are missing were reported above; the stand-ins let the other settings be checked as well.
+        settings = ConnectionSettings(**{**dict.fromkeys(_ADDRESSES, "missing:1"), **values}, kafka=kafka)
+    except ConfigError as exc:
+        raise ConfigError("; ".join([*faults, str(exc)])) from None
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return settings
+
+
+def _from_environment(environ: Mapping[str, str], faults: list[str]) -> _Layer:
+    values: dict[str, str] = {}
+    kafka: dict[str, str] = {}
+    for variable, value in sorted(environ.items()):
+        if not value or not variable.startswith(_PREFIX):
+            continue
+        if key := _VARIABLES.get(variable):
+            values[key] = value
+        elif key := _KAFKA_VARIABLES.get(variable):
+            kafka[key] = value
+        elif variable.startswith(_KAFKA_PREFIX):
+            faults.append(
+                f"{variable}: is not a security setting that may be passed on{_nearest(variable, _KAFKA_VARIABLES)}"
+            )
+        elif nearest := difflib.get_close_matches(variable, _VARIABLES, n=1, cutoff=0.9):
+            # Other variables with our prefix are none of this module's business, but this one is a slip.
+            faults.append(f"{variable}: is unknown; did you mean {nearest[0]}?")
+    return _Layer(origin="environment", values=values, kafka=kafka)
+
+
+def _from_file(path: Path, faults: list[str]) -> _Layer:
+    origin = f"file {path}"
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        faults.append(f"{path}: is not readable as TOML: {exc}")
+        return _Layer(origin=origin, values={})
+    values: dict[str, str] = {}
+    for key, value in document.items():
+        match value:
+            case _ if key == "kafka":
+                continue
+            case _ if key not in _KEYS:
+                faults.append(f"{key} (in {path}): is unknown{_nearest(key, (*_KEYS, 'kafka'))}")
+            case str():
+                values[key] = value
+            case [*several] if key in _ADDRESSES and all(isinstance(one, str) for one in several):
+                values[key] = ",".join(several)
+            case _:
+                faults.append(f"{key} (in {path}): is {value!r}, but text is expected")
+    kafka = document.get("kafka", {})
+    if not isinstance(kafka, dict):
+        faults.append(f"kafka (in {path}): is {kafka!r}, but a table is expected")
+        kafka = {}
+    return _Layer(origin=origin, values=values, kafka=_flatten(kafka))
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Undo what TOML makes of ``security.protocol = ...``: a table in a table."""
+    flat: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return flat
+
+
+def _is_address(text: str, *, port_needed: bool) -> bool:
+    found = _HOST_PORT.fullmatch(text.strip())
+    if found is None:
+        return False
+    return 1 <= int(found[2]) <= 65535 if found[2] else not port_needed
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
