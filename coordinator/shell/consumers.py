@@ -1,0 +1,175 @@
+"""Consumers of a leader: the tail of the transaction buffers, frames read again, and the whole commit log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from bridge.errors import CorruptDataError, KafkaUnavailable
+from bridge.model.buffer import FrameRef, Partition
+from bridge.model.control import ControlKind, decode_control
+from coordinator.effects import LogSummary
+
+logger = logging.getLogger(__name__)
+
+MESSAGES_AT_ONCE: Final = 2_000
+READ_AHEAD_KBYTES: Final = 16 * 1024
+SEEK_GAP: Final = 2_000
+"""Frames of others that are skipped by reading rather than by seeking."""
+
+
+def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more: object) -> Consumer:
+    return Consumer(
+        {
+            **security,
+            "bootstrap.servers": brokers,
+            "group.id": "rollbridge-coordinator",  # required by the library; no offsets are ever committed
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": isolation,
+            "check.crcs": True,
+            "allow.auto.create.topics": False,
+            "fetch.wait.max.ms": 50,
+            "fetch.error.backoff.ms": 5,
+            "fetch.message.max.bytes": 4 * 1024 * 1024,
+            "queued.max.messages.kbytes": READ_AHEAD_KBYTES,
+            "topic.metadata.refresh.interval.ms": 30_000,
+            **more,
+        }
+    )
+
+
+class BufferTail:
+    """Reads the buffers of a group from given offsets on, as they grow."""
+
+    def __init__(self, brokers: str, security: Mapping[str, str]) -> None:
+        self._consumer = _consumer(brokers, security, "read_uncommitted")
+        self._assigned: set[Partition] = set()
+
+    def assign(self, wanted: Mapping[Partition, int]) -> None:
+        """Read exactly these partitions; a new one from its offset on, the others from where they are."""
+        gone = self._assigned - wanted.keys()
+        if gone:
+            self._consumer.incremental_unassign([TopicPartition(*item) for item in sorted(gone)])
+        fresh = sorted(wanted.keys() - self._assigned)
+        if fresh:
+            starts = [TopicPartition(*item, wanted[item] or OFFSET_BEGINNING) for item in fresh]
+            self._consumer.incremental_assign(starts)
+        self._assigned = set(wanted)
+
+    def poll(self, timeout_s: float) -> Iterator[Message]:
+        """What has arrived; waits for the first message at most ``timeout_s``."""
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return
+        for message in (first, *self._consumer.consume(MESSAGES_AT_ONCE, 0)):
+            error = message.error()
+            if error is None:
+                yield message
+            elif (message.topic(), message.partition()) in self._assigned:
+                _report(error)
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._consumer.close()
+
+
+class FrameReader:
+    """Reads single frames again, best in the order of their offsets."""
+
+    def __init__(self, brokers: str, security: Mapping[str, str], timeout_s: float = 60.0) -> None:
+        self._brokers = brokers
+        self._security = security
+        self._timeout_s = timeout_s
+        self._consumer: Consumer | None = None
+        self._at: tuple[Partition, int] | None = None
+        self._ahead: dict[int, Message] = {}
+
+    def read(self, frame: FrameRef) -> bytes:
+        """The record batch of a frame.
+
+        Raises:
+            CorruptDataError: the buffer no longer holds the frame.
+            KafkaUnavailable: no broker answered in time.
+        """
+        if self._consumer is None:
+            self._consumer = _consumer(self._brokers, self._security, "read_uncommitted")
+        if self._at is None or self._at[0] != frame.partition or not 0 <= frame.offset - self._at[1] <= SEEK_GAP:
+            self._consumer.assign([TopicPartition(*frame.partition, frame.offset)])
+            self._ahead.clear()
+        self._at = (frame.partition, frame.offset + 1)
+        while frame.offset not in self._ahead:
+            self._fill(frame)
+        for offset in [item for item in self._ahead if item < frame.offset]:
+            del self._ahead[offset]
+        value = self._ahead.pop(frame.offset).value()
+        if value is None or len(value) != frame.size:
+            raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} no longer holds its frame")
+        return value
+
+    def close(self) -> None:
+        """Stop reading and forget what was read ahead."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer, self._at = None, None
+            self._ahead.clear()
+
+    def _fill(self, frame: FrameRef) -> None:
+        assert self._consumer is not None
+        first = self._consumer.poll(self._timeout_s)
+        if first is None:
+            raise KafkaUnavailable(
+                f"no broker gave offset {frame.offset} of {frame.partition[0]} in {self._timeout_s:g} s"
+            )
+        for message in (first, *self._consumer.consume(64, 0)):
+            error = message.error()
+            if error is not None:
+                _report(error)
+                continue
+            offset = message.offset()
+            if offset is not None and offset >= frame.offset:
+                self._ahead[offset] = message
+        if self._ahead and frame.offset not in self._ahead and min(self._ahead) > frame.offset:
+            raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} is gone: the buffer was truncated")
+
+
+def read_commit_log(brokers: str, security: Mapping[str, str], topic: str, timeout_s: float = 120.0) -> LogSummary:
+    """Everything that a commit log says up to its end.
+
+    Raises:
+        CorruptDataError: a message in it is not a control record.
+        KafkaUnavailable: no broker answered in time.
+    """
+    begun: set[bytes] = set()
+    ended: set[bytes] = set()
+    consumer = _consumer(brokers, security, "read_committed", **{"enable.partition.eof": True})
+    try:
+        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        while True:
+            first = consumer.poll(timeout_s)
+            if first is None:
+                raise KafkaUnavailable(f"no broker gave the commit log {topic} within {timeout_s:g} s")
+            for message in (first, *consumer.consume(MESSAGES_AT_ONCE, 0)):
+                error = message.error()
+                if error is not None:
+                    if error.code() == KafkaError._PARTITION_EOF:
+                        return LogSummary(frozenset(ended), frozenset(begun - ended))
+                    _report(error)
+                    continue
+                record = decode_control(message.key(), message.value())
+                (begun if record.kind is ControlKind.BEGIN else ended).add(record.transaction.bytes)
+    finally:
+        consumer.close()
+
+
+def _report(error: KafkaError) -> None:
+    """Go on where the library goes on by itself; stop where it does not."""
+    if error.fatal() or error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+        raise CorruptDataError(f"a buffer does not hold what it should: {error.str()}") from KafkaException(error)
+    if error.code() == KafkaError._ALL_BROKERS_DOWN:
+        raise KafkaUnavailable(f"no broker answers: {error.str()}") from KafkaException(error)
+    logger.info("consumer goes on after: %s", error.str())

@@ -1,0 +1,155 @@
+"""The interpreter: carries out the effects of a leader's procedures, one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any, Final, TypeVar, assert_never
+
+from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.topics import TopicAdmin
+from bridge.model import paths
+from bridge.model.buffer import FrameRef, Partition
+from bridge.model.control import ControlRecord
+from bridge.model.names import GroupName
+from bridge.model.nodes import CheckNode, NodeOperation
+from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch
+from bridge.zookeeper.session import ZooKeeperSession
+from coordinator import effects as fx
+from coordinator.config import CoordinatorSettings
+from coordinator.errors import DeposedError
+from coordinator.shell.consumers import FrameReader, read_commit_log
+from coordinator.shell.control_batch import control_batches
+from coordinator.shell.crash import CrashPoint
+from coordinator.shell.frame_feed import FrameFeed
+
+logger = logging.getLogger(__name__)
+
+IDENTITIES: Final = 3
+"""Transactional ids used in turn, so that a round never waits for the markers of the one before."""
+
+T = TypeVar("T")
+
+
+class Interpreter:
+    """Runs procedures for one term of one leader.
+
+    Errors of the adapters pass through: none is understood here, because after any of them the leader's state is not
+    to be trusted, and it takes over anew.
+    """
+
+    def __init__(
+        self, settings: CoordinatorSettings, group: GroupName, session: ZooKeeperSession, controller_version: int
+    ) -> None:
+        """Prepare a term.
+
+        Args:
+            settings: Of the daemon.
+            group: Which group is led.
+            session: The ZooKeeper session that holds the leadership.
+            controller_version: Version of the controller node that makes this leader the newest.
+        """
+        self._settings = settings
+        self._group = group
+        self._session = session
+        self._fence = CheckNode(paths.controller(group), controller_version)
+        self._admin = TopicAdmin(settings.bootstrap_servers, security=settings.security)
+        self._reader = FrameReader(settings.bootstrap_servers, settings.security)
+        self._appenders = [
+            TransactionalAppender(
+                settings.bootstrap_servers, group.transactional_id(number), security=settings.security
+            )
+            for number in range(IDENTITIES)
+        ]
+        self._turn = cycle(self._appenders)
+        self._current = next(self._turn)
+        self._crash = CrashPoint.from_environment()
+
+    def run(self, procedure: fx.Steps[T]) -> T:
+        """Carry out a procedure; gives its result."""
+        result: Any = None
+        while True:
+            try:
+                effect = procedure.send(result)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            if self._crash is not None:
+                self._crash.reach(procedure, effect, "before")
+            try:
+                result = self._execute(effect)
+            except Exception as fault:
+                procedure.close()
+                logger.debug("%s: %s failed: %s", self._group, type(effect).__name__, fault)
+                raise
+            if self._crash is not None:
+                self._crash.reach(procedure, effect, "after")
+
+    def close(self) -> None:
+        """End the term: what is open in Kafka is aborted."""
+        for appender in self._appenders:
+            appender.close()
+        self._reader.close()
+
+    def _execute(self, effect: fx.Effect) -> Any:
+        match effect:
+            case fx.MergeFrames(items):
+                return self._merge(items)
+            case fx.AppendControl(topic, records):
+                return self._append_control(topic, records)
+            case fx.CommitRound():
+                self._current.commit()
+                self._current = next(self._turn)
+            case fx.Write(operations):
+                return self._write(operations)
+            case fx.ReadNodes(names):
+                nodes = self._session.get_many(names)
+                return {name: None if node is None else node.value for name, node in zip(names, nodes, strict=True)}
+            case fx.ReadChildren(names):
+                return dict(zip(names, self._session.children_many(names), strict=True))
+            case fx.EnsureNodes(names):
+                known = self._session.get_many(names)
+                for name, node in zip(names, known, strict=True):
+                    if node is None:
+                        self._session.ensure(name)
+            case fx.CreateTopics(topics):
+                return self._admin.create_topics(topics)
+            case fx.DeleteTopics(topics):
+                self._admin.delete_topics(topics)
+            case fx.TopicIds(topics):
+                return self._admin.topic_ids(topics)
+            case fx.Seal(topics):
+                return self._admin.seal(topics, timeout_s=self._settings.seal_timeout_s)
+            case fx.EndOffsets(partitions):
+                return self._end_offsets(partitions)
+            case fx.TakeIdentity(_):
+                for appender in self._appenders:
+                    appender.init()
+            case fx.ReadCommitLog(topic):
+                return read_commit_log(self._settings.bootstrap_servers, self._settings.security, topic)
+            case _:
+                assert_never(effect)
+        return None
+
+    def _write(self, operations: Sequence[NodeOperation]) -> bool:
+        try:
+            self._session.multi([self._fence, *operations])
+        except (NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch) as fault:
+            if fault.path == self._fence.path:
+                raise DeposedError(f"{self._group} has a newer leader; nothing was written") from fault
+            logger.info("%s: a write did not apply: %s", self._group, fault)
+            return False
+        return True
+
+    def _merge(self, items: Sequence[tuple[str, FrameRef]]) -> Sequence[int]:
+        feed = FrameFeed(items, self._reader.read)
+        return feed.offsets(self._current.append(feed.batches()))
+
+    def _append_control(self, topic: str, records: Sequence[ControlRecord]) -> Sequence[int]:
+        batches, places = control_batches(records)
+        bases = self._current.append((topic, batch) for batch in batches)
+        return [bases[batch] + delta for batch, delta in places]
+
+    def _end_offsets(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
+        return {(topic, number): self._current.end_offset(topic, partition=number) for topic, number in partitions}

@@ -1,0 +1,226 @@
+"""Leadership: one thread for each group, which waits for the lead, takes over, serves, and gives way.
+
+The ephemeral ``leader`` node says who should act. Who can act is decided by the controller epoch, which every
+ZooKeeper write checks, and by Kafka's fencing of transactional ids: a leader that was paused and comes back changes
+nothing any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from bridge.errors import CorruptDataError, FencedError, RollbridgeError
+from bridge.kafka.batches import validate_frame
+from bridge.model import paths
+from bridge.model.buffer import BufferFold, Partition
+from bridge.model.names import GroupName
+from bridge.model.records import ControllerEpoch
+from bridge.zookeeper.errors import NodeExists
+from bridge.zookeeper.session import ZooKeeperSession
+from coordinator.agenda import work
+from coordinator.config import CoordinatorSettings
+from coordinator.errors import DeposedError, StaleStateError
+from coordinator.group import GroupState
+from coordinator.procedures.takeover import finish_pending, take_over
+from coordinator.shell.consumers import BufferTail
+from coordinator.shell.interpreter import Interpreter
+
+logger = logging.getLogger(__name__)
+
+PAUSE_MAX_S = 5.0
+
+
+def check_batch(batch: bytes, records: int) -> str | None:
+    """What is wrong with a client's record batch; None if it can be forwarded."""
+    try:
+        validate_frame(batch, records)
+    except CorruptDataError as fault:
+        return str(fault)
+    return None
+
+
+class Leadership(threading.Thread):
+    """Leads one group whenever it is this daemon's turn."""
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        group: GroupName,
+        session: ZooKeeperSession,
+        is_preferred: Callable[[GroupName], bool],
+    ) -> None:
+        """Prepare; :meth:`start` begins.
+
+        Args:
+            settings: Of the daemon.
+            group: Which group.
+            session: The daemon's ZooKeeper session.
+            is_preferred: Whether this daemon is the group's first choice among those alive.
+        """
+        super().__init__(name=f"leader-{group}", daemon=True)
+        self._settings = settings
+        self._group = group
+        self._session = session
+        self._is_preferred = is_preferred
+        self._stopping = threading.Event()
+        self._changed = threading.Event()
+
+    def run(self) -> None:
+        """Wait for the lead and serve, again and again, until stopped."""
+        pause = 0.1
+        while not self._stopping.is_set():
+            try:
+                if self._win():
+                    self._serve()
+                    pause = 0.1
+            except (DeposedError, FencedError) as fault:
+                logger.warning("%s: no longer the leader: %s", self._group, fault)
+            except (StaleStateError, RollbridgeError) as fault:
+                logger.warning("%s: gives up the lead and starts anew: %s", self._group, fault)
+            except Exception:
+                logger.exception("%s: a defect ended the lead; starting anew", self._group)
+            finally:
+                self._yield_lead()
+            self._stopping.wait(pause)
+            pause = min(2 * pause, PAUSE_MAX_S)
+
+    def stop(self) -> None:
+        """Give up the lead after the work at hand, and end."""
+        self._stopping.set()
+        self._changed.set()
+
+    def poke(self) -> None:
+        """Look again at who should lead."""
+        self._changed.set()
+
+    def _win(self) -> bool:
+        """Wait until this daemon holds the leader node; False when stopped first."""
+        vacant_since: float | None = None
+        while not self._stopping.is_set():
+            self._changed.clear()
+            present = self._session.exists(paths.leader(self._group), self._changed.set)
+            if present is not None:
+                vacant_since = None
+                self._changed.wait()
+                continue
+            vacant_since = vacant_since or time.monotonic()
+            left = vacant_since + self._settings.patience_s - time.monotonic()
+            if not self._is_preferred(self._group) and left > 0:
+                self._changed.wait(left)
+                continue
+            try:
+                self._session.create(paths.leader(self._group), self._settings.name.encode(), ephemeral=True)
+            except NodeExists:
+                continue
+            return True
+        return False
+
+    def _raise_epoch(self) -> tuple[int, int]:
+        """The next controller epoch, ours now, and the version of its node."""
+        path = paths.controller(self._group)
+        self._session.ensure(path, ControllerEpoch(0, "", 0).to_json())
+        self._session.sync()
+        node = self._session.get(path)
+        if node is None:
+            raise StaleStateError(f"group {self._group} is gone")
+        epoch = ControllerEpoch.from_json(node.value).epoch + 1 if node.value else 1
+        fresh = ControllerEpoch(epoch, self._settings.name, _now_ms())
+        return epoch, self._session.set(path, fresh.to_json(), node.version)
+
+    def _serve(self) -> None:
+        started = time.monotonic()
+        epoch, version = self._raise_epoch()
+        interpreter = Interpreter(self._settings, self._group, self._session, version)
+        tail = BufferTail(self._settings.bootstrap_servers, self._settings.security)
+        try:
+            group, ends = interpreter.run(
+                take_over(
+                    self._group,
+                    epoch,
+                    lambda terminated: BufferFold(self._settings.limits, check_batch, terminated),
+                    self._settings.leader,
+                    replication_factor=self._settings.replication_factor,
+                )
+            )
+            self._fold_until(tail, group, ends)
+            interpreter.run(finish_pending(group))
+            logger.info(
+                "%s: leads since controller epoch %d, %d streams, %d open transactions, took over in %.2f s",
+                self._group,
+                epoch,
+                len(group.streams),
+                len(group.fold.open),
+                time.monotonic() - started,
+            )
+            self._loop(interpreter, tail, group)
+        finally:
+            tail.close()
+            interpreter.close()
+
+    def _loop(self, interpreter: Interpreter, tail: BufferTail, group: GroupState) -> None:
+        holder = self._session.session_id
+        requested = threading.Event()
+        requested.set()
+        while not self._stopping.is_set():
+            if not self._session.is_connected:
+                # Nobody knows who leads; what was read meanwhile is not lost, it stays in the buffers.
+                self._stopping.wait(self._settings.poll_s)
+                continue
+            if self._session.session_id != holder:
+                raise DeposedError("the ZooKeeper session was lost")
+            if self._changed.is_set() and self._should_give_way():
+                return
+            tail.assign({partition: group.fold.positions.get(partition, 0) for partition in group.partitions()})
+            asked = requested.is_set()
+            if asked:
+                requested.clear()
+                self._session.children(paths.requests(self._group), requested.set)
+            self._fold(tail, group, 0.0 if asked else self._settings.poll_s)
+            if interpreter.run(work(group, _now_ms(), requests=asked)):
+                requested.set()
+
+    def _fold_until(self, tail: BufferTail, group: GroupState, ends: dict[Partition, int]) -> None:
+        """Fold everything that was in the buffers when this leader took over."""
+        tail.assign({partition: group.fold.positions.get(partition, 0) for partition in group.partitions()})
+        while not group.is_folded(ends):
+            if self._stopping.is_set():
+                raise StaleStateError("stopped during the takeover")
+            self._fold(tail, group, 1.0)
+
+    def _fold(self, tail: BufferTail, group: GroupState, timeout_s: float) -> None:
+        streams = group.partitions()
+        fold = group.fold.fold
+        foreign = group.fold.dropped["foreign"]
+        for message in tail.poll(timeout_s):
+            partition = (message.topic() or "", message.partition() or 0)
+            stream = streams.get(partition)
+            if stream is not None:
+                fold(stream, partition, message.offset() or 0, message.timestamp()[1], message.key(), message.value())
+        if foreign == 0 and group.fold.dropped["foreign"]:
+            logger.warning(
+                "%s: a buffer holds messages that are no frames; they are skipped and counted, this is logged once",
+                self._group,
+            )
+
+    def _should_give_way(self) -> bool:
+        self._changed.clear()
+        if self._is_preferred(self._group):
+            return False
+        logger.info("%s: gives way to another coordinator, whose turn it is", self._group)
+        return True
+
+    def _yield_lead(self) -> None:
+        """Remove the leader node if it is ours."""
+        try:
+            present = self._session.exists(paths.leader(self._group))
+            if present is not None and present.owner_session_id == self._session.session_id:
+                self._session.delete(paths.leader(self._group))
+        except RollbridgeError as fault:
+            logger.info("%s: the leader node goes with the session: %s", self._group, fault)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
