@@ -2,8 +2,6 @@
 
 ``jars.lock`` names every file with its SHA-256 and size. A file enters the cache by an atomic rename after its
 checksum was verified, so whatever stands there under its name is complete; several processes may fetch at once.
-
-``python -m bridge.embedded.jars [SET ...]`` fetches sets beforehand, with a progress bar.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import http.client
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -294,17 +291,3 @@ def _worth_retrying(exc: Exception) -> bool:
             return number not in _NO_USE_RETRYING
         case _:
             return True
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Fetch the named sets (default: what the embedded cluster needs); returns the exit code."""
-    try:
-        JarCache.default().ensure(*(arguments or ("kafka", "zookeeper")))
-    except RollbridgeError as exc:
-        print(f"rollbridge: {exc}", file=sys.stderr)
-        return exc.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """The watcher that ends an ephemeral cluster when the process that uses it has died.
 
-``python -m bridge.embedded.reaper HOME`` waits until its standard input ends, which it does when the last process
+``python -m bridge.embedded reap HOME`` waits until its standard input ends, which it does when the last process
 that holds the other end of the pipe is gone, SIGKILL included; then it kills what is left of the cluster and removes
 its directory. Unlike PR_SET_PDEATHSIG this does not depend on the thread that started the servers, and it also cleans
 up the files.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from bridge.embedded import processes
@@ -23,7 +22,7 @@ class Reaper:
     def __init__(self, home: Path) -> None:
         # Not among the cluster's own processes: it must outlive them.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(home)],
+            [sys.executable, "-m", "bridge.embedded", "reap", str(home)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -42,13 +41,3 @@ def reap_when_orphaned(home: Path) -> None:
     for found in processes.find(home).values():
         processes.kill(found)
     shutil.rmtree(home, ignore_errors=True)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the watcher; returns the exit code."""
-    reap_when_orphaned(Path(arguments[0]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+# Everything a newcomer needs; each target does its own set-up. Needs Python 3.11 or newer and Java 17 or newer.
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+# The first Python on PATH that is new enough; `make PYTHON=...` names another one.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+CODE := $(wildcard bridge coordinator schemas integration_tests spark_examples benchmarks)
+# Extra arguments, for example: make test ARGS="-k names -x"
+ARGS ?=
+
+.PHONY: help
+help:
+	@echo "make demo    load 336,776 real flights as one transaction while everything around it changes"
+	@echo "make test    all tests, against a real Kafka and a real ZooKeeper (ARGS=... goes to pytest)"
+	@echo "make check   lint, format and types"
+	@echo "make bench   compare with native Kafka transactions"
+	@echo "make up      start Kafka, ZooKeeper and a coordinator on this machine; make down stops them"
+	@echo "make lock    pin the newest dependencies that pyproject.toml allows"
+	@echo "make clean   remove the virtual environment and caches of this checkout"
+	@echo
+	@echo "Each does its own set-up; needed are Python 3.11 or newer and Java 17 or newer, nothing else."
+
+.PHONY: demo
+demo: $(VENV)/.demo servers
+	@$(BIN)/python -m bridge.embedded prepare spark
+	@$(BIN)/python -m spark_examples.demo_rolling $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.dev servers
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: check
+check: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy --strict $(CODE)
+
+.PHONY: bench
+bench: $(VENV)/.dev servers
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: up
+up: $(VENV)/.base servers
+	@$(BIN)/rollbridge up $(ARGS)
+
+.PHONY: down
+down: $(VENV)/.base
+	@$(BIN)/rollbridge down $(ARGS)
+
+# Java is new enough, and the servers' jars are in the cache.
+.PHONY: servers
+servers: $(VENV)/.base
+	@$(BIN)/python -m bridge.embedded prepare
+
+.PHONY: lock
+lock: $(VENV)/.dev
+	$(BIN)/uv pip compile $(LOCK) --upgrade --extra demo -o requirements/demo.lock
+	$(BIN)/uv pip compile $(LOCK) --upgrade --extra dev -c requirements/demo.lock -o requirements/dev.lock
+	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock -o requirements/base.lock
+LOCK := pyproject.toml requirements/build.in --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-header --quiet
+
+.PHONY: clean
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+# -- set-up: a stamp for each step, so that it is done once and again when its input changes -----------------
+
+$(BIN)/python:
+	@[ -n "$(PYTHON)" ] || { echo "rollbridge: Python 3.11 or newer is needed, and none is on PATH" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "rollbridge: $(PYTHON) has no venv module (on Debian: apt install python3-venv)" >&2; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: requirements/base.lock pyproject.toml | $(BIN)/python
+	@echo "Installing rollbridge and its pinned dependencies into $(VENV)"
+	@$(PIP) --quiet --require-hashes -r requirements/base.lock
+	@$(PIP) --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock $(VENV)/.base
+	@echo "Installing the pinned development tools into $(VENV)"
+	@$(PIP) --quiet --require-hashes -r requirements/dev.lock
+	@touch $@
+
+# Not quiet: Spark alone is several hundred megabytes, and the progress bar says how long that takes.
+$(VENV)/.demo: requirements/demo.lock $(VENV)/.base
+	@echo "Installing what the demo needs, Spark among it, into $(VENV)"
+	@$(PIP) --require-hashes -r requirements/demo.lock
+	@touch $@
