@@ -283,7 +283,8 @@ class BatchBuilder:
         The first record always fits, so that a limit never makes a writer loop; bound single records by
         :func:`record_size_max`. ``timestamp`` is in milliseconds since 1970.
         """
-        if self._builder.append(self._count, timestamp, key, value, headers) is None:
+        listed = headers if isinstance(headers, list) else list(headers)
+        if self._builder.append(self._count, timestamp, key, value, listed) is None:
             return False
         self._count += 1
         return True

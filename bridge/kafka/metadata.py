@@ -121,6 +121,10 @@ class Cluster:
             raise CodeError(ErrorCode.unknown_topic_or_partition, f"partition {partition} of topic {topic}")
         return node
 
+    def partition_count(self, topic: str) -> int:
+        """Partitions that were found to have a leader when ``leader`` last looked the topic up."""
+        return sum(1 for key in self._leaders if key[0] == topic)
+
     def forget_leader(self, topic: str) -> None:
         """Ask anew next time: a broker said that it does not lead this topic."""
         for key in [key for key in self._leaders if key[0] == topic]:

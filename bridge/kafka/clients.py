@@ -1,0 +1,148 @@
+"""Settings of the librdkafka clients used across the project, built in one place so that none is forgotten.
+
+Users may pass librdkafka settings through, but only those listed: some change what we promise, and one
+(``plugin.library.paths``) loads code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bridge.errors import ConfigError
+from bridge.kafka.metadata import Isolation, parse_bootstrap
+from bridge.kafka.security import SECURITY_KEYS, Security
+
+Config = dict[str, Any]
+
+_SHARED: Final = frozenset(
+    {
+        "client.dns.lookup",
+        "client.rack",
+        "broker.address.family",
+        "broker.address.ttl",
+        "connections.max.idle.ms",
+        "log_level",
+        "metadata.max.age.ms",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "socket.connection.setup.timeout.ms",
+        "socket.keepalive.enable",
+        "socket.receive.buffer.bytes",
+        "socket.send.buffer.bytes",
+        "socket.timeout.ms",
+        "statistics.interval.ms",
+    }
+)
+PRODUCER_KEYS: Final = _SHARED | {
+    "batch.num.messages",
+    "batch.size",
+    "compression.level",
+    "compression.type",
+    "delivery.timeout.ms",
+    "linger.ms",
+    "message.max.bytes",
+    "message.timeout.ms",
+    "queue.buffering.max.kbytes",
+    "queue.buffering.max.messages",
+    "queue.buffering.max.ms",
+    "request.timeout.ms",
+    "retry.backoff.max.ms",
+    "retry.backoff.ms",
+    "sticky.partitioning.linger.ms",
+}
+CONSUMER_KEYS: Final = _SHARED | {
+    "fetch.error.backoff.ms",
+    "fetch.max.bytes",
+    "fetch.message.max.bytes",
+    "fetch.min.bytes",
+    "fetch.queue.backoff.ms",
+    "fetch.wait.max.ms",
+    "heartbeat.interval.ms",
+    "max.partition.fetch.bytes",
+    "max.poll.interval.ms",
+    "queued.max.messages.kbytes",
+    "queued.min.messages",
+    "receive.message.max.bytes",
+    "session.timeout.ms",
+}
+
+
+def _base(bootstrap_servers: str, security: Mapping[str, str] | None, client_id: str) -> Config:
+    parse_bootstrap(bootstrap_servers)
+    Security.from_config(security)
+    return {"bootstrap.servers": bootstrap_servers, "client.id": client_id, **(security or {})}
+
+
+def _checked(extra: Mapping[str, Any] | None, allowed: frozenset[str], kind: str) -> Mapping[str, Any]:
+    extra = extra or {}
+    refused = sorted(set(extra) - allowed)
+    if refused:
+        hint = " (security settings are given apart)" if SECURITY_KEYS & set(refused) else ""
+        raise ConfigError(f"not allowed as {kind} settings: {', '.join(refused)}{hint}")
+    return extra
+
+
+def admin_config(
+    bootstrap_servers: str, *, security: Mapping[str, str] | None = None, client_id: str = "rollbridge"
+) -> Config:
+    """Settings of an AdminClient; ConfigError names what is wrong."""
+    return _base(bootstrap_servers, security, client_id)
+
+
+def producer_config(
+    bootstrap_servers: str,
+    *,
+    security: Mapping[str, str] | None = None,
+    client_id: str = "rollbridge",
+    extra: Mapping[str, Any] | None = None,
+) -> Config:
+    """Settings of an idempotent Producer that neither creates topics nor loses records silently.
+
+    Only failed deliveries are reported, at no measurable cost, and only to a callback: librdkafka drops a refused
+    record with ``flush() == 0`` and no exception where there is none, so every ``produce()`` must be given one.
+
+    Raises:
+        ConfigError: A setting that may not be passed through, or a wrong one.
+    """
+    return {
+        "linger.ms": 0,
+        **_checked(extra, PRODUCER_KEYS, "producer"),
+        **_base(bootstrap_servers, security, client_id),
+        "enable.idempotence": True,
+        "acks": "all",
+        "allow.auto.create.topics": False,
+        "delivery.report.only.error": True,
+    }
+
+
+def consumer_config(
+    bootstrap_servers: str,
+    *,
+    isolation: Isolation,
+    group_id: str = "rollbridge",
+    security: Mapping[str, str] | None = None,
+    client_id: str = "rollbridge",
+    extra: Mapping[str, Any] | None = None,
+) -> Config:
+    """Settings of a Consumer that commits nothing by itself; ``isolation`` is always said, since defaults differ.
+
+    Meant for ``assign()``, where ``group_id`` is required by the library and otherwise without meaning.
+
+    Raises:
+        ConfigError: A setting that may not be passed through, or a wrong one.
+    """
+    return {
+        "fetch.wait.max.ms": 50,
+        "fetch.error.backoff.ms": 5,
+        **_checked(extra, CONSUMER_KEYS, "consumer"),
+        **_base(bootstrap_servers, security, client_id),
+        "group.id": group_id,
+        "isolation.level": isolation.name.lower(),
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "allow.auto.create.topics": False,
+        "check.crcs": True,
+        "enable.partition.eof": False,
+    }
