@@ -102,13 +102,9 @@ def rolls_of(group: GroupState, transaction: BufferedTransaction) -> dict[str, i
 
     A stream to which the transaction wrote nothing needs none.
     """
-    if transaction.manifest is None:
-        return {}
-    names = list(transaction.begin.streams)
-    touched = {names[piece.stream] for piece in transaction.manifest.pieces}
     return {
         name: transaction.begin.streams[name]
-        for name in touched
+        for name in _touched(transaction)
         if group.streams[name].history.active.reference_epoch != transaction.begin.streams[name]
     }
 
@@ -146,8 +142,13 @@ def _is_served(group: GroupState, transaction: BufferedTransaction, rolls: dict[
     own = rolls_of(group, transaction)
     if not own or any(rolls.get(name) != epoch for name, epoch in own.items()):
         return False
-    direct = {name for name in transaction.begin.streams if name not in own}
-    return not direct & rolls.keys()
+    return not (_touched(transaction) - own.keys()) & rolls.keys()
+
+
+def _touched(transaction: BufferedTransaction) -> set[str]:
+    """The streams that the manifest names."""
+    names = list(transaction.begin.streams)
+    return {names[piece.stream] for piece in transaction.manifest.pieces} if transaction.manifest else set()
 
 
 def targets(group: GroupState, rolls: tuple[Roll, ...] = ()) -> Target:

@@ -8,7 +8,7 @@ from itertools import cycle
 from typing import Any, Final, TypeVar, assert_never
 
 from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.topics import TopicAdmin
+from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
 from bridge.model.buffer import FrameRef, Partition
 from bridge.model.control import ControlRecord
@@ -114,11 +114,11 @@ class Interpreter:
                     if node is None:
                         self._session.ensure(name)
             case fx.CreateTopics(topics):
-                return self._admin.create_topics(topics)
+                return self._create_topics(topics)
             case fx.DeleteTopics(topics):
                 self._admin.delete_topics(topics)
             case fx.TopicIds(topics):
-                return self._admin.topic_ids(topics)
+                return self._topic_ids(topics)
             case fx.Seal(topics):
                 return self._admin.seal(topics, timeout_s=self._settings.seal_timeout_s)
             case fx.EndOffsets(partitions):
@@ -150,6 +150,21 @@ class Interpreter:
         batches, places = control_batches(records)
         bases = self._current.append((topic, batch) for batch in batches)
         return [bases[batch] + delta for batch, delta in places]
+
+    def _create_topics(self, specs: Sequence[fx.TopicSpec]) -> Mapping[str, str]:
+        self._admin.create_topics(
+            TopicSpec(
+                name=spec.name,
+                partitions=spec.partitions,
+                replication_factor=spec.replication_factor,
+                config=spec.config,
+            )
+            for spec in specs
+        )
+        return self._topic_ids([spec.name for spec in specs])
+
+    def _topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
+        return {name: str(identity) for name, identity in self._admin.topic_ids(topics).items()}
 
     def _end_offsets(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
         return {(topic, number): self._current.end_offset(topic, partition=number) for topic, number in partitions}

@@ -1,0 +1,76 @@
+"""Makers of group states for tests: streams with epochs, and transactions folded from real frames."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from bridge.model.buffer import BufferedTransaction, BufferFold, BufferLimits
+from bridge.model.epochs import EpochHistory
+from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from bridge.model.identifiers import TransactionId
+from bridge.model.keyspace import even_ranges, ranges_of
+from bridge.model.names import GroupName, StreamName
+from bridge.model.records import StreamConfig
+from coordinator.group import GroupState, LeaderSettings, StreamState
+
+GROUP = GroupName("sales")
+
+
+class Bench:
+    """A group whose buffers are fed by hand."""
+
+    def __init__(self, streams: Mapping[str, int], settings: LeaderSettings | None = None) -> None:
+        fold = BufferFold(BufferLimits(), lambda *_: None)
+        self.group = GroupState(GROUP, 1, fold, settings or LeaderSettings())
+        self.clock_ms = 1_000
+        self._counters = itertools.count(1)
+        for name, segments in streams.items():
+            config = StreamConfig(name=StreamName.parse(name), group=GROUP, created_ms=0, buffer_topic_id="x")
+            history = EpochHistory.create(even_ranges(segments), 0)
+            self.group.streams[name] = StreamState(config, history)
+
+    def scale(self, name: str, seal: Sequence[int], ranges: Sequence[tuple[float, float]]) -> None:
+        """Add the epoch that a scale makes."""
+        stream = self.group.streams[name]
+        stream.history = stream.history.with_records(stream.history.plan_scale(seal, ranges_of(ranges), self.clock_ms))
+
+    def begin(self, *names: str, client: str = "c", lease_ms: int = 60_000) -> TransactionId:
+        """Begin a transaction against the present reference epochs."""
+        epochs = {name: int(self.group.streams[name].history.active.reference_epoch) for name in names}
+        identifier = TransactionId.of(epochs[names[0]], next(self._counters))
+        value = BeginFrame(client, 0, None, lease_ms, epochs).encode()
+        for name in names:
+            self.feed(name, FrameHeader(FrameKind.BEGIN, identifier.bytes), value)
+        return identifier
+
+    def data(self, identifier: TransactionId, name: str, segment: int, records: int = 1, size: int = 100) -> None:
+        """Send one frame; every call continues the local sequence."""
+        first = next(self._counters)
+        header = FrameHeader(FrameKind.DATA, identifier.bytes, 0, segment, first, records)
+        self.feed(name, header, b"x" * size)
+
+    def commit(self, identifier: TransactionId, pieces: Mapping[tuple[int, int], int]) -> BufferedTransaction:
+        """Ask for a commit of (place of stream, segment) → records; gives the transaction."""
+        item = self.group.fold.open[identifier.bytes]
+        manifest = Manifest({PieceKey(0, stream, segment): count for (stream, segment), count in pieces.items()})
+        self.feed(item.begin.home, FrameHeader(FrameKind.COMMIT, identifier.bytes), manifest.encode())
+        return item
+
+    def abort(self, identifier: TransactionId) -> BufferedTransaction:
+        """Ask for an abort; gives the transaction."""
+        item = self.group.fold.open[identifier.bytes]
+        self.feed(item.begin.home, FrameHeader(FrameKind.ABORT, identifier.bytes), encode_abort("client"))
+        return item
+
+    def one(self, name: str, segment: int, client: str = "c") -> BufferedTransaction:
+        """A transaction with one record that waits for its commit."""
+        identifier = self.begin(name, client=client)
+        self.data(identifier, name, segment)
+        return self.commit(identifier, {(0, segment): 1})
+
+    def feed(self, name: str, header: FrameHeader, value: bytes) -> None:
+        """Fold one message."""
+        partition = (StreamName.parse(name).buffer_topic, 0)
+        offset = self.group.fold.positions.get(partition, 0)
+        self.group.fold.fold(name, partition, offset, self.clock_ms, header.pack(), value)

@@ -1,0 +1,186 @@
+"""Which transactions go into a round, and where."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.model.records import Roll
+from bridge.model.transaction import State
+from coordinator.group import LeaderSettings
+from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round, rolls_of, targets
+from coordinator.tests.makers import Bench
+
+ORDERS, PAYMENTS = "sales/orders", "sales/payments"
+SPLIT = [(0.0, 0.25), (0.25, 0.5)]
+
+
+def test_nothing_decided_plans_nothing() -> None:
+    bench = Bench({ORDERS: 2})
+    bench.begin(ORDERS)
+    assert plan_round(bench.group) is None
+
+
+def test_all_waiting_transactions_of_the_active_epoch_go_together_in_decision_order() -> None:
+    bench = Bench({ORDERS: 2})
+    first, second = bench.begin(ORDERS), bench.begin(ORDERS)
+    bench.data(first, ORDERS, 0)
+    bench.data(second, ORDERS, 1)
+    late = bench.commit(second, {(0, 1): 1})
+    early = bench.abort(bench.begin(ORDERS))
+    last = bench.commit(first, {(0, 0): 1})
+    assert plan_round(bench.group) == DirectRound((late, early, last))
+
+
+def test_a_round_is_bounded_in_bytes_but_takes_one_transaction_of_any_size() -> None:
+    bench = Bench({ORDERS: 1}, LeaderSettings(round_bytes_max=1_000))
+    big = bench.begin(ORDERS)
+    bench.data(big, ORDERS, 0, size=5_000)
+    item = bench.commit(big, {(0, 0): 1})
+    small = bench.one(ORDERS, 0)
+    assert plan_round(bench.group) == DirectRound((item,))
+    bench.group.fold.settle(item.id)
+    assert plan_round(bench.group) == DirectRound((small,))
+
+
+def test_a_round_is_bounded_in_transactions() -> None:
+    bench = Bench({ORDERS: 1}, LeaderSettings(round_transactions_max=3))
+    items = [bench.one(ORDERS, 0) for _ in range(5)]
+    assert plan_round(bench.group) == DirectRound(tuple(items[:3]))
+
+
+@pytest.mark.parametrize("waiting", [1, 100, 101, 250])
+def test_a_rolling_commit_gathers_every_waiting_transaction_of_its_epoch(waiting: int) -> None:
+    bench = Bench({ORDERS: 2})
+    begun = [bench.begin(ORDERS, client=f"c{number}") for number in range(waiting)]
+    bench.scale(ORDERS, [0], SPLIT)
+    active = bench.one(ORDERS, 2)
+    items = []
+    for identifier in begun:
+        bench.data(identifier, ORDERS, 1)
+        items.append(bench.commit(identifier, {(0, 1): 1}))
+    assert plan_round(bench.group) == DirectRound((active,))
+    bench.group.fold.settle(active.id)
+    assert plan_round(bench.group) == RollingRound(tuple(items), (Roll(ORDERS, 0, 1, 2, 3),))
+
+
+def test_transactions_of_the_active_epoch_wait_for_a_rolling_commit_that_was_decided_before() -> None:
+    bench = Bench({ORDERS: 2})
+    old = bench.begin(ORDERS, client="a")
+    bench.scale(ORDERS, [0], SPLIT)
+    bench.data(old, ORDERS, 1)
+    rolled = bench.commit(old, {(0, 1): 1})
+    bench.one(ORDERS, 2, client="b")
+    assert plan_round(bench.group) == RollingRound((rolled,), (Roll(ORDERS, 0, 1, 2, 3),))
+
+
+def test_one_clients_commits_keep_their_order_around_a_rolling_commit() -> None:
+    bench = Bench({ORDERS: 2})
+    first, third, other = bench.begin(ORDERS), bench.begin(ORDERS), bench.begin(ORDERS, client="other")
+    bench.scale(ORDERS, [0], SPLIT)
+    for identifier in (first, third, other):
+        bench.data(identifier, ORDERS, 1)
+    rolled = bench.commit(first, {(0, 1): 1})
+    bench.one(ORDERS, 2)  # the same client's second commit, into the active epoch
+    bench.commit(third, {(0, 1): 1})
+    sibling = bench.commit(other, {(0, 1): 1})
+    planned = plan_round(bench.group)
+    assert isinstance(planned, RollingRound)
+    assert planned.transactions == (rolled, sibling)
+
+
+def test_several_streams_roll_together_and_only_where_something_was_written() -> None:
+    bench = Bench({ORDERS: 1, PAYMENTS: 1})
+    both, orders_only = bench.begin(ORDERS, PAYMENTS, client="a"), bench.begin(ORDERS, PAYMENTS, client="b")
+    bench.scale(ORDERS, [0], [(0.0, 0.5), (0.5, 1.0)])
+    bench.scale(PAYMENTS, [0], [(0.0, 0.5), (0.5, 1.0)])
+    for identifier in (both, orders_only):
+        bench.data(identifier, ORDERS, 0)
+    bench.data(both, PAYMENTS, 0)
+    whole = bench.commit(both, {(0, 0): 1, (1, 0): 1})
+    part = bench.commit(orders_only, {(0, 0): 1})
+    assert rolls_of(bench.group, part) == {ORDERS: 0}
+    planned = plan_round(bench.group)
+    assert isinstance(planned, RollingRound)
+    assert planned.transactions == (whole, part)
+    assert planned.rolls == (Roll(ORDERS, 0, 1, 2, 3), Roll(PAYMENTS, 0, 1, 2, 3))
+
+
+def test_a_transaction_that_would_merge_directly_into_a_stream_being_rolled_waits() -> None:
+    bench = Bench({ORDERS: 1, PAYMENTS: 1})
+    old_both = bench.begin(ORDERS, PAYMENTS, client="a")
+    bench.scale(PAYMENTS, [0], [(0.0, 0.5), (0.5, 1.0)])
+    mixed = bench.begin(ORDERS, PAYMENTS, client="b")  # old in orders after the next scale, active in payments
+    bench.scale(ORDERS, [0], [(0.0, 0.5), (0.5, 1.0)])
+    for identifier, segment in ((old_both, 0), (mixed, 1)):
+        bench.data(identifier, ORDERS, 0)
+        bench.data(identifier, PAYMENTS, segment)
+    first = bench.commit(old_both, {(0, 0): 1, (1, 0): 1})
+    second = bench.commit(mixed, {(0, 0): 1, (1, 1): 1})
+    planned = plan_round(bench.group)
+    assert isinstance(planned, RollingRound)
+    assert planned.transactions == (first,)
+    assert rolls_of(bench.group, second) == {ORDERS: 0}
+
+
+def test_an_empty_transaction_of_an_old_epoch_needs_no_roll() -> None:
+    bench = Bench({ORDERS: 1})
+    old = bench.begin(ORDERS)
+    bench.scale(ORDERS, [0], [(0.0, 0.5), (0.5, 1.0)])
+    item = bench.commit(old, {})
+    assert plan_round(bench.group) == DirectRound((item,))
+
+
+def test_a_commit_whose_frames_have_not_arrived_holds_what_follows() -> None:
+    bench = Bench({ORDERS: 1})
+    missing = bench.begin(ORDERS)
+    item = bench.commit(missing, {(0, 0): 1})
+    bench.one(ORDERS, 0)
+    assert plan_round(bench.group) == Incomplete(item)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [({(0, 5): 1}, "no segment 5"), ({(3, 0): 1}, "streams"), ({(0, 0): 1}, "holds 2 records")],
+)
+def test_a_commit_that_can_never_be_merged_is_refused(pieces: dict[tuple[int, int], int], words: str) -> None:
+    bench = Bench({ORDERS: 1})
+    identifier = bench.begin(ORDERS)
+    for place, segment in pieces:
+        bench.data(identifier, ORDERS, segment, records=2 if pieces == {(0, 0): 1} else 1)
+        assert place in (0, 3)
+    item = bench.commit(identifier, pieces)
+    planned = plan_round(bench.group)
+    if isinstance(planned, Incomplete):
+        assert words == "streams"  # nothing can arrive for a stream that the transaction does not have
+        return
+    assert isinstance(planned, Refusal)
+    assert planned.transaction is item
+    assert words in planned.reason
+
+
+def test_a_reference_epoch_that_is_none_is_refused() -> None:
+    bench = Bench({ORDERS: 1})
+    bench.scale(ORDERS, [0], [(0.0, 0.5), (0.5, 1.0)])
+    stream = bench.group.streams[ORDERS]
+    stream.history = stream.history.with_records(*stream.history.plan_rolling(0, 1))
+    identifier = bench.begin(ORDERS)
+    item = bench.group.fold.open[identifier.bytes]
+    object.__setattr__(item.begin, "streams", {ORDERS: 3})
+    bench.data(identifier, ORDERS, 1)
+    item = bench.commit(identifier, {(0, 1): 1})
+    planned = plan_round(bench.group)
+    assert isinstance(planned, Refusal)
+    assert "no reference epoch" in planned.reason
+    assert item.state is State.COMMITTING
+
+
+def test_targets_are_the_active_segments_and_the_duplicates_of_a_roll() -> None:
+    bench = Bench({ORDERS: 2, PAYMENTS: 1})
+    bench.scale(ORDERS, [0], SPLIT)
+    topics = targets(bench.group, (Roll(ORDERS, 0, 1, 2, 3),))
+    assert topics == {
+        (ORDERS, 0, 0): "sales.orders.segment-0.epoch-2",
+        (ORDERS, 0, 1): "sales.orders.segment-1.epoch-2",
+        (PAYMENTS, 0, 0): "sales.payments.segment-0.epoch-0",
+    }
+    assert targets(bench.group)[ORDERS, 1, 1] == "sales.orders.segment-1.epoch-0"

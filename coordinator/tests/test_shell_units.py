@@ -1,0 +1,112 @@
+"""The parts of the shell that need no broker: joining frames, control batches, crash points, sharing of groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import ConfigError
+from bridge.kafka.batches import BatchBuilder, parse_header, read_records
+from bridge.model.buffer import FrameRef
+from bridge.model.control import ControlKind, ControlRecord, decode_control
+from bridge.model.frames import PieceKey
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName
+from coordinator.config import CoordinatorSettings
+from coordinator.daemon import first_choice
+from coordinator.shell.control_batch import BATCH_BYTES_MAX, control_batches
+from coordinator.shell.crash import CrashPoint
+from coordinator.shell.frame_feed import FrameFeed
+
+
+def frame(number: int, values: list[bytes], cached: bool) -> tuple[FrameRef, bytes]:
+    builder = BatchBuilder(1 << 20)
+    for value in values:
+        assert builder.append(1, b"k", value, [("n", b"%d" % number)])
+    batch = builder.build()
+    ref = FrameRef(("buffer", 0), number, PieceKey(0, 0, 0), 0, len(values), len(batch), batch if cached else None)
+    return ref, batch
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "c"]),
+            st.lists(st.sampled_from([b"", b"small", b"m" * 9_000, b"L" * 40_000]), min_size=1, max_size=4),
+            st.booleans(),
+        ),
+        max_size=40,
+    )
+)
+def test_joined_frames_keep_their_order_and_every_offset_is_right(
+    rows: list[tuple[str, list[bytes], bool]],
+) -> None:
+    made = [(topic, *frame(number, values, cached)) for number, (topic, values, cached) in enumerate(rows)]
+    raw = {ref.offset: batch for _, ref, batch in made}
+    feed = FrameFeed([(topic, ref) for topic, ref, _ in made], lambda ref: raw[ref.offset])
+    logs: dict[str, list[tuple[bytes | None, bytes | None]]] = {}
+    bases = []
+    for topic, batch in feed.batches():
+        log = logs.setdefault(topic, [])
+        bases.append(len(log))
+        log.extend((record.headers[0][1], record.value) for record in read_records(batch))
+    offsets = feed.offsets(bases)
+    expected: Counter[str] = Counter()
+    for (topic, values, _), number, offset in zip(rows, range(len(rows)), offsets, strict=True):
+        assert offset == expected[topic]
+        expected[topic] += len(values)
+        assert logs[topic][offset : offset + len(values)] == [(b"%d" % number, value) for value in values]
+
+
+def test_small_frames_of_one_topic_become_one_batch() -> None:
+    refs = [("t", frame(number, [b"v"] * 10, True)[0]) for number in range(50)]
+    feed = FrameFeed(refs, lambda _: b"")
+    batches = list(feed.batches())
+    assert len(batches) == 1
+    assert parse_header(batches[0][1]).record_count == 500
+
+
+def control(number: int, reason: str = "") -> ControlRecord:
+    return ControlRecord(TransactionId.of(0, number), ControlKind.ABORT, "c", 1, 2, 3, reason=reason)
+
+
+@given(st.lists(st.sampled_from([0, 10, 200_000, 600_000]), max_size=8))
+def test_control_records_are_batched_in_order(sizes: list[int]) -> None:
+    records = [control(number, "r" * size) for number, size in enumerate(sizes)]
+    batches, places = control_batches(records)
+    found = [list(read_records(batch)) for batch in batches]
+    assert sum(map(len, found)) == len(records)
+    for record, (batch, delta) in zip(records, places, strict=True):
+        message = found[batch][delta]
+        assert decode_control(message.key, message.value) == record
+    for batch, rows in zip(batches, found, strict=True):
+        assert len(batch) <= BATCH_BYTES_MAX or len(rows) == 1
+
+
+def test_a_crash_point_is_parsed_and_a_malformed_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLBRIDGE_CRASH_AT", "finish_roll/Seal:after:2")
+    assert CrashPoint.from_environment() == CrashPoint("finish_roll", "Seal", "after", 2)
+    monkeypatch.setenv("ROLLBRIDGE_CRASH_AT", "somewhere")
+    with pytest.raises(ConfigError, match="ROLLBRIDGE_CRASH_AT='somewhere'"):
+        CrashPoint.from_environment()
+    monkeypatch.delenv("ROLLBRIDGE_CRASH_AT")
+    assert CrashPoint.from_environment() is None
+
+
+def test_groups_are_shared_evenly_and_few_move_when_a_coordinator_goes() -> None:
+    groups = [GroupName("sales", f"g{number}") for number in range(300)]
+    names = ["one", "two", "three"]
+    before = {group: first_choice(group, names) for group in groups}
+    counts = Counter(before.values())
+    assert min(counts[name] for name in names) > 60
+    after = {group: first_choice(group, ["one", "two"]) for group in groups}
+    assert all(after[group] == before[group] for group in groups if before[group] != "three")
+    assert first_choice(groups[0], []) is None
+
+
+def test_settings_name_every_fault_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"session_timeout_s: 0.*poll_s: -1.*zookeeper: missing.*slash"):
+        CoordinatorSettings(bootstrap_servers="b", zookeeper="", name="a/b", session_timeout_s=0, poll_s=-1)
