@@ -146,7 +146,7 @@ def _status_text(found: ClusterStatus) -> str:
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def coordinator(context: CliContext, arguments: tuple[str, ...]) -> None:
+def coordinator(context: CliContext, arguments: tuple[str, ...]) -> int:
     """Run a coordinator in the foreground; it ends in good order on SIGTERM and Ctrl-C.
 
     Other arguments go to `python -m coordinator`.
@@ -159,7 +159,13 @@ def coordinator(context: CliContext, arguments: tuple[str, ...]) -> None:
             settings.bootstrap_servers,
             "--zookeeper",
             settings.zookeeper,
+            "--zookeeper-root",
+            settings.zookeeper_root,
             *arguments,
         )
     sys.argv = ["rollbridge coordinator", *arguments]
-    runpy.run_module("coordinator", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module("coordinator", run_name="__main__", alter_sys=True)
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    return ExitCode.OK

@@ -10,13 +10,14 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -140,62 +141,78 @@ def rollbridge(
         json=json,
         verbosity=verbose,
     )
-    _log_to_standard_error(verbose)
-
-
-def _log_to_standard_error(verbosity: int) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        level={0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG),
-        force=True,
-    )
-    # A lost connection is news for those who look into something; to all others our own errors tell it.
-    logging.getLogger("kazoo").setLevel(logging.NOTSET if verbosity else logging.CRITICAL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (see ``bridge.cli.exit_codes``) and raises nothing."""
+    """Run one command; returns the exit code (see ``bridge.cli.exit_codes``) and raises nothing but ``SystemExit``."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     said = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    verbose = any(argument in ("-v", "-vv", "--verbose") for argument in said)
+    verbosity = sum({"-v": 1, "--verbose": 1, "-vv": 2}.get(argument, 0) for argument in said)
+    with _logging_to_standard_error(verbosity):
+        return _run(arguments, as_json="--json" in said, verbose=verbosity > 0)
+
+
+def _run(arguments: list[str], *, as_json: bool, verbose: bool) -> int:
     try:
         code = rollbridge.main(args=arguments, prog_name="rollbridge", standalone_mode=False)
         # A command that has nothing to say about it returns None.
         return code if isinstance(code, int) else ExitCode.OK
     except click.ClickException as exc:
-        _complain(exc.format_message(), "usage", ExitCode.USAGE, as_json="--json" in said)
-        if isinstance(exc, click.UsageError) and exc.ctx is not None and "--json" not in said:
-            click.echo(f"Try '{exc.ctx.command_path} --help' for help.", err=True)
+        _complain(exc.format_message(), "usage", ExitCode.USAGE, as_json)
+        if not as_json:
+            context = exc.ctx if isinstance(exc, click.UsageError) else None
+            path = context.command_path if context else "rollbridge"
+            click.echo(f"Try '{path} --help' for help.", err=True)
         return ExitCode.USAGE
     except RollbridgeError as exc:
-        _complain(str(exc), exc.code, exc.exit_code, as_json="--json" in said, cause=exc if verbose else None)
+        _complain(str(exc), exc.code, exc.exit_code, as_json, details=vars(exc), cause=exc if verbose else None)
         return exc.exit_code
     except (KeyboardInterrupt, click.Abort):
-        _complain("interrupted", "interrupted", ExitCode.INTERRUPTED, as_json="--json" in said)
+        _complain("interrupted", "interrupted", ExitCode.INTERRUPTED, as_json)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output (a pager, head) has had enough; Python must not fail again while it flushes.
         sys.stdout = None
         return ExitCode.OK
     except Exception as exc:
-        hint = "" if verbose else " (-v shows where)"
-        _complain(
-            f"unexpected {type(exc).__name__}: {exc}{hint}",
-            "unexpected",
-            ExitCode.UNEXPECTED,
-            as_json="--json" in said,
-            cause=exc if verbose else None,
-        )
+        message = f"unexpected {type(exc).__name__}: {exc}" + ("" if verbose else " (-v shows where)")
+        _complain(message, "unexpected", ExitCode.UNEXPECTED, as_json, cause=exc if verbose else None)
         return ExitCode.UNEXPECTED
 
 
-def _complain(message: str, code: str, exit_code: int, *, as_json: bool, cause: BaseException | None = None) -> None:
+@contextmanager
+def _logging_to_standard_error(verbosity: int) -> Iterator[None]:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root, kazoo = logging.getLogger(), logging.getLogger("kazoo")
+    before = root.level, kazoo.level
+    root.addHandler(handler)
+    root.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
+    # A lost connection is news for those who look into something; to all others our own errors tell it.
+    kazoo.setLevel(logging.NOTSET if verbosity else logging.CRITICAL)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before[0])
+        kazoo.setLevel(before[1])
+
+
+def _complain(
+    message: str,
+    code: str,
+    exit_code: int,
+    as_json: bool,
+    *,
+    details: Mapping[str, object] | None = None,
+    cause: BaseException | None = None,
+) -> None:
     """Say what went wrong on standard error: in one line, or as JSON, with the traceback first if there is one."""
     if cause is not None:
         click.echo("".join(traceback.format_exception(cause)), err=True, nl=False)
     if as_json:
-        details: dict[str, Any] = {"code": code, "exit_code": int(exit_code), "message": message}
-        click.echo(json.dumps({"error": details}), err=True)
+        public = {name: value for name, value in (details or {}).items() if not name.startswith("_")}
+        error = {"code": code, "exit_code": int(exit_code), "message": message, **public}
+        click.echo(json.dumps({"error": error}, default=str), err=True)
     else:
         click.echo(f"rollbridge: {' '.join(message.split())}", err=True)

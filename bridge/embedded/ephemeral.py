@@ -3,7 +3,7 @@
 ::
 
     with EmbeddedCluster() as cluster:
-        coordinator = cluster.start_coordinator(crash_at="merge:after-append")
+        coordinator = cluster.start_coordinator(crash_at="finish_roll/Seal:after")
         ... bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper) ...
         coordinator.wait_exit(30)
         cluster.restart("kafka")
@@ -224,7 +224,7 @@ class EmbeddedCluster:
 
         Args:
             env: Environment variables on top of this process's.
-            crash_at: The point at which it kills itself.
+            crash_at: The point at which it kills itself, as ``coordinator.shell.crash`` writes it.
         """
         cluster, _ = self._running()
         name = f"{COORDINATOR_PREFIX}{len(self._coordinators) + 1}"

@@ -103,6 +103,8 @@ class JarCache:
     lock_file: Path = LOCK_FILE
     local_repository: Path | None = None
     """Maven's own cache on this machine; a file with the right checksum is copied from there."""
+    retry_seconds: float = 0.5
+    """Pause after the first failed attempt; doubled after each further one."""
 
     @classmethod
     def default(cls, lock_file: Path = LOCK_FILE) -> JarCache:
@@ -142,7 +144,7 @@ class JarCache:
     def _has(self, jar: Jar) -> bool:
         try:
             return self.location(jar).stat().st_size == jar.size_bytes
-        except FileNotFoundError:
+        except OSError:
             return False
 
     @contextmanager
@@ -208,6 +210,9 @@ class JarCache:
                 self._download(url, jar, count)
                 return
             except (OSError, http.client.HTTPException, ChecksumMismatch) as exc:
+                if isinstance(exc, urllib.error.HTTPError):
+                    # The error is the response, and holds the connection.
+                    exc.close()
                 advance(-received)
                 if attempt == _ATTEMPTS or give_up.is_set() or not _worth_retrying(exc):
                     if isinstance(exc, ChecksumMismatch):
@@ -217,7 +222,7 @@ class JarCache:
                         f"{REPOSITORY_VARIABLE} to another Maven repository"
                     ) from exc
                 _log.info("%s: attempt %s failed: %s", jar.name, attempt, exc)
-                give_up.wait(0.5 * 2**attempt)
+                give_up.wait(self.retry_seconds * 2 ** (attempt - 1))
 
     def _copy(self, source: Path, jar: Jar) -> bool:
         try:

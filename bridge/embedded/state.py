@@ -92,9 +92,9 @@ class State:
         Raises:
             ValueError: it is not that.
         """
-        document: dict[str, Any] = json.loads(text)
-        if document.get("format") != _FORMAT:
-            raise ValueError(f"format {document.get('format')!r} instead of {_FORMAT}")
+        document: Any = json.loads(text)
+        if not isinstance(document, dict) or document.get("format") != _FORMAT:
+            raise ValueError(f"it does not say that its format is {_FORMAT}")
         try:
             return cls(
                 kafka_cluster_id=document["kafka_cluster_id"],

@@ -1,0 +1,142 @@
+"""The command line's frame: where options may stand, what errors look like, and what exit codes say."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from bridge import errors
+from bridge.cli import main as cli
+from bridge.cli.context import CliContext
+from bridge.cli.exit_codes import MEANINGS, ExitCode
+from bridge.cli.main import COMMANDS, main
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[CliContext]:
+    """Replaces ``status`` by a command that notes what it is given."""
+    contexts: list[CliContext] = []
+
+    @click.command()
+    @click.argument("rest", nargs=-1)
+    @click.pass_obj
+    def status(context: CliContext, rest: tuple[str, ...]) -> None:
+        contexts.append(context)
+        logging.getLogger("bridge.something").info("rest is %s", rest)
+
+    monkeypatch.delenv("ROLLBRIDGE_HOME", raising=False)
+    monkeypatch.setattr("bridge.cli.cluster.status", status)
+    return contexts
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, exc: BaseException) -> None:
+    @click.command()
+    def status() -> None:
+        raise exc
+
+    monkeypatch.setattr("bridge.cli.cluster.status", status)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--json", "--zookeeper", "z:1", "--home=/h", "-v", "status"],
+        ["status", "--json", "--zookeeper", "z:1", "--home=/h", "-v"],
+        ["--zookeeper=z:1", "status", "-v", "--home", "/h", "--json"],
+    ],
+)
+def test_global_options_may_stand_anywhere(arguments: list[str], seen: list[CliContext]) -> None:
+    assert main(arguments) == ExitCode.OK
+    (context,) = seen
+    assert (context.json, context.verbosity, context.named_home) == (True, 1, Path("/h"))
+    assert context.flags == {"bootstrap_servers": None, "zookeeper": "z:1"}
+
+
+def test_behind_two_dashes_nothing_is_an_option(seen: list[CliContext]) -> None:
+    assert main(["status", "--", "--json", "-v", "--home"]) == ExitCode.OK
+    (context,) = seen
+    assert (context.json, context.verbosity) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status", "--home"], ["--home"], ["frob"], ["--frob"], ["up", "--kafka-port", "x"]]
+)
+def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("rollbridge: ")
+    assert captured.err.splitlines()[1].startswith("Try 'rollbridge")
+
+
+def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(monkeypatch, errors.StreamNotFound("no stream\nof that name"))
+    assert main(["status"]) == ExitCode.NOT_FOUND
+    assert capsys.readouterr() == ("", "rollbridge: no stream of that name\n")
+
+
+def test_an_error_in_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(monkeypatch, errors.OutcomeUnknown("who knows", transaction="t-1"))
+    assert main(["status", "--json"]) == ExitCode.OUTCOME_UNKNOWN
+    assert json.loads(capsys.readouterr().err) == {
+        "error": {"code": "outcome-unknown", "exit_code": 6, "message": "who knows", "transaction": "t-1"}
+    }
+
+
+def test_a_traceback_only_when_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(monkeypatch, ZeroDivisionError("x"))
+    assert main(["status"]) == ExitCode.UNEXPECTED
+    assert capsys.readouterr().err == "rollbridge: unexpected ZeroDivisionError: x (-v shows where)\n"
+    assert main(["status", "-v"]) == ExitCode.UNEXPECTED
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
+def test_interruption(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(monkeypatch, KeyboardInterrupt())
+    assert main(["status"]) == ExitCode.INTERRUPTED
+    # On a line of its own: the terminal shows ^C before it.
+    assert capsys.readouterr().err == "\nrollbridge: interrupted\n"
+
+
+def test_help_lists_commands_and_exit_codes_without_loading_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} was imported")
+
+    monkeypatch.setattr(cli, "import_module", refuse)
+    assert main(["--help"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert all(name in out for name in COMMANDS)
+    assert all(meaning.split()[0] in out for meaning in MEANINGS.values())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_in_the_table_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == ExitCode.OK
+    assert capsys.readouterr().out.startswith("Usage: ")
+
+
+def test_logging_is_put_back(seen: list[CliContext], capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = list(root.handlers), root.level
+    assert main(["status", "-v", "rest"]) == ExitCode.OK
+    assert "rest is ('rest',)" in capsys.readouterr().err
+    assert (list(root.handlers), root.level) == before
+
+
+def every_error(base: type[errors.RollbridgeError] = errors.RollbridgeError) -> Iterator[type[errors.RollbridgeError]]:
+    yield base
+    for child in base.__subclasses__():
+        yield from every_error(child)
+
+
+@pytest.mark.parametrize("error", sorted(set(every_error()), key=str))
+def test_every_error_has_an_exit_code_that_is_documented(error: type[errors.RollbridgeError]) -> None:
+    assert ExitCode(error.exit_code) in MEANINGS
+    assert error.exit_code not in (ExitCode.OK, ExitCode.USAGE, ExitCode.INTERRUPTED)

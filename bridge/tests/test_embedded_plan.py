@@ -1,0 +1,139 @@
+"""What an embedded cluster is decided to be: ports, what is kept, and whose directory it may take."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bridge.embedded.plan import Wishes, decide, refuse_foreign_directory
+from bridge.embedded.ports import free_port, is_free
+from bridge.embedded.state import Home, Ports, State
+from bridge.errors import EnvironmentProblem
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.path.mkdir()
+    return home
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.create_server(("127.0.0.1", free_port())) as listener:
+        yield listener.getsockname()[1]
+
+
+def ports_of(state: State) -> list[int]:
+    return [state.ports.kafka, state.ports.kafka_controller, state.ports.zookeeper]
+
+
+def test_a_new_cluster_gets_three_free_ports_below_those_for_outgoing_connections(home: Home) -> None:
+    state = decide(home, None, Wishes(), ())
+    assert len(set(ports_of(state))) == 3
+    assert all(is_free(port) and port < 32_768 for port in ports_of(state))
+    assert (state.coordinators, state.running, state.ephemeral) == (1, True, False)
+
+
+def test_ports_and_wishes_are_kept(home: Home) -> None:
+    first = decide(home, None, Wishes(coordinators=3, kafka_heap="300m", kafka_settings={"a": "b"}), ())
+    assert decide(home, first.stopped(), Wishes(), ()) == first
+    assert decide(home, first, Wishes(coordinators=0), ()).coordinators == 0
+
+
+def test_a_port_that_was_taken_meanwhile_is_replaced(home: Home, taken_port: int) -> None:
+    first = decide(home, None, Wishes(), ())
+    before = replace(first, ports=replace(first.ports, kafka=taken_port))
+    now = decide(home, before, Wishes(), ())
+    assert now.ports.kafka != taken_port
+    assert now.ports.zookeeper == first.ports.zookeeper
+
+
+def test_a_running_server_keeps_its_port(home: Home, taken_port: int) -> None:
+    first = decide(home, None, Wishes(), ())
+    before = replace(first, ports=replace(first.ports, kafka=taken_port))
+    assert decide(home, before, Wishes(kafka_port=taken_port), ["kafka"]).ports.kafka == taken_port
+    with pytest.raises(EnvironmentProblem, match=f"Kafka runs on port {taken_port} already; .*rollbridge down"):
+        decide(home, before, Wishes(kafka_port=free_port()), ["kafka"])
+
+
+def test_a_port_that_is_asked_for_must_be_free(home: Home, taken_port: int) -> None:
+    with pytest.raises(EnvironmentProblem, match=f"port {taken_port} for ZooKeeper is in use"):
+        decide(home, None, Wishes(zookeeper_port=taken_port), ())
+
+
+def test_a_port_that_is_asked_for_is_given_to_nobody_else(home: Home) -> None:
+    first = decide(home, None, Wishes(), ())
+    wanted = first.ports.kafka_controller
+    now = decide(home, first, Wishes(zookeeper_port=wanted), ())
+    assert now.ports.zookeeper == wanted
+    assert len(set(ports_of(now))) == 3
+
+
+def test_a_listener_on_all_addresses_takes_the_port_too() -> None:
+    with socket.create_server(("0.0.0.0", free_port())) as listener:
+        assert not is_free(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("heap", ["", "1", "0g", "1t", "-1g", "1g -Xms1g"])
+def test_a_heap_that_java_would_not_take_is_refused(heap: str, home: Home) -> None:
+    with pytest.raises(EnvironmentProblem, match="no heap size"):
+        decide(home, None, Wishes(kafka_heap=heap), ())
+
+
+def test_the_cluster_id_of_kafkas_data_outlives_a_lost_state_file(home: Home) -> None:
+    (home.of("kafka") / "data").mkdir(parents=True)
+    (home.of("kafka") / "data" / "meta.properties").write_text("version=1\ncluster.id=the-stored-id\n")
+    assert decide(home, None, Wishes(), ()).kafka_cluster_id == "the-stored-id"
+
+
+def test_an_ephemeral_cluster_takes_only_an_empty_directory(home: Home, tmp_path: Path) -> None:
+    refuse_foreign_directory(Home(tmp_path / "new"), Wishes(ephemeral=True))
+    refuse_foreign_directory(home, Wishes(ephemeral=True))
+    (home.path / "thesis.tex").write_text("years of work")
+    with pytest.raises(EnvironmentProblem, match="is not empty"):
+        refuse_foreign_directory(home, Wishes(ephemeral=True))
+    refuse_foreign_directory(home, Wishes())
+
+
+def test_an_ephemeral_cluster_does_not_take_over_one_whose_data_is_kept(home: Home) -> None:
+    home.save(decide(home, None, Wishes(), ()))
+    with pytest.raises(EnvironmentProblem, match="whose data is kept"):
+        refuse_foreign_directory(home, Wishes(ephemeral=True))
+
+
+def test_an_ephemeral_cluster_may_be_brought_up_again(home: Home) -> None:
+    home.save(decide(home, None, Wishes(ephemeral=True), ()))
+    refuse_foreign_directory(home, Wishes(ephemeral=True))
+
+
+def test_the_state_file_gives_back_what_was_saved(home: Home) -> None:
+    assert home.load() is None
+    state = decide(home, None, Wishes(kafka_settings={"log.retention.hours": "1"}, ephemeral=True), ())
+    assert home.save(state) == home.load() == state
+    assert f'"bootstrap_servers": "127.0.0.1:{state.ports.kafka}"' in home.state_file.read_text()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 2}', '{"format": 1}', '{"format": 1, "ports": 3}'])
+def test_a_file_that_is_no_state_file_is_named(text: str, home: Home) -> None:
+    home.state_file.write_text(text)
+    with pytest.raises(EnvironmentProblem, match=r"cluster\.json is not readable"):
+        home.load()
+
+
+def test_a_new_cluster_has_an_id_as_kafka_writes_them() -> None:
+    ids = {
+        State(
+            kafka_cluster_id=decide(Home(Path("/none")), None, Wishes(), ()).kafka_cluster_id,
+            ports=Ports(kafka=1, kafka_controller=2, zookeeper=3),
+            coordinators=0,
+        ).kafka_cluster_id
+        for _ in range(20)
+    }
+    assert len(ids) == 20
+    assert all(len(text) == 22 and not text.startswith("-") for text in ids)
