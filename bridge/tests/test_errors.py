@@ -1,0 +1,58 @@
+"""The errors: the drawn tree is the real one, codes are stable and unique, exit codes follow the base classes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from bridge import errors
+from bridge.errors import RollbridgeError
+
+CLASSES = {
+    name: item
+    for name, item in vars(errors).items()
+    if inspect.isclass(item) and issubclass(item, RollbridgeError) and item.__module__ == errors.__name__
+}
+
+
+def drawn_tree() -> dict[str, str | None]:
+    """Parent of each class in the module's docstring."""
+    parents: dict[str, str | None] = {}
+    above: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"    ([│ ]*)(?:[├└]─ )?([A-Z]\w+)(?:  |$)", line)
+        if match is None:
+            continue
+        depth = line.index(match[2])
+        above = [item for item in above if item[0] < depth]
+        parents[match[2]] = above[-1][1] if above else None
+        above.append((depth, match[2]))
+    return parents
+
+
+def test_the_tree_in_the_docstring_is_the_real_one() -> None:
+    real = {name: item.__bases__[0].__name__ if item is not RollbridgeError else None for name, item in CLASSES.items()}
+    assert drawn_tree() == real
+
+
+def test_every_class_has_a_code_of_its_own() -> None:
+    codes = [item.__dict__.get("code") for item in CLASSES.values()]
+    assert None not in codes
+    assert len(set(codes)) == len(codes)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", str(code)) for code in codes)
+
+
+@pytest.mark.parametrize("item", CLASSES.values(), ids=CLASSES)
+def test_subclasses_exit_as_their_base_does(item: type[RollbridgeError]) -> None:
+    for base in CLASSES.values():
+        if issubclass(item, base) and base is not RollbridgeError:
+            assert item.exit_code == base.exit_code
+    assert 1 <= item.exit_code <= 8
+    assert item.exit_code != 2, "2 is the shell's and click's code for wrong usage"
+
+
+@pytest.mark.parametrize("item", CLASSES.values(), ids=CLASSES)
+def test_every_error_says_what_it_means(item: type[RollbridgeError]) -> None:
+    assert (item.__doc__ or "").rstrip().endswith(".")

@@ -1,0 +1,171 @@
+"""Frames: the header's layout, round trips of the values, and what corrupt ones raise."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import CorruptDataError
+from bridge.model.frames import (
+    HEADER,
+    BeginFrame,
+    FrameHeader,
+    FrameKind,
+    Manifest,
+    PieceKey,
+    buffer_partition,
+    decode_abort,
+    decode_begin,
+    decode_manifest,
+    encode_abort,
+    unpack_header,
+)
+from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from bridge.tests.strategies import stream_names, transaction_ids
+
+int32 = st.integers(0, (1 << 31) - 1)
+headers = st.builds(
+    FrameHeader,
+    st.sampled_from(FrameKind),
+    transaction_ids.map(lambda item: item.bytes),
+    st.integers(0, PART_MAX),
+    st.integers(0, SEGMENT_NUMBER_MAX),
+    st.integers(0, COUNT_MAX),
+    st.integers(0, (1 << 32) - 1),
+    st.integers(0, (1 << 32) - 1),
+)
+begins = st.builds(
+    BeginFrame,
+    st.text(max_size=20),
+    int32,
+    st.none() | st.text(max_size=20),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.dictionaries(stream_names.map(str), int32, min_size=1, max_size=5),
+)
+manifests = st.dictionaries(st.builds(PieceKey, int32, int32, int32), st.integers(1, (1 << 63) - 1), max_size=20).map(
+    Manifest
+)
+
+
+def test_the_header_is_laid_out_as_documented() -> None:
+    header = FrameHeader(FrameKind.DATA, TransactionId.of(1, 42).bytes, 2, 3, 4, 5, 6)
+    assert header.pack().hex(" ", 4) == (
+        "52420102 00010000 00000000 00000000 0000002a 00000002 00000003 00000000 00000004 00000005 00000006"
+    )
+    assert HEADER.size == 44
+
+
+@given(headers)
+def test_headers_round_trip(header: FrameHeader) -> None:
+    assert unpack_header(header.pack()) == header
+
+
+@given(st.binary(max_size=60) | st.binary(min_size=44, max_size=44).map(lambda tail: b"RB\x01" + tail[3:]))
+def test_any_key_is_a_header_that_packs_to_itself_or_foreign(key: bytes) -> None:
+    header = unpack_header(key)
+    assert header is None or header.pack() == key
+
+
+@given(begins)
+def test_begin_frames_round_trip(frame: BeginFrame) -> None:
+    again = decode_begin(frame.encode())
+    assert again == frame
+    assert list(again.streams) == list(frame.streams), "places count from the order"
+    assert again.home == next(iter(frame.streams))
+    assert [again.places[name] for name in again.streams] == list(range(len(again.streams)))
+
+
+@given(manifests)
+def test_manifests_round_trip(manifest: Manifest) -> None:
+    assert decode_manifest(manifest.encode()) == manifest
+    assert manifest.records == sum(manifest.pieces.values())
+
+
+@given(st.text())
+def test_reasons_round_trip(reason: str) -> None:
+    assert decode_abort(encode_abort(reason)) == reason
+
+
+def begin_with(*streams: tuple[str, int]) -> bytes:
+    """A BEGIN frame with its streams as they are, which the class would not let through."""
+    raw = BeginFrame("c", 0, None, 1, {"s/a": 0}).encode()
+    head = raw[: raw.index(b"\x02\x06s/a")]
+    items = b"".join(
+        bytes([2 * len(name)]) + name.encode() + bytes([2 * epoch if epoch >= 0 else 1]) for name, epoch in streams
+    )
+    return head + (bytes([2 * len(streams)]) + items if streams else b"") + b"\0"
+
+
+def test_the_hand_made_begin_frame_is_one() -> None:
+    assert decode_begin(begin_with(("s/a", 0), ("s/b", 3))).streams == {"s/a": 0, "s/b": 3}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xff" * 10,
+        begin_with(),
+        begin_with(("s/a", 0), ("s/a", 1)),
+        begin_with(("s/a", -1)),
+        BeginFrame("c", 0, None, 1, {"s/a": 0}).encode()[:-1],
+        BeginFrame("c", 0, None, 1, {"s/a": 0}).encode() + b"\0",
+    ],
+)
+def test_corrupt_begin_frames(raw: bytes) -> None:
+    with pytest.raises(CorruptDataError):
+        decode_begin(raw)
+
+
+def one_entry(key: PieceKey, count: int) -> bytes:
+    return Manifest({key: count}).encode()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x02",
+        one_entry(PieceKey(0, 0, 0), 0),
+        one_entry(PieceKey(0, 0, 0), -1),
+        one_entry(PieceKey(-1, 0, 0), 1),
+        one_entry(PieceKey(0, -1, 0), 1),
+        one_entry(PieceKey(0, 0, -1), 1),
+        b"\x04" + one_entry(PieceKey(0, 0, 0), 1)[1:-1] * 2 + b"\0",
+        one_entry(PieceKey(0, 0, 0), 1) + b"x",
+    ],
+)
+def test_corrupt_manifests(raw: bytes) -> None:
+    with pytest.raises(CorruptDataError):
+        decode_manifest(raw)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_corrupt(raw: bytes) -> None:
+    for decode in (decode_begin, decode_manifest, decode_abort):
+        try:
+            decode(raw)
+        except CorruptDataError:
+            continue
+
+
+def test_large_values_are_not_kept_in_the_cache() -> None:
+    """4096 cached manifests of a stream with thousands of segments would take gigabytes."""
+    manifest = Manifest({PieceKey(0, 0, number): 1 for number in range(1000)})
+    raw = manifest.encode()
+    assert decode_manifest(raw) == manifest
+    assert decode_manifest(raw) is not decode_manifest(raw)
+    begin = BeginFrame("c", 0, "x" * 600, 1, {"s/a": 0}).encode()
+    assert decode_begin(begin) is not decode_begin(begin)
+    small = one_entry(PieceKey(0, 0, 0), 1)
+    assert decode_manifest(small) is decode_manifest(small)
+
+
+@given(st.integers(0, (1 << 96) - 1), st.integers(0, 70_000), st.integers(1, 64))
+def test_all_frames_of_a_transaction_go_to_one_partition_whatever_its_epoch(
+    counter: int, epoch: int, partitions: int
+) -> None:
+    partition = buffer_partition(TransactionId.of(epoch, counter), partitions)
+    assert 0 <= partition < partitions
+    assert partition == buffer_partition(TransactionId.of(0, counter), partitions)
