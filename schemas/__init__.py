@@ -6,7 +6,6 @@ ZooKeeper are the same data as plain JSON, so that any ZooKeeper shell shows the
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 from functools import cache
@@ -120,7 +119,7 @@ def _completed(schema: Any, value: Any, where: str, drop_unknown: bool) -> Any:
             for name, field in known.items():
                 if name not in value and "default" not in field:
                     raise SchemaError(f"a record of schema {where} lacks {name!r}")
-                part = value[name] if name in value else copy.deepcopy(field["default"])
+                part = value[name] if name in value else field["default"]
                 whole[name] = _completed(field["type"], part, f"{where}.{name}", drop_unknown)
             return whole
         case {"type": "array", "items": items}, list():
