@@ -1,1 +1,44 @@
-"""Rolling transactions on real Kafka topics: the client library."""
+"""rollbridge: rolling transactions on real Kafka topics.
+
+::
+
+    import bridge
+    with bridge.connect("localhost:9092", zookeeper="localhost:2181") as b:
+        b.admin.create_stream("sales/orders", segments=2)
+        with b.transaction("sales/orders") as txn:
+            txn.write("sales/orders", key=b"order-1", value=b"...")
+
+Any Kafka client that reads with ``isolation.level=read_committed`` sees what is committed, in commit order, and never
+waits for a transaction that is open.
+"""
+
+from bridge.admin import Admin, StreamDescription
+from bridge.client.futures import WriteFuture
+from bridge.client.options import ClientOptions
+from bridge.client.results import CommitResult, PartHandle
+from bridge.client.transaction import AbortFuture, CommitFuture, Transaction
+from bridge.client.writing import Part
+from bridge.connection import Bridge, connect
+from bridge.model.identifiers import SegmentId, TransactionId
+from bridge.model.names import GroupName, StreamName
+from bridge.model.sequence import DLSN
+
+__all__ = [
+    "DLSN",
+    "AbortFuture",
+    "Admin",
+    "Bridge",
+    "ClientOptions",
+    "CommitFuture",
+    "CommitResult",
+    "GroupName",
+    "Part",
+    "PartHandle",
+    "SegmentId",
+    "StreamDescription",
+    "StreamName",
+    "Transaction",
+    "TransactionId",
+    "WriteFuture",
+    "connect",
+]

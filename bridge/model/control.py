@@ -129,6 +129,17 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
         raise CorruptDataError(f"a message of the commit log is no control record: {fault}") from fault
 
 
+_KINDS = tuple(ControlKind)
+
+
+def peek_kind(value: bytes | None) -> ControlKind | None:
+    """The kind of a control record from its first byte, without decoding the rest; None if it can not be one.
+
+    The kind is the schema's first field, and Avro writes an enum as the zigzag number of its symbol.
+    """
+    return _KINDS[value[0] >> 1] if value and value[0] in (0, 2, 4) else None
+
+
 def add_run(runs: list[Run], part: int, base_offset: int, count: int) -> None:
     """Append to a segment's runs, joining with the last one where the offsets continue."""
     if runs and runs[-1].part == part and runs[-1].base_offset + runs[-1].count == base_offset:

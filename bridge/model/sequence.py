@@ -17,8 +17,9 @@ RECORD_HEADER: Final = "rollbridge"
 """Name of the Kafka header that each record of a transaction carries: 16 bytes of id, 8 of local sequence."""
 
 _DLSN: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10}):([0-9]{1,19}):([0-9]{1,20})")
-_HEADER_VALUE: Final = Struct(">16sQ")
-HEADER_VALUE_BYTES: Final = _HEADER_VALUE.size
+HEADER_VALUE: Final = Struct(">16sQ")
+"""Layout of the header's value: the transaction id's 16 bytes, the local sequence number."""
+HEADER_VALUE_BYTES: Final = HEADER_VALUE.size
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,7 +60,7 @@ class DLSN:
 
 def pack_record_header(transaction: TransactionId, local_sequence: int) -> bytes:
     """The value of the ``rollbridge`` header of a record."""
-    return _HEADER_VALUE.pack(transaction.bytes, local_sequence)
+    return HEADER_VALUE.pack(transaction.bytes, local_sequence)
 
 
 def unpack_record_header(value: bytes) -> tuple[TransactionId, int]:
@@ -70,5 +71,5 @@ def unpack_record_header(value: bytes) -> tuple[TransactionId, int]:
     """
     if len(value) != HEADER_VALUE_BYTES:
         raise InvalidRequestError(f"a {RECORD_HEADER} header has {HEADER_VALUE_BYTES} bytes, not {len(value)}")
-    raw, local = _HEADER_VALUE.unpack(value)
+    raw, local = HEADER_VALUE.unpack(value)
     return TransactionId.from_bytes(raw), local

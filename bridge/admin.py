@@ -1,0 +1,271 @@
+"""Admin requests: create, scale and delete streams, look at them, and find and abort open transactions.
+
+Changes are carried out by the leader of the stream's group and answered through ZooKeeper. Every one can be asked for
+again after an error: what was done already is refused as such.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from bridge.errors import (
+    InvalidRequestError,
+    RollbridgeError,
+    ScopeNotFound,
+    StreamNotFound,
+    TransactionClosed,
+    TransactionNotFound,
+)
+from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.identifiers import TransactionId
+from bridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
+from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from bridge.model.records import Answer, Request, RequestKind, StreamConfig, StreamState, TransactionRecord
+from bridge.zookeeper.metadata import Metadata
+
+RangeLike = KeyRange | tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDescription:
+    """A stream as it is now.
+
+    Attributes:
+        config: What it was created with.
+        active: The newest epoch, with the segments that take plain writes.
+        reference_epoch: The epoch against which transactions begin.
+        epochs: How many epochs there are.
+        leader: Name of the coordinator that leads its group; None if none does.
+        open_transactions: Those of its transactions that outlived a moment, oldest first.
+    """
+
+    config: StreamConfig
+    active: EpochRecord
+    reference_epoch: int
+    epochs: int
+    leader: str | None
+    open_transactions: tuple[TransactionRecord, ...]
+
+
+class Admin:
+    """The admin requests of a connection; ``b.admin``. Streams are named ``scope/stream``."""
+
+    def __init__(
+        self, metadata: Metadata, *, forget: Callable[[str], None], client_name: str, timeout_s: float
+    ) -> None:
+        """``forget`` is told the name of a stream that was changed here."""
+        self._metadata: Final = metadata
+        self._forget = forget
+        self._client_name = client_name
+        self._timeout_s = timeout_s
+
+    def create_stream(
+        self,
+        stream: str,
+        *,
+        segments: int | None = None,
+        ranges: Iterable[RangeLike] | None = None,
+        group: str = DEFAULT_GROUP,
+        buffer_partitions: int = 1,
+        replication_factor: int = -1,
+        record_bytes_max: int = 0,
+        timeout_s: float | None = None,
+    ) -> StreamConfig:
+        """Create a stream with its topics and epoch 0.
+
+        Args:
+            stream: ``scope/stream``.
+            segments: How many segments of the same size; 1 unless ``ranges`` are given.
+            ranges: The key ranges of the segments; they must cover [0, 1) without overlap or gap.
+            group: The transaction group inside the scope; a stream stays in it for good.
+            buffer_partitions: Partitions of the transaction buffer.
+            replication_factor: Of all its topics; -1 is the broker's default.
+            record_bytes_max: Largest record, key and headers included; 0 is the default, 1,000,000.
+            timeout_s: How long to wait for the answer; the connection's ``admin_timeout_s`` by default.
+
+        Raises:
+            InvalidNameError, InvalidRangesError, InvalidRequestError, StreamExists: nothing was created.
+            CoordinatorUnavailable: nobody answered; nothing was created.
+            UnknownWriteError: being carried out, but not answered yet.
+        """
+        name = StreamName.parse(stream)
+        owner = GroupName(name.scope, group)
+        if segments is not None and ranges is not None:
+            raise InvalidRequestError("give the number of segments or their ranges, not both; nothing was created")
+        wanted = even_ranges(1 if segments is None else segments) if ranges is None else ranges_of(ranges)
+        check_partition(wanted)
+        self._metadata.ensure_group(owner)
+        self._ask(
+            owner,
+            Request(
+                kind=RequestKind.CREATE_STREAM,
+                stream=str(name),
+                ranges=tuple((item.low, item.high) for item in wanted),
+                group=group,
+                buffer_partitions=buffer_partitions,
+                replication_factor=replication_factor,
+                record_bytes_max=record_bytes_max,
+                client_name=self._client_name,
+                created_ms=_now_ms(),
+            ),
+            timeout_s,
+        )
+        return self._config(name)
+
+    def scale(
+        self, stream: str, *, seal: Iterable[int], ranges: Iterable[RangeLike], timeout_s: float | None = None
+    ) -> EpochRecord:
+        """Replace active segments by new ones; open transactions go on undisturbed. Return the new epoch.
+
+        Args:
+            stream: ``scope/stream``.
+            seal: Numbers of the active segments to seal.
+            ranges: Key ranges of the new segments; together they must be what the sealed ones hold.
+            timeout_s: How long to wait for the answer.
+
+        Raises:
+            StreamNotFound, InvalidRangesError: nothing was changed.
+            CoordinatorUnavailable: nobody answered; nothing was changed.
+            UnknownWriteError: being carried out, but not answered yet.
+        """
+        name = StreamName.parse(stream)
+        answer = self._ask(
+            self._config(name).group,
+            Request(
+                kind=RequestKind.SCALE_STREAM,
+                stream=str(name),
+                seal=tuple(seal),
+                ranges=tuple((item.low, item.high) for item in ranges_of(ranges)),
+                client_name=self._client_name,
+                created_ms=_now_ms(),
+            ),
+            timeout_s,
+        )
+        return self.history(stream).record(answer.epoch)
+
+    def delete_stream(self, stream: str, *, timeout_s: float | None = None) -> None:
+        """Delete a stream with all its topics and records.
+
+        Raises:
+            StreamNotFound: it does not exist.
+            StreamBusy: it has open transactions.
+            CoordinatorUnavailable: nobody answered; nothing was deleted.
+            UnknownWriteError: being carried out, but not answered yet.
+        """
+        name = StreamName.parse(stream)
+        request = Request(
+            kind=RequestKind.DELETE_STREAM, stream=str(name), client_name=self._client_name, created_ms=_now_ms()
+        )
+        self._ask(self._config(name).group, request, timeout_s)
+
+    def describe(self, stream: str) -> StreamDescription:
+        """A stream as it is now; raises StreamNotFound."""
+        name = StreamName.parse(stream)
+        config = self._config(name)
+        history = self.history(stream)
+        return StreamDescription(
+            config=config,
+            active=history.active,
+            reference_epoch=history.active.reference_epoch,
+            epochs=len(history.records),
+            leader=self._metadata.leader(config.group),
+            open_transactions=tuple(
+                record for record in self._metadata.transactions(config.group) if str(name) in record.streams
+            ),
+        )
+
+    def list_streams(self, scope: str | None = None) -> list[StreamConfig]:
+        """All streams, or those of a scope."""
+        return self._metadata.streams(scope)
+
+    def history(self, stream: str) -> EpochHistory:
+        """All epochs of a stream; raises StreamNotFound."""
+        name = StreamName.parse(stream)
+        history = self._metadata.history(name)
+        if history is None:
+            raise self._missing(name)
+        return history
+
+    def transactions(self, group: str | GroupName | None = None) -> list[TransactionRecord]:
+        """The open transactions that outlived a moment (about half a second), of one group or of all, oldest first."""
+        wanted = GroupName.parse(group) if isinstance(group, str) else group
+        groups = self._metadata.groups() if wanted is None else [wanted]
+        found = [record for item in groups for record in self._metadata.transactions(item)]
+        return sorted(found, key=lambda record: (record.begun_ms, record.id))
+
+    def find_transaction(self, transaction: TransactionId | str) -> TransactionRecord:
+        """The record of one open transaction; raises TransactionNotFound."""
+        identifier = TransactionId.parse(transaction) if isinstance(transaction, str) else transaction
+        record = self._metadata.find_transaction(identifier)
+        if record is None:
+            raise TransactionNotFound(f"no open transaction {identifier} is recorded; it has ended, or never began")
+        return record
+
+    def abort_transaction(
+        self, transaction: TransactionId | str, *, reason: str = "admin", timeout_s: float | None = None
+    ) -> None:
+        """Abort an open transaction, whoever began it, and return once that is logged.
+
+        Raises:
+            TransactionNotFound: it is not recorded as open.
+            InvalidRequestError: its commit is decided already.
+            CoordinatorUnavailable: nobody answered; nothing was done.
+            UnknownWriteError: being carried out, but not answered yet.
+        """
+        record = self.find_transaction(transaction)
+        request = Request(
+            kind=RequestKind.ABORT_TRANSACTION,
+            transaction=str(record.id),
+            reason=reason,
+            client_name=self._client_name,
+            created_ms=_now_ms(),
+        )
+        self._ask(record.group, request, timeout_s)
+
+    def _ask(self, group: GroupName, request: Request, timeout_s: float | None) -> Answer:
+        try:
+            answer = self._metadata.ask(group, request, self._timeout_s if timeout_s is None else timeout_s)
+        finally:
+            if request.stream:
+                self._forget(request.stream)
+        if not answer.ok:
+            raise refusal(answer, request.transaction)
+        return answer
+
+    def _config(self, name: StreamName) -> StreamConfig:
+        config = self._metadata.stream(name)
+        if config is None or config.state is StreamState.DELETING:
+            raise self._missing(name)
+        return config
+
+    def _missing(self, name: StreamName) -> RollbridgeError:
+        if name.scope not in self._metadata.scopes():
+            return ScopeNotFound(f"there is no scope {name.scope}: no stream was ever created in it")
+        return StreamNotFound(f"stream {name} does not exist")
+
+
+def refusal(answer: Answer, transaction: str = "") -> RollbridgeError:
+    """The error that an answer stands for; its class is found by its code."""
+    found = next((error for error in _error_classes(RollbridgeError) if error.code == answer.code), None)
+    if found is None:
+        return InvalidRequestError(f"{answer.message} ({answer.code})")
+    if issubclass(found, TransactionClosed):
+        return found(answer.message, transaction=transaction)
+    try:
+        return found(answer.message)
+    except TypeError:  # it carries data that an answer does not have
+        return InvalidRequestError(answer.message)
+
+
+def _error_classes(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:
+    """All error classes from ``base`` down, parents first."""
+    yield base
+    for error in base.__subclasses__():
+        yield from _error_classes(error)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,95 @@
+"""The catalog: the streams in use, as they are in ZooKeeper now, without asking for each transaction.
+
+A stream is read when it is first used and again when its watch is called: an epoch was added, the stream was deleted,
+or the connection was lost and something may have been missed. Until it has been read again the old view serves. That
+is no danger: a transaction that begins against the epoch before is committed by rolling.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from bridge.client.routing import Route, StreamView
+from bridge.errors import ScopeNotFound, StreamNotFound, UnavailableError
+from bridge.model.names import StreamName
+from bridge.model.records import StreamState
+from bridge.zookeeper.metadata import Metadata
+
+logger = logging.getLogger(__name__)
+
+
+class Catalog:
+    """Cached views of streams; safe to use from several threads.
+
+    Attributes:
+        generation: Grows whenever a view changes, so that whatever is derived from views knows when to look again.
+    """
+
+    def __init__(self, metadata: Metadata, poke: Callable[[], None]) -> None:
+        """``poke`` is called when :meth:`refresh` has something to do."""
+        self.generation = 0
+        self._metadata = metadata
+        self._poke = poke
+        self._views: dict[str, StreamView] = {}
+        self._stale: set[str] = set()
+        self._lock = threading.Lock()
+
+    def view(self, stream: str) -> StreamView:
+        """The stream as it was last read; read now if it never was.
+
+        Raises:
+            InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
+        """
+        view = self._views.get(stream)
+        return self._read(stream) if view is None else view
+
+    def route(self, stream: str, epoch: int) -> Route:
+        """The route through one epoch of a stream, which must be in its history."""
+        view = self.view(stream)
+        if view.route.epoch == epoch:
+            return view.route
+        if epoch >= len(view.history.records):
+            view = self._read(stream)
+        return Route.of(view.config, view.history.record(epoch))
+
+    def forget(self, stream: str) -> None:
+        """Read the stream again before it is used next."""
+        with self._lock:
+            self._views.pop(stream, None)
+            self.generation += 1
+
+    def refresh(self) -> None:
+        """Read again what may have changed."""
+        while self._stale:
+            stream = self._stale.pop()
+            if stream not in self._views:
+                continue
+            try:
+                self._read(stream)
+            except (StreamNotFound, ScopeNotFound):
+                self.forget(stream)
+            except UnavailableError as fault:
+                logger.info("stream %s can not be read again now: %s", stream, fault)
+                self._stale.add(stream)
+                return
+
+    def _read(self, stream: str) -> StreamView:
+        name = StreamName.parse(stream)
+        history = self._metadata.history(name, lambda: self._changed(stream))
+        config = self._metadata.stream(name)
+        if history is None or config is None or config.state is StreamState.DELETING:
+            if name.scope not in self._metadata.scopes():
+                raise ScopeNotFound(f"there is no scope {name.scope}; create a stream in it first; nothing was written")
+            raise StreamNotFound(f"stream {stream} does not exist; nothing was written")
+        view = StreamView.of(config, history)
+        with self._lock:
+            if self._views.get(stream) != view:
+                self._views[stream] = view
+                self.generation += 1
+        return view
+
+    def _changed(self, stream: str) -> None:
+        self._stale.add(stream)
+        self._poke()

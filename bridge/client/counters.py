@@ -1,0 +1,63 @@
+"""Transaction counters: numbers that nobody else has, from blocks reserved in ZooKeeper, one write per thousands."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from bridge.errors import RollbridgeError
+
+logger = logging.getLogger(__name__)
+
+BLOCK: Final = 5_000
+
+
+class CounterSupply:
+    """Gives out numbers. Safe to use from several threads, without a lock while a block lasts."""
+
+    def __init__(self, reserve: Callable[[int], range], poke: Callable[[], None], block: int = BLOCK) -> None:
+        """Start without a block.
+
+        Args:
+            reserve: Reserves so many numbers; a round trip.
+            poke: Called when :meth:`refill` has something to do.
+            block: How many to reserve at once.
+        """
+        self._reserve = reserve
+        self._poke = poke
+        self._block = block
+        self._current: Iterator[int] = iter(())
+        self._low = 0
+        self._spare: range | None = None
+        self._lock = threading.Lock()
+
+    def next(self) -> int:
+        """A number that was never given out; a round trip only if the block in reserve is not there in time."""
+        while True:
+            current = self._current
+            # Advancing a range iterator is one step of the interpreter, so two threads never get the same number.
+            number = next(current, None)
+            if number is not None:
+                if number == self._low:
+                    self._poke()
+                return number
+            with self._lock:
+                if self._current is current:
+                    self._begin(self._spare or self._reserve(self._block))
+                    self._spare = None
+
+    def refill(self) -> None:
+        """Reserve the next block, if it is not there."""
+        with self._lock:
+            if self._spare is not None:
+                return
+            try:
+                self._spare = self._reserve(self._block)
+            except RollbridgeError as fault:
+                logger.info("no block of transaction counters could be reserved ahead: %s", fault)
+
+    def _begin(self, block: range) -> None:
+        self._low = block.start + len(block) // 2
+        self._current = iter(block)

@@ -1,0 +1,432 @@
+"""From records to frames: one part of a transaction routes its records, batches them per segment and cuts frames.
+
+Nothing here knows Kafka: finished frames go to ``emit``. This is the client's hot loop, so it does per record only what
+can not be done per batch: hash the key, number the record, append it to a compiled batch builder. Sizes are checked
+when a batch is started, which each record too large for the rest of a batch causes; that is enough, since a frame is
+never allowed to be larger than the largest record.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from xxhash import xxh64_intdigest
+
+from bridge.client.futures import Completion, WriteFuture
+from bridge.client.results import Piece
+from bridge.client.routing import Route
+from bridge.errors import InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
+from bridge.model.frames import HEADER, MAGIC, VERSION, FrameKind
+from bridge.model.identifiers import SegmentId, local_sequence
+from bridge.model.keyspace import HASH_SEED
+from bridge.model.sequence import DLSN, HEADER_VALUE, RECORD_HEADER
+
+Headers = Sequence[tuple[str, bytes | None]]
+HeaderList = list[tuple[str, bytes | None]]
+Emit = Callable[[int, bytes, bytes], None]
+"""Takes the place of the stream, the key and the value of a frame. It may raise; then it is called again later."""
+
+FRAME_BYTES_DEFAULT: Final = 256 * 1024
+FRAME_BYTES_MIN: Final = 16 * 1024
+"""Below it a frame's own overhead outweighs what it carries. Segments take batches this much larger than a record."""
+
+_DATA: Final = int(FrameKind.DATA)
+_CHUNK: Final = 512
+
+
+class FrameLimits:
+    """Bounds of frames and of a transaction's part, in bytes; the codec is a number as in a batch's attributes."""
+
+    __slots__ = ("compression", "frame_bytes", "record_bytes", "transaction_bytes")
+
+    def __init__(
+        self,
+        *,
+        frame_bytes: int = FRAME_BYTES_DEFAULT,
+        transaction_bytes: int = 16 * 1024**3,
+        record_bytes: int = 64 * 1024**2,
+        compression: int = 0,
+    ) -> None:
+        self.frame_bytes = frame_bytes
+        self.transaction_bytes = transaction_bytes
+        self.record_bytes = record_bytes
+        self.compression = compression
+
+
+def _no_batch(offset: int, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers) -> None:
+    """Stands in for a batch's ``append`` while there is no open batch: nothing fits."""
+
+
+def _nowhere(place: int, key: bytes, value: bytes) -> None:
+    """Takes frames that are cut after the end of the transaction: nobody needs them."""
+
+
+class Slot:
+    """One segment as one part writes to it: the open batch, and what has been written so far."""
+
+    __slots__ = (
+        "_ends",
+        "_runs",
+        "append",
+        "builder",
+        "completion",
+        "first",
+        "first_in_batch",
+        "in_batch",
+        "last",
+        "number",
+        "opened_s",
+        "part",
+        "place",
+        "ready",
+        "records",
+        "segment",
+        "stream",
+    )
+
+    def __init__(self, completion: Completion, part: int, stream: str, place: int, number: int) -> None:
+        self.completion = completion
+        self.part = part
+        self.stream = stream
+        self.place = place
+        self.number = number
+        self.append: Callable[..., object] = _no_batch
+        self.builder: DefaultRecordBatchBuilder | None = None
+        self.in_batch = 0
+        self.first_in_batch = 0
+        self.opened_s = 0.0
+        self.ready: tuple[bytes, bytes] | None = None
+        self.records = 0
+        self.first = 0
+        self.last = 0
+        self.segment: SegmentId | None = None
+        self._runs: list[int] = []
+        self._ends: list[int] = []
+
+    def local_sequence(self, count: int) -> int:
+        """The local sequence number of this part's ``count``-th record."""
+        return local_sequence(self.part, count)
+
+    def locate(self, index: int, count: int) -> DLSN:
+        """The DLSN of the ``index``-th record that the part wrote to this segment; raises what the transaction met."""
+        error = self.completion.error()
+        if error is not None:
+            raise error
+        if not self._ends:
+            self._find_runs()
+        if index >= self._ends[-1]:
+            raise self.completion.committed_error()  # without this part, or without this record of it
+        run = bisect_right(self._ends, index)
+        before = self._ends[run - 1] if run else 0
+        assert self.segment is not None
+        return DLSN.of(self.segment, self._runs[run] + index - before, local_sequence(self.part, count))
+
+    def _find_runs(self) -> None:
+        """Where the commit record says that this part's records stand in the segment."""
+        record = self.completion.record
+        ends, total = [], 0
+        for segment, runs in (record.placement.get(self.stream, {}) if record else {}).items():
+            if segment.number == self.number:
+                self.segment = segment
+                for run in runs:
+                    if run.part == self.part:
+                        total += run.count
+                        self._runs.append(run.base_offset)
+                        ends.append(total)
+        self._ends = ends or [0]
+
+
+class Lane:
+    """One stream as one part writes to it."""
+
+    __slots__ = ("bounds", "frame_bytes", "open_slots", "place", "record_bytes_max", "route", "slots", "sticky")
+
+    def __init__(self, route: Route, place: int, limits: FrameLimits, sticky: int) -> None:
+        self.route = route
+        self.place = place
+        self.bounds = route.bounds
+        self.record_bytes_max = min(route.record_bytes_max, limits.record_bytes)
+        self.frame_bytes = min(limits.frame_bytes, max(self.record_bytes_max, FRAME_BYTES_MIN))
+        self.slots: list[Slot | None] = [None] * len(route.numbers)
+        self.sticky = sticky % len(route.numbers)
+
+
+class PartWriter:
+    """What one part writes. Not thread-safe: whoever owns it holds a lock.
+
+    Attributes:
+        count: Records written so far; the next one's count.
+        opened_s: When the oldest open batch was started (monotonic seconds); None if there is none.
+    """
+
+    __slots__ = (
+        "_base",
+        "_client_epoch",
+        "_emit",
+        "_key",
+        "_limits",
+        "bytes",
+        "completion",
+        "count",
+        "lanes",
+        "opened_s",
+        "part",
+    )
+
+    def __init__(
+        self,
+        completion: Completion,
+        part: int,
+        routes: Sequence[Route],
+        limits: FrameLimits,
+        emit: Emit,
+        *,
+        sticky: int = 0,
+        client_epoch: int = 0,
+    ) -> None:
+        """Start with nothing written.
+
+        Args:
+            completion: The outcome that the futures share.
+            part: Number of the part.
+            routes: The streams of the transaction, in the order of its BEGIN frame.
+            limits: Bounds.
+            emit: Takes finished frames.
+            sticky: Which segment gets records without a key first.
+            client_epoch: Session epoch that frames carry.
+        """
+        self.completion = completion
+        self.part = part
+        self.count = 0
+        self.bytes = 0
+        self.opened_s: float | None = None
+        self.lanes = {route.stream: Lane(route, place, limits, sticky) for place, route in enumerate(routes)}
+        self._key = completion.key
+        self._base = local_sequence(part, 0)
+        self._limits = limits
+        self._emit = emit
+        self._client_epoch = client_epoch
+
+    def write(
+        self, stream: str, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int | None
+    ) -> WriteFuture:
+        """Append one record to the open batch of its segment.
+
+        Raises:
+            InvalidRequestError: not a stream of the transaction, or a header of ours among the user's.
+            RecordTooLargeError, TransactionTooLargeError: nothing was written; the transaction stays usable.
+        """
+        lane = self.lanes.get(stream)
+        if lane is None:
+            raise self._foreign(stream)
+        if key is None:
+            at = lane.sticky
+        elif lane.bounds:
+            at = bisect_right(lane.bounds, xxh64_intdigest(key, HASH_SEED))
+        else:
+            at = 0
+        slot = lane.slots[at]
+        if slot is None:
+            slot = self._open_slot(lane, at)
+        count = self.count
+        own: HeaderList = [(RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + count))]
+        if headers:
+            own = _with_user_headers(headers, own)
+        if slot.append(slot.in_batch, timestamp_ms, key, value, own) is None:
+            slot = self._start_batch(lane, slot, timestamp_ms, key, value, own)
+        else:
+            slot.in_batch += 1
+        self.count = count + 1
+        slot.last = count
+        index = slot.records
+        slot.records = index + 1
+        return WriteFuture(slot, index, count)
+
+    def write_some(self, stream: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
+        """Append records from an iterator, a limited number of them; return how many. The faster way for many.
+
+        The timestamp is taken once for all of them.
+
+        Raises:
+            As :meth:`write`; the records before the one at fault were written.
+        """
+        lane = self.lanes.get(stream)
+        if lane is None:
+            raise self._foreign(stream)
+        bounds, slots, pack, txn, base = lane.bounds, lane.slots, HEADER_VALUE.pack, self._key, self._base
+        hash_of, locate, name, seed = xxh64_intdigest, bisect_right, RECORD_HEADER, HASH_SEED
+        now_ms = int(time.time() * 1000)
+        first = count = self.count
+        try:
+            for key, value in islice(records, _CHUNK):
+                at = lane.sticky if key is None else locate(bounds, hash_of(key, seed)) if bounds else 0
+                slot = slots[at]
+                if slot is None:
+                    slot = self._open_slot(lane, at)
+                in_batch = slot.in_batch
+                headers: HeaderList = [(name, pack(txn, base + count))]
+                if slot.append(in_batch, now_ms, key, value, headers) is None:
+                    self.count = count
+                    slot = self._start_batch(lane, slot, now_ms, key, value, headers)
+                else:
+                    slot.in_batch = in_batch + 1
+                slot.last = count
+                slot.records += 1
+                count += 1
+        finally:
+            self.count = count
+        return count - first
+
+    def cut_all(self) -> None:
+        """Hand over every open batch as a frame."""
+        for lane in self.lanes.values():
+            for slot in lane.slots:
+                if slot is not None:
+                    self._cut(slot)
+        self.opened_s = None
+
+    def cut_older(self, than_s: float) -> None:
+        """Hand over the open batches that were started before ``than_s`` (monotonic seconds)."""
+        if self.opened_s is None or self.opened_s > than_s:
+            return
+        oldest: float | None = None
+        for lane in self.lanes.values():
+            for slot in lane.slots:
+                if slot is None:
+                    continue
+                if slot.ready is not None or (slot.in_batch and slot.opened_s <= than_s):
+                    self._cut(slot)
+                elif slot.in_batch:
+                    oldest = slot.opened_s if oldest is None else min(oldest, slot.opened_s)
+        self.opened_s = oldest
+
+    def pieces(self) -> list[Piece]:
+        """What has been written so far, cut or not."""
+        return [
+            Piece(self.part, slot.place, slot.number, slot.records, slot.first, slot.last)
+            for lane in self.lanes.values()
+            for slot in lane.slots
+            if slot is not None and slot.records
+        ]
+
+    def release(self) -> None:
+        """Forget who takes frames; there will be none any more."""
+        self._emit = _nowhere
+
+    def _open_slot(self, lane: Lane, at: int) -> Slot:
+        slot = Slot(self.completion, self.part, lane.route.stream, lane.place, lane.route.numbers[at])
+        lane.slots[at] = slot
+        return slot
+
+    def _start_batch(
+        self,
+        lane: Lane,
+        slot: Slot,
+        timestamp_ms: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: HeaderList,
+    ) -> Slot:
+        """Cut the slot's batch, if there is one, and start another with this record; say in which slot.
+
+        Raises before anything is changed, except that a cut batch may have been handed over.
+        """
+        size = DefaultRecordBatchBuilder.size_of(key, value, headers)
+        if size > lane.record_bytes_max:
+            raise RecordTooLargeError(
+                f"a record of {size} bytes (key, value and headers, {RECORD_HEADER!r} included) exceeds the limit of "
+                f"{lane.record_bytes_max} of stream {lane.route.stream}; it was not written, the transaction is usable",
+                size_bytes=size,
+                limit_bytes=lane.record_bytes_max,
+            )
+        if self.bytes + size > self._limits.transaction_bytes:
+            raise TransactionTooLargeError(
+                f"transaction {self.completion.transaction} would exceed {self._limits.transaction_bytes} bytes; "
+                "this record was not written: commit what there is, or abort",
+                limit_bytes=self._limits.transaction_bytes,
+            )
+        self._cut(slot)
+        if key is None and slot.records and len(lane.slots) > 1:
+            # Records without a key stay together for a batch, then go on to the next segment.
+            lane.sticky = (lane.sticky + 1) % len(lane.slots)
+            slot = lane.slots[lane.sticky] or self._open_slot(lane, lane.sticky)
+            if slot.append(slot.in_batch, timestamp_ms, key, value, headers) is not None:
+                slot.in_batch += 1
+                return slot
+            self._cut(slot)
+        builder = DefaultRecordBatchBuilder(2, self._limits.compression, 0, -1, -1, -1, lane.frame_bytes)
+        builder.append(0, timestamp_ms, key, value, headers)
+        slot.builder = builder
+        slot.in_batch = 1
+        slot.first_in_batch = self.count
+        if not slot.records:
+            slot.first = self.count
+        slot.opened_s = time.monotonic()
+        if self.opened_s is None:
+            self.opened_s = slot.opened_s
+        # A stream whose records must be smaller than a frame has each of them checked, not only a batch's first.
+        slot.append = builder.append if lane.frame_bytes <= lane.record_bytes_max else self._checked(lane, builder)
+        return slot
+
+    def _checked(self, lane: Lane, builder: DefaultRecordBatchBuilder) -> Callable[..., object]:
+        def append(
+            offset: int,
+            timestamp: int | None,
+            key: bytes | None,
+            value: bytes | None,
+            headers: HeaderList,
+        ) -> object:
+            if DefaultRecordBatchBuilder.size_of(key, value, headers) > lane.record_bytes_max:
+                return None  # as if it did not fit: what starts a batch says why it is refused
+            return builder.append(offset, timestamp, key, value, headers)
+
+        return append
+
+    def _cut(self, slot: Slot) -> None:
+        """Hand over the slot's batch as a frame; a frame that could not be handed over before goes first."""
+        if slot.ready is not None:
+            self._emit(slot.place, *slot.ready)
+            slot.ready = None
+        if slot.builder is None:
+            return
+        value = bytes(slot.builder.build())
+        key = HEADER.pack(
+            MAGIC,
+            VERSION,
+            _DATA,
+            self._key,
+            self.part,
+            slot.number,
+            slot.first_in_batch,
+            slot.in_batch,
+            self._client_epoch,
+        )
+        slot.ready = (key, value)
+        slot.builder = None
+        slot.append = _no_batch
+        slot.in_batch = 0
+        self.bytes += len(value)
+        self._emit(slot.place, key, value)
+        slot.ready = None
+
+    def _foreign(self, stream: str) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"{stream} is not a stream of transaction {self.completion.transaction}, which was begun for "
+            f"{', '.join(self.lanes)}; the record was not written"
+        )
+
+
+def _with_user_headers(headers: Headers, own: HeaderList) -> HeaderList:
+    """The user's headers in their order, then ours."""
+    whole = [*headers, *own]
+    for name, _ in headers:
+        if name == RECORD_HEADER:
+            raise InvalidRequestError(
+                f"the header {RECORD_HEADER!r} is rollbridge's own; the record was not written: name it otherwise"
+            )
+    return whole

@@ -1,0 +1,288 @@
+"""Futures that cost next to nothing: thousands of writes share the one outcome of their transaction.
+
+A :class:`Completion` is what a transaction has one of: settled by the commit log, waited for by anybody. A
+:class:`WriteFuture` is three references; its DLSN is computed from the commit record when somebody asks for it. So all
+futures of a transaction resolve, or fail, in the same instant, and there never are some of each.
+
+Source: DistributedLog transactions, "all the write futures will be satisfied with their written DLSNs […] failed
+together. there is no partial failure state".
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from bridge.errors import (
+    IncompleteError,
+    OutcomeUnknown,
+    RollbridgeError,
+    TransactionAborted,
+    TransactionClosed,
+    TransactionCommitted,
+    TransactionExpired,
+)
+from bridge.model.control import EXPIRED, ControlKind, ControlRecord, decode_control
+from bridge.model.identifiers import TransactionId
+from bridge.model.sequence import DLSN
+
+if TYPE_CHECKING:
+    from bridge.client.frame_writer import Slot
+    from bridge.client.writing import Writing
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_creation = threading.Lock()
+"""Guards the creation of events and callback lists, which most transactions never need."""
+
+
+class Completion:
+    """The outcome of one transaction, shared by all who write it or wait for it in this process.
+
+    Attributes:
+        closed: Whether nothing may be written any more: its end was asked for here, or is known.
+        settled: Whether the outcome is known.
+        failure: The first send that failed, if one did.
+        writers: Who writes the transaction in this process, while its outcome is not known.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "_event",
+        "_record",
+        "_unknown",
+        "_value",
+        "closed",
+        "failure",
+        "key",
+        "offset",
+        "settled",
+        "writers",
+    )
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.closed = False
+        self.settled = False
+        self.failure: Exception | None = None
+        self.writers: tuple[Writing, ...] = ()
+        self.offset = -1
+        self._value: bytes | None = None
+        self._record: ControlRecord | None = None
+        self._unknown: str | None = None
+        self._event: threading.Event | None = None
+        self._callbacks: list[Callable[[], object]] | None = None
+
+    @property
+    def transaction(self) -> TransactionId:
+        """The id of the transaction."""
+        return TransactionId.from_bytes(self.key)
+
+    def settle(self, value: bytes, offset: int) -> None:
+        """Take the control record from the commit log; it is decoded when somebody asks for it."""
+        self._value = value
+        self.offset = offset
+        self._finish()
+
+    def give_up(self, why: str) -> None:
+        """Let everybody who waits go, with an unknown outcome: this process will not learn it."""
+        if not self.settled:
+            self._unknown = why
+            self._finish()
+
+    def fail(self) -> None:
+        """The transaction can only be aborted, because a send failed before its commit was asked for."""
+        self._finish()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the outcome; False if it is not known in time."""
+        with _creation:
+            if self.settled:
+                return True
+            event = self._event
+            if event is None:
+                event = self._event = threading.Event()
+        return event.wait(timeout_s)
+
+    def when_settled(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` once the outcome is known: now, or on the thread that tails the commit log."""
+        with _creation:
+            if not self.settled:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+                return
+        _call(callback)
+
+    @property
+    def record(self) -> ControlRecord | None:
+        """The control record; None while, or if for good, the outcome is not known here."""
+        if self._record is None and self._value is not None:
+            self._record = decode_control(self.key, self._value)
+        return self._record
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the transaction is known to be committed."""
+        record = self.record
+        return record is not None and record.kind is ControlKind.COMMIT
+
+    def error(self) -> RollbridgeError | None:
+        """Why a settled transaction is not committed; None if it is. A new object each time: it will be raised."""
+        record = self.record
+        name = str(self.transaction)
+        if record is None:
+            if self._unknown is not None:
+                return OutcomeUnknown(
+                    f"the outcome of transaction {name} is not known: {self._unknown}", transaction=name
+                )
+            return self._incomplete(name)
+        if record.kind is ControlKind.COMMIT:
+            return None
+        if record.reason == EXPIRED:
+            return TransactionExpired(
+                f"the lease of transaction {name} ran out before a commit was asked for; nothing of it is visible",
+                transaction=name,
+                reason=record.reason,
+            )
+        if self.failure is not None:
+            return self._incomplete(name)
+        return TransactionAborted(
+            f"transaction {name} is aborted ({record.reason}); nothing of it is visible",
+            transaction=name,
+            reason=record.reason,
+        )
+
+    def refusal(self) -> RollbridgeError:
+        """Why nothing can be written any more."""
+        name = str(self.transaction)
+        if not self.settled:
+            return TransactionClosed(
+                f"the end of transaction {name} was asked for; this record was not written", transaction=name
+            )
+        return self.error() or self.committed_error()
+
+    def committed_error(self) -> TransactionCommitted:
+        """The refusal of a request that a committed transaction can not meet."""
+        name = str(self.transaction)
+        return TransactionCommitted(
+            f"transaction {name} is committed; this request changed nothing", transaction=name, reason="committed"
+        )
+
+    def _incomplete(self, name: str) -> IncompleteError:
+        error = IncompleteError(
+            f"a record of transaction {name} could not be sent ({self.failure}), so the transaction is aborted; "
+            "nothing of it is visible"
+        )
+        error.__cause__ = self.failure
+        return error
+
+    def _finish(self) -> None:
+        with _creation:
+            self.closed = True
+            self.settled = True
+            event, callbacks, self._callbacks = self._event, self._callbacks, None
+            writers, self.writers = self.writers, ()
+        if event is not None:
+            event.set()
+        for callback in callbacks or ():
+            _call(callback)
+        for writer in writers:
+            writer.release()
+
+
+def _call(callback: Callable[[], object]) -> None:
+    try:
+        callback()
+    except Exception:
+        logger.exception("a callback of a future failed")
+
+
+class OutcomeFuture(ABC, Generic[T]):
+    """The part of ``concurrent.futures.Future`` that makes sense here; it can not be cancelled."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def _completion(self) -> Completion:
+        """Whose outcome decides."""
+
+    @abstractmethod
+    def _value(self) -> T:
+        """The result, computed after the outcome is known; raises the error."""
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the outcome of the transaction.
+
+        Args:
+            timeout: Seconds; None waits without end.
+
+        Raises:
+            TimeoutError: not known in time; ask again.
+            TransactionAborted, TransactionExpired, IncompleteError: nothing of the transaction is visible.
+            OutcomeUnknown: this process will not learn it.
+        """
+        completion = self._completion
+        if not completion.settled and not completion.wait(timeout):
+            raise TimeoutError(f"the outcome of transaction {completion.transaction} is not known after {timeout} s")
+        return self._value()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What :meth:`result` raises once the outcome is known; None if it does not."""
+        try:
+            self.result(timeout)
+        except RollbridgeError as error:
+            return error
+        return None
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._completion.settled
+
+    def running(self) -> bool:
+        """Whether the outcome is not known yet."""
+        return not self._completion.settled
+
+    def cancel(self) -> bool:
+        """A single write can not be taken back, only its whole transaction aborted: always False."""
+        return False
+
+    def cancelled(self) -> bool:
+        """Always False."""
+        return False
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call ``callback`` with this future once the outcome is known.
+
+        It runs on the thread that tails the commit log and must not block; its exceptions are logged.
+        """
+        self._completion.when_settled(lambda: callback(self))
+
+
+class WriteFuture(OutcomeFuture[DLSN]):
+    """Where one record will stand: its DLSN after the commit, an error after the abort."""
+
+    __slots__ = ("_count", "_index", "_slot")
+
+    def __init__(self, slot: Slot, index: int, count: int) -> None:
+        """``index`` counts the records of the part in this segment, ``count`` all records of the part."""
+        self._slot = slot
+        self._index = index
+        self._count = count
+
+    @property
+    def local_sequence(self) -> int:
+        """The record's local sequence number in its transaction, known at once."""
+        return self._slot.local_sequence(self._count)
+
+    @property
+    def _completion(self) -> Completion:
+        return self._slot.completion
+
+    def _value(self) -> DLSN:
+        return self._slot.locate(self._index, self._count)

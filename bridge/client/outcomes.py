@@ -1,0 +1,126 @@
+"""Outcomes: one thread tails the commit logs of the groups in use and settles the transactions that wait for them.
+
+Records of foreign transactions are recognised by their key and never decoded. Nothing is missed: a log is read from
+where it ended before the first transaction of its group began here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from bridge.client.futures import Completion
+from bridge.errors import KafkaUnavailable
+from bridge.kafka.clients import consumer_config
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.translate import translate
+from bridge.model.control import ControlKind, peek_kind
+from bridge.model.names import GroupName
+
+logger = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.1
+_BATCH: Final = 5_000
+_RETRY_S: Final = 0.1
+
+
+class OutcomeTail:
+    """Knows who waits for which transaction. Safe to use from several threads.
+
+    Attributes:
+        waiting: Transactions that began here, or are written here, and whose end is not known.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, *, security: Mapping[str, str] | None = None, client_id: str = "rollbridge"
+    ) -> None:
+        self.waiting: dict[bytes, Completion] = {}
+        settings = {
+            **consumer_config(
+                bootstrap_servers, isolation=Isolation.READ_COMMITTED, security=security, client_id=client_id
+            ),
+            "fetch.queue.backoff.ms": 5,
+            "queued.min.messages": 100_000,
+            "error_cb": lambda error: logger.info("the consumer of the commit log reports: %s", error),
+        }
+        try:
+            self._consumer = Consumer(settings, logger=logger)
+        except (KafkaException, ValueError, TypeError) as fault:
+            raise translate(fault, "start a consumer") from fault
+        self._followed: set[GroupName] = set()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def follow(self, group: GroupName, timeout_s: float) -> None:
+        """Tail the commit log of a group from its present end on.
+
+        Raises:
+            KafkaUnavailable: the log could not be found in time.
+        """
+        if group in self._followed:
+            return
+        with self._lock:
+            if group in self._followed:
+                return
+            end = self._end_of(group, timeout_s)
+            self._consumer.incremental_assign([TopicPartition(group.commit_log_topic, 0, end)])
+            self._followed.add(group)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._tail, name="rollbridge-outcomes", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Stop; whoever still waits is told that the outcome will not be learned here."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._consumer.close()
+        for completion in list(self.waiting.values()):
+            completion.give_up("this client was closed; ask with another one")
+        self.waiting.clear()
+
+    def _end_of(self, group: GroupName, timeout_s: float) -> int:
+        deadline = time.monotonic() + timeout_s
+        partition = TopicPartition(group.commit_log_topic, 0)
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                _, end = self._consumer.get_watermark_offsets(partition, timeout=max(left, _RETRY_S))
+            except KafkaException as fault:
+                if left <= _RETRY_S:
+                    raise KafkaUnavailable(
+                        f"the commit log {group.commit_log_topic} could not be read within {timeout_s:g} s: "
+                        f"{fault}; nothing was written"
+                    ) from fault
+                time.sleep(_RETRY_S)
+            else:
+                return int(end)
+
+    def _tail(self) -> None:
+        poll, consume = self._consumer.poll, self._consumer.consume
+        while not self._stopping.is_set():
+            first = poll(_POLL_S)
+            if first is not None:
+                # consume(n, t) waits until there are n messages or t has passed; with 0 it takes what is there.
+                self._settle([first, *consume(_BATCH, 0)])
+
+    def _settle(self, messages: list[Message]) -> None:
+        waiting = self.waiting
+        for message in messages:
+            key = message.key()
+            if key is None:
+                logger.warning("reading the commit log: %s", message.error())
+                continue
+            completion = waiting.get(key)
+            if completion is None:
+                continue
+            value, offset = message.value(), message.offset()
+            if value is not None and offset is not None and peek_kind(value) is not ControlKind.BEGIN:
+                del waiting[key]
+                completion.settle(value, offset)

@@ -1,0 +1,69 @@
+"""Routes: from a key to the segment of a stream's reference epoch, as fast as Python allows.
+
+Positions are floats in [0, 1) that come from the upper 53 bits of a 64-bit hash, so comparing a hash with a range's
+lower end, scaled to 64 bits, decides the same and needs no float.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.names import GroupName
+from bridge.model.records import StreamConfig
+
+_POSITION_BITS = 53
+_UNUSED_BITS = 64 - _POSITION_BITS
+
+
+def hash_bounds(lower_ends: Sequence[float]) -> tuple[int, ...]:
+    """For each lower end of a range, but the first, the smallest hash whose position is not below it."""
+    return tuple(math.ceil(math.ldexp(low, _POSITION_BITS)) << _UNUSED_BITS for low in lower_ends[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How the records of one stream find their segment in one epoch.
+
+    ``numbers`` are the segment numbers in order of their ranges; the segment of a hash is
+    ``numbers[bisect_right(bounds, hash)]``.
+    """
+
+    stream: str
+    epoch: int
+    group: GroupName
+    numbers: tuple[int, ...]
+    bounds: tuple[int, ...]
+    buffer_topic: str
+    buffer_partitions: int
+    record_bytes_max: int
+
+    @classmethod
+    def of(cls, config: StreamConfig, record: EpochRecord) -> Route:
+        """The route through an epoch of a stream."""
+        return cls(
+            stream=str(config.name),
+            epoch=record.epoch,
+            group=config.group,
+            numbers=tuple(segment.id.number for segment in record.segments),
+            bounds=hash_bounds([segment.range.low for segment in record.segments]),
+            buffer_topic=config.name.buffer_topic,
+            buffer_partitions=config.buffer_partitions,
+            record_bytes_max=config.record_bytes_max,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """A stream as it was last read: transactions that begin now take ``route``."""
+
+    config: StreamConfig
+    history: EpochHistory
+    route: Route
+
+    @classmethod
+    def of(cls, config: StreamConfig, history: EpochHistory) -> StreamView:
+        """The view of a stream; the route goes through the reference epoch of the active one."""
+        return cls(config, history, Route.of(config, history.reference))

@@ -1,0 +1,52 @@
+"""What the transactions of one connection share, and what a begun transaction is derived from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from bridge.client.frame_writer import FrameLimits
+from bridge.client.outcomes import OutcomeTail
+from bridge.client.routing import Route
+from bridge.client.sender import Sender
+from bridge.model.frames import BeginFrame
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The machinery of one connection."""
+
+    sender: Sender
+    outcomes: OutcomeTail
+    limits: FrameLimits
+    commit_timeout_s: float
+    who_leads: Callable[[GroupName], str]
+    """In half a sentence why a group may not answer."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all transactions that begin alike have in common."""
+
+    group: GroupName
+    begin: BeginFrame
+    routes: tuple[Route, ...]
+    generation: int
+    """Of the catalog when this was derived."""
+    begin_value: bytes = field(init=False)
+    buffers: tuple[tuple[str, int], ...] = field(init=False)
+    """Topic and number of partitions of each stream's buffer."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "begin_value", self.begin.encode())
+        object.__setattr__(
+            self, "buffers", tuple((route.buffer_topic, route.buffer_partitions) for route in self.routes)
+        )
+
+    @cached_property
+    def id_prefix(self) -> int:
+        """The upper bits of the ids: the reference epoch of the first stream."""
+        return TransactionId.of(self.routes[0].epoch, 0).value

@@ -1,0 +1,192 @@
+"""The way of frames to the brokers: one idempotent producer, a bounded queue, and a thread that hears of deliveries.
+
+Frames of one buffer partition keep their order, also when they are sent again, because the producer is idempotent. It
+never stops trying by itself: a frame is refused only for good (its topic is gone, it is too large, access is denied),
+so brokers that are away for an hour cost an hour and no transaction. What is bounded is the queue: when it is full,
+:meth:`Sender.send` waits, and in the end refuses.
+
+Delivery callbacks run on the delivery thread and must never take a lock under which somebody may send: the sender may
+be waiting for just that delivery.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from bridge.errors import BackpressureError, RollbridgeError
+from bridge.kafka.clients import producer_config
+from bridge.kafka.translate import kafka_error, translate
+
+logger = logging.getLogger(__name__)
+
+Delivered = Callable[[KafkaError | None, Message], None]
+"""Takes the error of a delivery, or None, and the message."""
+
+BUFFER_BYTES_DEFAULT: Final = 64 * 1024 * 1024
+_QUEUE_MESSAGES_MAX: Final = 1_000_000
+_POLL_S: Final = 0.1
+
+
+class Sender:
+    """Sends frames; safe to use from several threads."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        security: Mapping[str, str] | None = None,
+        client_id: str = "rollbridge",
+        buffer_bytes: int = BUFFER_BYTES_DEFAULT,
+        block_s: float = 60.0,
+        linger_ms: float = 0.0,
+    ) -> None:
+        """Start the producer and its delivery thread.
+
+        Args:
+            bootstrap_servers: ``host:port``, several with commas between.
+            security: As for confluent-kafka.
+            client_id: Names this client in the brokers' logs and quotas.
+            buffer_bytes: How much may wait to be sent.
+            block_s: How long :meth:`send` waits while that much waits.
+            linger_ms: How long the producer holds a frame back to send it together with others.
+        """
+        self._settings: dict[str, Any] = {
+            **producer_config(bootstrap_servers, security=security, client_id=client_id),
+            "linger.ms": linger_ms,
+            "message.timeout.ms": 0,  # without end; who waits for the outcome has a time-out of its own
+            "message.max.bytes": 1_000_000_000,  # the topic's limit decides, and frames respect it
+            "queue.buffering.max.kbytes": max(buffer_bytes // 1024, 1),
+            "queue.buffering.max.messages": _QUEUE_MESSAGES_MAX,
+            "delivery.report.only.error": False,  # acknowledgements are counted
+            "error_cb": self._on_error,
+        }
+        self._buffer_bytes = buffer_bytes
+        self._block_s = block_s
+        self._progress = threading.Condition()
+        self._deferred: deque[tuple[str, int, bytes, bytes, Delivered]] = deque()
+        self._failed = False
+        self._stopping = threading.Event()
+        self._producer = self._connect()
+        self._thread = threading.Thread(target=self._deliver, name="rollbridge-delivery", daemon=True)
+        self._thread.start()
+
+    def send(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
+        """Queue a frame; ``delivered`` is called when its fate is known.
+
+        Raises:
+            BackpressureError: the queue stayed full; the frame was not queued.
+        """
+        try:
+            self._producer.produce(topic, value, key, partition, delivered)
+        except (BufferError, KafkaException) as fault:
+            self._send_patiently(topic, partition, key, value, delivered, fault)
+
+    def send_soon(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
+        """As :meth:`send`, for delivery callbacks: never waits, but lets the delivery thread try until it works."""
+        self._deferred.append((topic, partition, key, value, delivered))
+
+    def wait_until(self, reached: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until ``reached`` is true, which deliveries are expected to bring about; False if not in time."""
+        with self._progress:
+            return self._progress.wait_for(reached, timeout_s)
+
+    @property
+    def queued(self) -> int:
+        """Frames whose fate is not known."""
+        return len(self._producer) + len(self._deferred)
+
+    def close(self, timeout_s: float) -> int:
+        """Send what is queued and stop; return how many frames were not acknowledged in time."""
+        self.wait_until(lambda: self.queued == 0, timeout_s)
+        left = self.queued
+        self._stopping.set()
+        self._thread.join()
+        if left:
+            self._producer.purge()
+        return left
+
+    def _connect(self) -> Producer:
+        try:
+            return Producer(self._settings, logger=logger)
+        except (KafkaException, ValueError, TypeError) as fault:
+            raise translate(fault, "start a producer") from fault
+
+    def _send_patiently(
+        self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered, fault: Exception
+    ) -> None:
+        """Try again while the queue is full or the producer is being replaced."""
+        deadline = time.monotonic() + self._block_s
+        while True:
+            if not _is_passing(fault):
+                raise translate(fault, f"send a frame to {topic}", topic) from fault
+            left = deadline - time.monotonic()
+            if left <= 0 or self._stopping.is_set():
+                raise BackpressureError(
+                    f"the buffer of {self._buffer_bytes} bytes stayed full for {self._block_s:g} s: the brokers take "
+                    "nothing; this record was not written"
+                ) from fault
+            with self._progress:
+                self._progress.wait(min(left, _POLL_S))
+            try:
+                self._producer.produce(topic, value, key, partition, delivered)
+            except (BufferError, KafkaException) as again:
+                fault = again
+            else:
+                return
+
+    def _deliver(self) -> None:
+        """The delivery thread."""
+        while not self._stopping.is_set():
+            served = self._producer.poll(_POLL_S)
+            while self._deferred and self._send_deferred(*self._deferred[0]):
+                self._deferred.popleft()
+            if served:
+                with self._progress:
+                    self._progress.notify_all()
+            if self._failed:
+                self._replace()
+
+    def _send_deferred(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> bool:
+        """Whether the frame needs no further attempt."""
+        try:
+            self._producer.produce(topic, value, key, partition, delivered)
+        except (BufferError, KafkaException) as fault:
+            if _is_passing(fault):
+                return False
+            logger.warning("a frame for %s was refused: %s", topic, fault)
+        return True
+
+    def _replace(self) -> None:
+        """After a fatal error: let the old producer report its frames as failed, and go on with a new one."""
+        try:
+            fresh = self._connect()
+        except RollbridgeError as fault:
+            logger.warning("%s; trying again", fault)
+            return
+        old, self._producer = self._producer, fresh
+        self._failed = False
+        old.purge()
+        while len(old) and not self._stopping.is_set():
+            old.poll(_POLL_S)
+        with self._progress:
+            self._progress.notify_all()
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            logger.error("the producer met a fatal error and is replaced: %s", error)
+            self._failed = True
+        else:
+            logger.info("the producer reports: %s", error)
+
+
+def _is_passing(fault: Exception) -> bool:
+    """Whether the queue is full, or the producer about to be replaced."""
+    inner = kafka_error(fault)
+    return inner is None or inner.fatal() or inner.code() in (KafkaError._QUEUE_FULL, KafkaError._FATAL)

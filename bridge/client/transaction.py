@@ -1,0 +1,284 @@
+"""Transactions as the user sees them: write, then commit or abort, and learn what became of it.
+
+The commit is asked for in the buffer of the first stream, behind everything else that went there; what went to the
+buffers of other streams must be acknowledged before, since there is no order between two partitions. Whatever happens
+on the way, the commit log has the last word: whoever asked to commit or abort waits for the control record.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from enum import Enum
+from functools import lru_cache
+from types import TracebackType
+from typing import Final, TypeVar
+
+from bridge.client.futures import Completion, OutcomeFuture
+from bridge.client.results import CommitResult, PartHandle, Piece, commit_result
+from bridge.client.runtime import Plan, Runtime
+from bridge.client.sender import Delivered
+from bridge.client.writing import Timeout, Writing
+from bridge.errors import InvalidRequestError, OutcomeUnknown, RollbridgeError
+from bridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from bridge.model.identifiers import OWNER_PART
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+REASON_CHARACTERS_MAX: Final = 1000
+ABORT_ON_ERROR_S: Final = 10.0
+"""How long a ``with`` block that ends by an exception waits to see the abort logged."""
+
+
+class _Wish(Enum):
+    """What was asked for."""
+
+    NONE = "none"
+    COMMIT = "commit"
+    ABORT = "abort"
+
+
+class Transaction(Writing):
+    """An open transaction. Safe to use from several threads.
+
+    Made by :meth:`bridge.Bridge.begin`. Nothing of it is visible before :meth:`commit`, and then all of it is.
+    """
+
+    __slots__ = ("_held", "_pieces", "_result", "_wish")
+
+    def __init__(self, runtime: Runtime, plan: Plan, counter: int) -> None:
+        """Send the BEGIN frames, without waiting for them to arrive."""
+        key = (plan.id_prefix | counter).to_bytes(16, "big")
+        completion = Completion(key)
+        super().__init__(runtime, plan, completion, counter, OWNER_PART)
+        self._wish = _Wish.NONE
+        self._pieces: list[Piece] = []
+        self._held: list[bytes] = []  # the manifest of a commit that waits for other buffers
+        self._result: CommitResult | None = None
+        runtime.outcomes.waiting[key] = completion
+        header = FrameHeader(FrameKind.BEGIN, key).pack()
+        try:
+            for place in range(len(self._buffers)):
+                self._emit(place, header, plan.begin_value)
+        except RollbridgeError:
+            del runtime.outcomes.waiting[key]
+            if self._sent:
+                self._send_abort_soon("its begin could not be sent to every stream")
+            raise
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams it may write to."""
+        return tuple(self._plan.begin.streams)
+
+    @property
+    def label(self) -> str | None:
+        """The label given at its begin."""
+        return self._plan.begin.label
+
+    def commit(self, parts: Sequence[PartHandle] = (), timeout: Timeout = None) -> CommitResult:
+        """Make everything visible, all or nothing, and return where it stands.
+
+        Asking again gives the same answer, or waits on.
+
+        Args:
+            parts: What other processes have finished; parts that are not named leave nothing behind.
+            timeout: How long to wait for the answer; None is the connection's ``commit_timeout``.
+
+        Raises:
+            TransactionExpired, TransactionAborted, IncompleteError: nothing of it is visible.
+            OutcomeUnknown: asked for, but not answered in time; ask again.
+            BackpressureError: could not be asked for; the transaction is still open.
+        """
+        return self._await(self.commit_async(parts), timeout, "commit")
+
+    def commit_async(self, parts: Sequence[PartHandle] = ()) -> CommitFuture:
+        """Ask for the commit; the future gives what :meth:`commit` returns."""
+        with self._lock:
+            if self._wish is _Wish.NONE and not self._completion.closed:
+                others = self._check_parts(parts)
+                if self._completion.failure is None:
+                    self._writer.cut_all()
+                    self._pieces = [*self._writer.pieces(), *others]
+                    self._ask_for_commit()
+                else:
+                    self._abandon()
+        return CommitFuture(self)
+
+    def abort(self, reason: str = "client", timeout: Timeout = None) -> None:
+        """Make sure that nothing of it will ever be visible, and return once that is decided.
+
+        Raises:
+            TransactionCommitted: its commit was decided before.
+            OutcomeUnknown: asked for, but not answered in time; ask again.
+        """
+        self._await(self.abort_async(reason), timeout, "abort")
+
+    def abort_async(self, reason: str = "client") -> AbortFuture:
+        """Ask for the abort; the future gives None."""
+        with self._lock:
+            if self._wish is _Wish.NONE and not self._completion.closed:
+                self._emit(0, self._end_key(FrameKind.ABORT), encode_abort(reason[:REASON_CHARACTERS_MAX]))
+                self._wish = _Wish.ABORT
+                self._completion.closed = True
+        return AbortFuture(self)
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            if self._wish is not _Wish.ABORT:
+                self.commit()
+            return
+        try:
+            self.abort(reason=f"{type(error).__name__}: {error}", timeout=ABORT_ON_ERROR_S)
+        except RollbridgeError as second:
+            logger.warning("transaction %s was not seen to abort after an exception: %s", self.id, second)
+
+    def __repr__(self) -> str:
+        return f"<Transaction {self.id} of {', '.join(self.streams)}>"
+
+    def result(self) -> CommitResult:
+        """The answer to the commit of a transaction whose outcome is known; raises what it met instead."""
+        error = self._completion.error()
+        if error is not None:
+            raise error
+        if self._result is None:
+            record = self._completion.record
+            assert record is not None  # there is no error, so there is a commit record
+            self._result = commit_result(record, self._completion.offset, self._plan.begin.places, self._pieces)
+        return self._result
+
+    def check_aborted(self) -> None:
+        """Return if the transaction, whose outcome is known, is aborted; raise what it met instead."""
+        error = self._completion.error()
+        if error is None:
+            raise self._completion.committed_error()
+        if isinstance(error, OutcomeUnknown):
+            raise error
+
+    def _check_parts(self, parts: Sequence[PartHandle]) -> list[Piece]:
+        """The pieces of the parts named."""
+        seen: set[int] = {OWNER_PART}
+        for handle in parts:
+            if handle.transaction != self.id:
+                raise InvalidRequestError(
+                    f"part {handle.part} is one of transaction {handle.transaction}, not of {self.id}; "
+                    "nothing was asked for"
+                )
+            if handle.part in seen:
+                raise InvalidRequestError(f"part {handle.part} of {self.id} is named twice; nothing was asked for")
+            seen.add(handle.part)
+        return [piece for handle in parts for piece in handle.pieces]
+
+    def _ask_for_commit(self) -> None:
+        """Send the COMMIT frame, or leave that to the last acknowledgement from another buffer."""
+        manifest = _manifest(tuple((*piece.key, piece.records) for piece in self._pieces))
+        if self._acked_elsewhere >= self._sent_elsewhere and self._completion.failure is None:
+            self._runtime.sender.send(*self._commit_frame(manifest))
+        else:
+            self._held.append(manifest)
+        self._wish = _Wish.COMMIT
+        self._completion.closed = True
+        if self._acked_elsewhere >= self._sent_elsewhere:
+            self._send_held()  # the last acknowledgement came in between
+
+    def _send_held(self) -> None:
+        """Send the COMMIT frame that waited, once, whichever thread comes first."""
+        try:
+            manifest = self._held.pop()
+        except IndexError:
+            return
+        if self._completion.failure is None:
+            self._runtime.sender.send_soon(*self._commit_frame(manifest))
+        else:
+            self._send_abort_soon(f"incomplete: {self._completion.failure}")
+
+    def _commit_frame(self, manifest: bytes) -> tuple[str, int, bytes, bytes, Delivered]:
+        return (*self._buffers[0], self._end_key(FrameKind.COMMIT), manifest, self._commit_delivered)
+
+    def _abandon(self) -> None:
+        """A send failed before the commit was asked for: abort, and let everybody know at once."""
+        self._send_abort_soon(f"incomplete: {self._completion.failure}")
+        self._wish = _Wish.ABORT
+        self._completion.fail()
+
+    def _send_abort_soon(self, reason: str) -> None:
+        value = encode_abort(reason[:REASON_CHARACTERS_MAX])
+        self._runtime.sender.send_soon(*self._buffers[0], self._end_key(FrameKind.ABORT), value, _ignore)
+
+    def _end_key(self, kind: FrameKind) -> bytes:
+        return FrameHeader(kind, self._completion.key).pack()
+
+    def _await(self, future: OutcomeFuture[T], timeout: Timeout, wish: str) -> T:
+        timeout_s = self._seconds(timeout)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            raise OutcomeUnknown(
+                f"the {wish} of transaction {self.id} was asked for, but not answered within {timeout_s:g} s: "
+                f"{self._runtime.who_leads(self._plan.group)}; it will be carried out: ask again to learn the outcome",
+                transaction=str(self.id),
+            ) from None
+
+    # On the delivery thread; these take no lock, see bridge.client.sender.
+
+    def _delivered_elsewhere(self, fault: object, message: object) -> None:
+        super()._delivered_elsewhere(fault, message)
+        if self._held and self._acked_elsewhere >= self._sent_elsewhere:
+            self._send_held()
+
+    def _commit_delivered(self, fault: object, _: object) -> None:
+        if fault is not None:
+            self._fail(fault)
+            # It may have arrived all the same: whichever of both the leader meets first decides.
+            self._send_abort_soon(f"its commit was refused: {fault}")
+
+
+class CommitFuture(OutcomeFuture[CommitResult]):
+    """The answer to a commit."""
+
+    __slots__ = ("_transaction",)
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    @property
+    def _completion(self) -> Completion:
+        return self._transaction.completion
+
+    def _value(self) -> CommitResult:
+        return self._transaction.result()
+
+
+class AbortFuture(OutcomeFuture[None]):
+    """The answer to an abort."""
+
+    __slots__ = ("_transaction",)
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    @property
+    def _completion(self) -> Completion:
+        return self._transaction.completion
+
+    def _value(self) -> None:
+        self._transaction.check_aborted()
+
+
+@lru_cache(maxsize=4096)
+def _manifest(entries: tuple[tuple[int, int, int, int], ...]) -> bytes:
+    """The value of a COMMIT frame. Small transactions mostly have one of a few shapes, hence the cache."""
+    return Manifest({PieceKey(*entry[:3]): entry[3] for entry in entries}).encode()
+
+
+def _ignore(fault: object, _: object) -> None:
+    """An abort that does not arrive is one by expiry in the end."""
+    if fault is not None:
+        logger.warning("an abort could not be sent: %s", fault)

@@ -1,0 +1,230 @@
+"""Writing: what a transaction and a part of one share. Records go in, frames go out, deliveries are counted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from datetime import timedelta
+
+from bridge.client.frame_writer import Headers, PartWriter
+from bridge.client.futures import Completion, WriteFuture
+from bridge.client.results import PartHandle
+from bridge.client.runtime import Plan, Runtime
+from bridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
+from bridge.model.identifiers import TransactionId
+
+logger = logging.getLogger(__name__)
+
+Timeout = float | timedelta | None
+"""Seconds, or a timedelta; None is the connection's ``commit_timeout``."""
+
+
+class Writing:
+    """Writes records of one transaction. Safe to use from several threads."""
+
+    __slots__ = (
+        "_acked",
+        "_acked_elsewhere",
+        "_buffers",
+        "_completion",
+        "_finished",
+        "_lock",
+        "_plan",
+        "_runtime",
+        "_sent",
+        "_sent_elsewhere",
+        "_writer",
+    )
+
+    def __init__(self, runtime: Runtime, plan: Plan, completion: Completion, counter: int, part: int) -> None:
+        self._runtime = runtime
+        self._plan = plan
+        self._completion = completion
+        self._finished = False
+        self._lock = threading.Lock()
+        self._buffers = [(topic, counter % partitions) for topic, partitions in plan.buffers]
+        # Each of these counters is only ever written by one side: senders hold the lock, deliveries have one thread.
+        self._sent = 0
+        self._sent_elsewhere = 0
+        self._acked = 0
+        self._acked_elsewhere = 0
+        self._writer = PartWriter(completion, part, plan.routes, runtime.limits, self._emit, sticky=counter)
+        completion.writers = (*completion.writers, self)
+
+    @property
+    def id(self) -> TransactionId:
+        """The id of the transaction; hand it to ``join`` in another process."""
+        return self._completion.transaction
+
+    @property
+    def completion(self) -> Completion:
+        """The outcome that this shares with its futures."""
+        return self._completion
+
+    @property
+    def records(self) -> int:
+        """How many records were written through this object."""
+        return self._writer.count
+
+    def write(
+        self,
+        stream: str,
+        *,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+    ) -> WriteFuture:
+        """Write a record; it becomes visible with the commit, at the place that the future then tells.
+
+        Args:
+            stream: One of the transaction's streams, ``scope/stream``.
+            value: None is a tombstone.
+            key: Decides the segment; records with the same key stay in order. None: any segment.
+            headers: Kept in their order; the name ``rollbridge`` is taken.
+            timestamp_ms: Milliseconds since 1970; None is now.
+
+        Raises:
+            RecordTooLargeError, TransactionTooLargeError, BackpressureError, InvalidRequestError: this record was not
+                written, and the transaction stays usable.
+            TransactionClosed: its end was asked for, or it has ended: aborted, expired or committed.
+        """
+        if timestamp_ms is not None and timestamp_ms < 0:
+            raise InvalidRequestError(f"a timestamp of {timestamp_ms} ms lies before 1970; the record was not written")
+        with self._lock:
+            if self._finished or self._completion.closed:
+                raise self._refusal()
+            return self._writer.write(stream, key, value, headers, timestamp_ms)
+
+    def write_all(self, stream: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
+        """Write many records, given as key and value, and return how many; faster than one by one.
+
+        Raises:
+            As :meth:`write`; the records before the one at fault were written.
+        """
+        iterator = iter(records)
+        written = 0
+        while True:
+            with self._lock:
+                if self._finished or self._completion.closed:
+                    raise self._refusal()
+                fresh = self._writer.write_some(stream, iterator)
+            if not fresh:
+                return written
+            written += fresh
+
+    def flush(self, timeout: Timeout = None) -> None:
+        """Return once the brokers have acknowledged everything that was written so far.
+
+        Raises:
+            IncompleteError: they refused something; the transaction can only be aborted.
+            UnavailableError: not acknowledged in time; it is still being sent.
+        """
+        with self._lock:
+            if not self._completion.closed:
+                self._writer.cut_all()
+            sent = self._sent + self._sent_elsewhere
+        timeout_s = self._seconds(timeout)
+        if not self._runtime.sender.wait_until(lambda: self._acked + self._acked_elsewhere >= sent, timeout_s):
+            raise UnavailableError(
+                f"the brokers have not acknowledged everything of transaction {self.id} within {timeout_s:g} s; "
+                "it is still being sent"
+            )
+        self._check_deliveries()
+
+    def cut_older(self, than_s: float) -> None:
+        """Send the batches that were started before ``than_s`` (monotonic seconds), unless somebody is writing now."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._completion.closed:
+                    self._writer.cut_older(than_s)
+            finally:
+                self._lock.release()
+
+    def release(self) -> None:
+        """Let go of what only an open transaction needs; without it each would be garbage in a cycle."""
+        self._writer.release()
+
+    def _seconds(self, timeout: Timeout) -> float:
+        if timeout is None:
+            return self._runtime.commit_timeout_s
+        return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+
+    def _refusal(self) -> Exception:
+        if self._finished and not self._completion.settled:
+            return TransactionClosed(
+                f"part {self._writer.part} of transaction {self.id} is finished; this record was not written",
+                transaction=str(self.id),
+            )
+        return self._completion.refusal()
+
+    def _check_deliveries(self) -> None:
+        fault = self._completion.failure
+        if fault is not None:
+            raise IncompleteError(
+                f"a record of transaction {self.id} could not be sent ({fault}); the transaction can only be aborted"
+            ) from fault
+
+    def _emit(self, place: int, key: bytes, value: bytes) -> None:
+        topic, partition = self._buffers[place]
+        if place:
+            self._runtime.sender.send(topic, partition, key, value, self._delivered_elsewhere)
+            self._sent_elsewhere += 1
+        else:
+            self._runtime.sender.send(topic, partition, key, value, self._delivered)
+            self._sent += 1
+
+    # On the delivery thread; these take no lock, see bridge.client.sender.
+
+    def _delivered(self, fault: object, _: object) -> None:
+        if fault is not None:
+            self._fail(fault)
+        self._acked += 1
+
+    def _delivered_elsewhere(self, fault: object, _: object) -> None:
+        if fault is not None:
+            self._fail(fault)
+        self._acked_elsewhere += 1
+
+    def _fail(self, fault: object) -> None:
+        if self._completion.failure is None:
+            logger.warning("a frame of transaction %s was refused: %s", self.id, fault)
+            self._completion.failure = UnavailableError(str(fault))
+
+
+class Part(Writing):
+    """What one process writes of a transaction that another began. Made by :meth:`bridge.Bridge.join`.
+
+    Nothing of it counts unless the commit names its handle, so a process that dies or is retried leaves nothing behind.
+    """
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, runtime: Runtime, plan: Plan, completion: Completion, part: int) -> None:
+        super().__init__(runtime, plan, completion, completion.transaction.counter, part)
+        self._handle: PartHandle | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of the part, 1 or more."""
+        return self._writer.part
+
+    def finish(self, timeout: Timeout = None) -> PartHandle:
+        """Return, once the brokers have everything, what the owner hands to ``commit(parts=[...])``.
+
+        Nothing can be written afterwards. Asking again gives the same handle, or waits on.
+
+        Raises:
+            IncompleteError: the brokers refused something; let the work be done again by another part.
+            UnavailableError: not acknowledged in time; finish again to wait on.
+            TransactionClosed: the transaction has ended meanwhile.
+        """
+        with self._lock:
+            if not self._finished and self._completion.closed:
+                raise self._completion.refusal()
+            self._finished = True
+        self.flush(timeout)
+        if self._handle is None:
+            self._handle = PartHandle(self.id, self.number, tuple(self._writer.pieces()))
+        return self._handle

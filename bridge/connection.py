@@ -1,0 +1,347 @@
+"""The connection of one client: begins transactions, joins those of others, and reaches the admin requests.
+
+One :class:`Bridge` is safe to use from several threads and runs many transactions at once. It holds one producer, one
+consumer of the commit logs in use, one ZooKeeper session, and three threads: deliveries, outcomes, housekeeping.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from bridge.admin import Admin
+from bridge.client.catalog import Catalog
+from bridge.client.counters import CounterSupply
+from bridge.client.frame_writer import FrameLimits
+from bridge.client.futures import Completion
+from bridge.client.housekeeping import Housekeeper
+from bridge.client.options import ClientOptions
+from bridge.client.outcomes import OutcomeTail
+from bridge.client.runtime import Plan, Runtime
+from bridge.client.sender import Sender
+from bridge.client.transaction import Transaction
+from bridge.client.writing import Part, Timeout
+from bridge.config import ConnectionSettings, load_settings
+from bridge.errors import (
+    BackpressureError,
+    GroupMismatchError,
+    InvalidRequestError,
+    InvalidTimeoutError,
+    KafkaUnavailable,
+    RollbridgeError,
+    TransactionClosed,
+    TransactionNotFound,
+)
+from bridge.kafka.topics import TopicAdmin
+from bridge.model.frames import BeginFrame
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName
+from bridge.model.records import TransactionRecord
+from bridge.model.transaction import State
+from bridge.zookeeper.metadata import Metadata
+from bridge.zookeeper.session import ZooKeeperSession
+
+logger = logging.getLogger(__name__)
+
+LABEL_CHARACTERS_MAX: Final = 1000
+JOIN_TIMEOUT_S: Final = 10.0
+_UNNAMED: Final = "rollbridge"
+"""The client name of settings that name none; a process that begins transactions deserves one of its own."""
+_PLANS_MAX: Final = 1_000
+_CLOSE_S: Final = 30.0
+_HOUSEKEEPING_S: Final = 0.25
+
+
+def connect(
+    bootstrap_servers: str | None = None,
+    *,
+    zookeeper: str | None = None,
+    zookeeper_root: str | None = None,
+    client_name: str | None = None,
+    kafka: Mapping[str, str] | None = None,
+    config_file: str | Path | None = None,
+    options: ClientOptions | None = None,
+) -> Bridge:
+    """Connect to a cluster. What is not given comes from the environment, a file, or the embedded cluster.
+
+    Args:
+        bootstrap_servers: Kafka brokers, ``host:port,...``.
+        zookeeper: ZooKeeper servers, ``host:port,...``.
+        zookeeper_root: Path under which everything stands; ``/rollbridge`` by default.
+        client_name: Names this client in transactions and logs; made of host and process id by default.
+        kafka: Security settings under librdkafka's names, such as ``security.protocol``.
+        config_file: A TOML file with the same settings, see :mod:`bridge.config`.
+        options: Sizes, delays and limits.
+
+    Raises:
+        ConfigError: a setting is wrong or missing; all are named.
+        KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
+        WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
+    """
+    settings = load_settings(
+        {
+            "bootstrap_servers": bootstrap_servers,
+            "zookeeper": zookeeper,
+            "zookeeper_root": zookeeper_root,
+            "client_name": client_name,
+        },
+        config_file=None if config_file is None else Path(config_file),
+    )
+    if kafka:
+        settings = replace(settings, kafka={**settings.kafka, **kafka})
+    if settings.client_name == _UNNAMED:
+        settings = replace(settings, client_name=own_name())
+    return Bridge(settings, options)
+
+
+def own_name() -> str:
+    """A client name for a process that has none: the host and the process id."""
+    host = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in socket.gethostname())
+    return f"{host[:100] or 'client'}-{os.getpid()}"
+
+
+class Bridge:
+    """A connection. Use it in a ``with`` block, or close it."""
+
+    def __init__(self, settings: ConnectionSettings, options: ClientOptions | None = None) -> None:
+        """Connect; see :func:`connect`, which is how it is usually done."""
+        self.settings: Final = settings
+        self.options: Final = options or ClientOptions()
+        self._closed = False
+        deadline = time.monotonic() + self.options.connect_timeout_s
+        self._session = ZooKeeperSession(
+            settings.zookeeper,
+            root=settings.zookeeper_root,
+            session_timeout_s=self.options.session_timeout_s,
+            name=settings.client_name,
+        )
+        self._session.start(self.options.connect_timeout_s)
+        try:
+            metadata = Metadata(self._session)
+            metadata.claim_cluster(self._cluster_id(deadline))
+            self._open(metadata)
+        except BaseException:
+            self._session.close()
+            raise
+
+    def _cluster_id(self, deadline: float) -> str:
+        settings = self.settings
+        try:
+            admin = TopicAdmin(
+                settings.bootstrap_servers,
+                security=settings.kafka,
+                client_id=settings.client_name,
+                timeout_s=max(deadline - time.monotonic(), 1.0),
+            )
+            return admin.cluster_id()
+        except KafkaUnavailable as fault:
+            raise KafkaUnavailable(
+                f"no Kafka broker answered at {settings.bootstrap_servers} within "
+                f"{self.options.connect_timeout_s:g} s: is it running, and is the address right?"
+            ) from fault
+
+    def _open(self, metadata: Metadata) -> None:
+        settings, options = self.settings, self.options
+        self._metadata = metadata
+        self._housekeeper = Housekeeper(min(_HOUSEKEEPING_S, options.linger_s / 2))
+        self._catalog = Catalog(metadata, self._housekeeper.poke)
+        self._counters = CounterSupply(metadata.reserve_counters, self._housekeeper.poke)
+        self._outcomes = OutcomeTail(
+            settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name
+        )
+        self._sender = Sender(
+            settings.bootstrap_servers,
+            security=settings.kafka,
+            client_id=settings.client_name,
+            buffer_bytes=options.buffer_bytes,
+            block_s=options.backpressure_timeout_s,
+        )
+        limits = FrameLimits(
+            frame_bytes=options.frame_bytes,
+            transaction_bytes=options.transaction_bytes_max,
+            record_bytes=options.buffer_bytes // 2,
+            compression=int(options.codec),
+        )
+        self._runtime = Runtime(self._sender, self._outcomes, limits, options.commit_timeout_s, self._who_leads)
+        self._plans: dict[tuple[tuple[str, ...], timedelta | None, str | None], Plan] = {}
+        self.admin = Admin(
+            metadata, forget=self._catalog.forget, client_name=settings.client_name, timeout_s=options.admin_timeout_s
+        )
+        self._housekeeper.start(self._catalog.refresh, self._counters.refill, self._send_lingering)
+
+    @property
+    def client_name(self) -> str:
+        """The name under which this client begins transactions."""
+        return self.settings.client_name
+
+    def begin(self, *streams: str, timeout: timedelta | None = None, label: str | None = None) -> Transaction:
+        """Begin a transaction. It costs no round trip, except for the first one of its streams.
+
+        Args:
+            streams: ``scope/stream``, one or more of one transaction group.
+            timeout: How long it may stay open, as a lease that needs no pings; 24 hours by default.
+            label: Free text, at most 1,000 characters, to find it again.
+
+        Raises:
+            InvalidNameError, ScopeNotFound, StreamNotFound, GroupMismatchError, InvalidTimeoutError,
+            InvalidRequestError, BackpressureError: nothing was written.
+            KafkaUnavailable, ZooKeeperUnavailable: the streams could not be looked up.
+        """
+        self._check_open()
+        wanted = (streams, timeout, label)
+        plan = self._plans.get(wanted)
+        if plan is None or plan.generation != self._catalog.generation:
+            plan = self._plan(*wanted)
+        if len(self._outcomes.waiting) >= self.options.open_transactions_max:
+            raise BackpressureError(
+                f"{self.options.open_transactions_max} transactions of this client are open or wait for their outcome; "
+                "end some of them; nothing was written"
+            )
+        return Transaction(self._runtime, plan, self._counters.next())
+
+    def transaction(self, *streams: str, timeout: timedelta | None = None, label: str | None = None) -> Transaction:
+        """Begin a transaction for a ``with`` block, whose end commits it, and aborts it after an exception."""
+        return self.begin(*streams, timeout=timeout, label=label)
+
+    def join(self, transaction: TransactionId | str, timeout: Timeout = JOIN_TIMEOUT_S) -> Part:
+        """Write part of a transaction that another process, or this one, has begun.
+
+        Args:
+            transaction: Its id.
+            timeout: How long to wait until the leader has recorded it, which takes up to a second after its begin.
+
+        Raises:
+            TransactionNotFound: it is not recorded as open: unknown, too young, or ended.
+            TransactionClosed: its end was asked for.
+        """
+        self._check_open()
+        identifier = TransactionId.parse(transaction) if isinstance(transaction, str) else transaction
+        record = self._find(identifier, _seconds(timeout))
+        self._outcomes.follow(record.group, self.options.connect_timeout_s)
+        plan = Plan(
+            group=record.group,
+            begin=BeginFrame(record.client_name, record.client_epoch, record.label, record.lease_ms, record.streams),
+            routes=tuple(self._catalog.route(name, epoch) for name, epoch in record.streams.items()),
+            generation=self._catalog.generation,
+        )
+        completion = self._outcomes.waiting.setdefault(identifier.bytes, Completion(identifier.bytes))
+        return Part(self._runtime, plan, completion, self._metadata.claim_part(record.group, identifier))
+
+    def close(self) -> None:
+        """Send what is queued, for at most 30 s, and disconnect. Open transactions stay open until their lease ends."""
+        if self._closed:
+            return
+        self._closed = True
+        for completion in list(self._outcomes.waiting.values()):
+            if not completion.closed:
+                logger.warning("transaction %s is left open", completion.transaction)
+        self._housekeeper.close()
+        left = self._sender.close(_CLOSE_S)
+        if left:
+            logger.warning("%d frames were not acknowledged before the connection was closed", left)
+        self._outcomes.close()
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Bridge {self.client_name} to {self.settings.bootstrap_servers}>"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequestError("this connection is closed; connect again; nothing was written")
+
+    def _plan(self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None) -> Plan:
+        """What is derived from the arguments of a begin, until a stream changes."""
+        if not streams:
+            raise InvalidRequestError("a transaction needs at least one stream; nothing was written")
+        if len(set(streams)) < len(streams):
+            raise InvalidRequestError(f"a stream is named twice: {', '.join(streams)}; nothing was written")
+        if label is not None and len(label) > LABEL_CHARACTERS_MAX:
+            raise InvalidRequestError(
+                f"a label has at most {LABEL_CHARACTERS_MAX} characters, not {len(label)}; nothing was written"
+            )
+        lease = self.options.lease if timeout is None else timeout
+        if not timedelta(milliseconds=1) <= lease <= self.options.lease_max:
+            raise InvalidTimeoutError(
+                f"a transaction may stay open for up to {self.options.lease_max}, not for {lease}; nothing was written"
+            )
+        generation = self._catalog.generation
+        views = [self._catalog.view(stream) for stream in streams]
+        group = views[0].config.group
+        for view in views:
+            if view.config.group != group:
+                raise GroupMismatchError(
+                    f"{streams[0]} belongs to group {group} and {view.config.name} to group {view.config.group}; "
+                    "a transaction spans streams of one group only; nothing was written"
+                )
+        self._outcomes.follow(group, self.options.connect_timeout_s)
+        routes = tuple(view.route for view in views)
+        begin = BeginFrame(
+            self.client_name,
+            0,
+            label,
+            lease // timedelta(milliseconds=1),
+            {route.stream: route.epoch for route in routes},
+        )
+        plan = Plan(group, begin, routes, generation)
+        if len(self._plans) >= _PLANS_MAX:
+            self._plans.clear()
+        self._plans[streams, timeout, label] = plan
+        return plan
+
+    def _find(self, identifier: TransactionId, timeout_s: float) -> TransactionRecord:
+        """The record of an open transaction, once it is there."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            changed = threading.Event()
+            record = self._metadata.find_transaction(identifier, changed.set)
+            if record is not None:
+                break
+            if not changed.wait(max(deadline - time.monotonic(), 0.0)):
+                raise TransactionNotFound(
+                    f"no open transaction {identifier} is recorded after {timeout_s:g} s: it has ended, it never "
+                    "began, or no coordinator is running; nothing was written"
+                )
+        if record.state != State.OPEN.value:
+            raise TransactionClosed(
+                f"transaction {identifier} is {record.state}; nothing can be written to it any more",
+                transaction=str(identifier),
+            )
+        return record
+
+    def _send_lingering(self) -> None:
+        """Make the records of idle transactions durable."""
+        before = time.monotonic() - self.options.linger_s
+        for completion in list(self._outcomes.waiting.values()):
+            for writer in completion.writers:
+                writer.cut_older(before)
+
+    def _who_leads(self, group: GroupName) -> str:
+        if not self._session.is_connected:
+            return "ZooKeeper can not be reached either"
+        try:
+            return self._metadata.who_leads(group)
+        except RollbridgeError as fault:
+            return str(fault)
+
+
+def _seconds(timeout: Timeout) -> float:
+    if timeout is None:
+        return JOIN_TIMEOUT_S
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
