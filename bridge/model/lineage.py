@@ -1,0 +1,80 @@
+"""The lineage of a stream's segments: which was active when, over which keys, and what each one continues.
+
+This is what a picture or a table of an epoch history needs, worked out in one pass over the epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridge.model.epochs import EpochCause, EpochHistory, Segment
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import KeyRange
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One segment from its first epoch to its last; ``last`` is the newest epoch while it is active."""
+
+    segment: Segment
+    first: int
+    last: int
+    cause: EpochCause
+    """Why the epoch was made in which it began."""
+    active: bool
+    sealed_end: int | None
+    """Offset after its last record; None while it is active or being sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """``after`` continues ``before`` on the keys of ``range``, from epoch ``epoch`` on."""
+
+    before: SegmentId
+    after: SegmentId
+    epoch: int
+    range: KeyRange
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Lives in order of their first epoch and their range; links in order of their epoch and range."""
+
+    lives: tuple[Life, ...]
+    links: tuple[Link, ...]
+
+
+def lineage(history: EpochHistory) -> Lineage:
+    """The lives of all segments of a history and the links between them."""
+    newest = len(history.records) - 1
+    lives: dict[SegmentId, Life] = {}
+    links: list[Link] = []
+    for record in history.records:
+        for item in history.ended_with(record.epoch):
+            ends = record.sealed_ends
+            life = lives[item.id]
+            lives[item.id] = Life(
+                item, life.first, record.epoch - 1, life.cause, False, None if ends is None else ends.get(item.id)
+            )
+        for item in history.began_with(record.epoch):
+            lives[item.id] = Life(item, record.epoch, newest, record.cause, True, None)
+        if record.epoch:
+            links.extend(_links(history, record.epoch))
+    return Lineage(tuple(lives.values()), tuple(links))
+
+
+def _links(history: EpochHistory, epoch: int) -> list[Link]:
+    """What begins with an epoch, joined with what ended; both sorted by range, so one sweep finds every overlap."""
+    before, after = history.ended_with(epoch), history.began_with(epoch)
+    found: list[Link] = []
+    old = new = 0
+    while old < len(before) and new < len(after):
+        one, other = before[old], after[new]
+        low, high = max(one.range.low, other.range.low), min(one.range.high, other.range.high)
+        if low < high:
+            found.append(Link(one.id, other.id, epoch, KeyRange(low, high)))
+        if one.range.high <= other.range.high:
+            old += 1
+        if other.range.high <= one.range.high:
+            new += 1
+    return found

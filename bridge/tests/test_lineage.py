@@ -1,0 +1,141 @@
+"""The lineage and its picture: every segment once, in its place, with its links, and safe to open."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+
+from bridge.cli.lineage_svg import lineage_svg
+from bridge.model.epochs import EpochCause, EpochHistory
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import KeyRange, even_ranges
+from bridge.model.lineage import lineage
+from bridge.tests.strategies import histories
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@given(histories())
+def test_lives_agree_with_the_epochs(history: EpochHistory) -> None:
+    whole = lineage(history)
+    assert Counter(life.segment.id for life in whole.lives) == Counter(history.segments().keys())
+    for life in whole.lives:
+        present = [record.epoch for record in history.records if life.segment in record.segments]
+        assert present == list(range(life.first, life.last + 1))
+        assert life.cause is history.record(life.first).cause
+        assert life.active == (life.segment.id in history.active.segment_ids)
+        assert life.sealed_end == history.sealed_end(life.segment.id)
+
+
+@given(histories())
+def test_links_agree_with_predecessors_and_successors(history: EpochHistory) -> None:
+    whole = lineage(history)
+    for segment in history.segments():
+        after = [link.after for link in whole.links if link.before == segment]
+        before = [link.before for link in whole.links if link.after == segment]
+        assert after == [item.id for item in history.successors(segment)]
+        assert before == [item.id for item in history.predecessors(segment)]
+    for link in whole.links:
+        assert history.record(link.epoch).segment_at(link.range.low).id == link.after
+        assert history.record(link.epoch - 1).segment_at(link.range.low).id == link.before
+
+
+def boxes(svg: str) -> dict[str, ElementTree.Element]:
+    found = [item for item in ElementTree.fromstring(svg).iter(f"{SVG}rect") if "id" in item.attrib]
+    assert len({item.attrib["id"] for item in found}) == len(found)
+    return {item.attrib["id"]: item for item in found}
+
+
+def name_of(segment: SegmentId) -> str:
+    return f"segment-{segment.number}-{segment.epoch}"
+
+
+@given(histories())
+def test_every_segment_is_drawn_once_with_a_tooltip_that_names_it(history: EpochHistory) -> None:
+    drawn = boxes(lineage_svg(history, "s/t"))
+    assert drawn.keys() == {name_of(segment) for segment in history.segments()}
+    for segment, item in history.segments().items():
+        tooltip = drawn[name_of(segment)].findtext(f"{SVG}title") or ""
+        assert tooltip.startswith(f"segment {segment} holds {item.range},")
+        end = history.sealed_end(segment)
+        assert tooltip.endswith("active" if end is None else f"ends at {end:,}")
+
+
+@given(histories())
+def test_boxes_stay_inside_the_picture_and_apart(history: EpochHistory) -> None:
+    root = ElementTree.fromstring(lineage_svg(history, "s/t"))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    places = [
+        (float(box.attrib["x"]), float(box.attrib["y"]), float(box.attrib["width"]), float(box.attrib["height"]))
+        for box in root.iter(f"{SVG}rect")
+        if "id" in box.attrib
+    ]
+    for place, (x, y, w, h) in enumerate(places):
+        assert 0 <= x < x + w <= width
+        assert 0 <= y <= y + h <= height
+        for a, b, c, d in places[:place]:
+            assert x >= a + c or a >= x + w or y >= b + d or b >= y + h
+
+
+@given(histories())
+def test_one_arrow_for_each_link(history: EpochHistory) -> None:
+    arrows = list(ElementTree.fromstring(lineage_svg(history, "t")).iter(f"{SVG}path"))
+    assert len([item for item in arrows if item.attrib["class"] == "head"]) == len(lineage(history).links)
+
+
+@pytest.mark.parametrize(
+    "title", ["a/b", '<script>alert("x")</script>', "&amp;", "]]>", "'\"", "\x00\x07\ud800", "東京/注文", ""]
+)
+def test_any_title_is_shown_as_text(title: str) -> None:
+    svg = lineage_svg(EpochHistory.create(even_ranges(2), 0), title)
+    root = ElementTree.fromstring(svg.encode())
+    shown = "".join(letter if letter.isprintable() else " " for letter in title)
+    assert (root.findtext(f"{SVG}title") or "") == shown
+    assert not list(root.iter(f"{SVG}script"))
+
+
+def test_colours_say_why_a_segment_was_made() -> None:
+    history = EpochHistory.create(even_ranges(2), 0)
+    history = history.with_records(history.plan_scale([0], [KeyRange(0.0, 0.5)], 1))
+    history = history.with_records(*history.plan_rolling(0, 2))
+    drawn = boxes(lineage_svg(history, "s/t"))
+    assert {name: box.attrib["class"] for name, box in drawn.items()} == {
+        "segment-0-0": "box create",
+        "segment-1-0": "box create",
+        "segment-2-1": "box scale",
+        "segment-0-2": "box rolled",
+        "segment-1-2": "box rolled",
+        "segment-1-3": "box again active",
+        "segment-2-3": "box again active",
+    }
+
+
+def test_the_picture_brings_its_own_background_for_light_and_dark_viewers() -> None:
+    svg = lineage_svg(EpochHistory.create(even_ranges(2), 0), "s/t")
+    light, dark = svg.split("@media (prefers-color-scheme: dark)")
+    for name in ("paper", *("create", "scale", "rolled", "again")):
+        assert re.search(rf"\.{name} {{ fill: #", light)
+        assert re.search(rf"\.{name} {{ fill: #", dark)
+    assert '<rect class="paper"' in svg
+
+
+def test_labels_fit_into_narrow_columns() -> None:
+    history = EpochHistory.create(even_ranges(1), 0)
+    for number in range(60):
+        history = history.with_records(history.plan_scale([number], even_ranges(1), number))
+        history = history.with_sealed_ends(number + 1, {SegmentId.of(number, number): 123_456_789_012})
+    root = ElementTree.fromstring(lineage_svg(history, "s/t"))
+    texts = [item.text or "" for item in root.iter(f"{SVG}text")]
+    assert "59.#59" in texts
+    assert "123.5G" in texts
+    assert float(root.attrib["width"]) < 60 * 60
+
+
+def test_an_epoch_says_when_and_why_it_was_made() -> None:
+    history = EpochHistory.create(even_ranges(1), 1_388_534_400_000)
+    titles = [item.text for item in ElementTree.fromstring(lineage_svg(history, "s/t")).iter(f"{SVG}title")]
+    assert f"epoch 0: {EpochCause.CREATE}, refers to epoch 0, planned 2014-01-01 00:00:00+00:00" in titles
