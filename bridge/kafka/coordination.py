@@ -18,7 +18,7 @@ from datetime import timedelta
 from enum import Enum, auto
 from typing import Final, TypeVar
 
-from kio.schema.describe_transactions.v0 import DescribeTransactionsRequest, DescribeTransactionsResponse
+from kio.schema.describe_transactions.v0 import DescribeTransactionsRequest
 from kio.schema.end_txn.v5 import EndTxnRequest, EndTxnResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
@@ -27,6 +27,7 @@ from kio.static.primitive import i16, i32Timedelta
 
 from bridge.kafka import codes
 from bridge.kafka.codes import Meaning
+from bridge.kafka.describe import DescribeTransactionsResponse
 from bridge.kafka.errors import KafkaUnavailable, UnsupportedBrokerError
 from bridge.kafka.metadata import Cluster, CodeError, CoordinatorType
 from bridge.kafka.pipeline import Producer, Session

@@ -99,6 +99,7 @@ class Cluster:
         self._request_timeout_s = request_timeout_s
         self._brokers: dict[NodeId, Broker] = {}
         self._leaders: dict[tuple[str, int], NodeId] = {}
+        self._partition_counts: dict[str, int] = {}
         self._coordinators: dict[tuple[CoordinatorType, str], NodeId] = {}
         self._connections: dict[NodeId, Connection] = {}
         self._control: Connection | None = None
@@ -122,8 +123,8 @@ class Cluster:
         return node
 
     def partition_count(self, topic: str) -> int:
-        """Partitions that were found to have a leader when ``leader`` last looked the topic up."""
-        return sum(1 for key in self._leaders if key[0] == topic)
+        """Partitions of a topic, as when ``leader`` last looked it up."""
+        return self._partition_counts[topic]
 
     def forget_leader(self, topic: str) -> None:
         """Ask anew next time: a broker said that it does not lead this topic."""
@@ -187,6 +188,7 @@ class Cluster:
         found = answer.topics[0]
         if found.error_code != ErrorCode.none:
             raise CodeError(found.error_code, f"topic {topic}")
+        self._partition_counts[topic] = len(found.partitions)
         for partition in found.partitions:
             if partition.leader_id >= 0 and partition.leader_id in self._brokers:
                 self._leaders[topic, partition.partition_index] = partition.leader_id

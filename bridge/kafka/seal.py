@@ -1,12 +1,19 @@
 """Sealing topics for every writer, native transactions, idempotent pipelines and plain producers alike.
 
-A topic whose ``max.message.bytes`` is 78 takes no data but still the 78-byte control markers, so native transactions
-that are open on it can end. Once its last stable offset has reached its end, the limit goes to 1, which nothing passes.
-Going to 1 at once would refuse the markers as well, and then the last stable offset never moves again.
+Two settings together close a topic to data and leave it open to the 78-byte markers that end native transactions:
 
-A changed setting reaches the leader some time after the controller has accepted it, so each step is confirmed by a
-probe: a batch with a wrong checksum. The leader looks at the size first, so the answer is MESSAGE_TOO_LARGE as soon as
-the limit is in force and CORRUPT_MESSAGE before; in neither case is anything written.
+- ``max.message.bytes=78`` refuses every batch that is larger, that is, all but the tiniest;
+- ``compression.type=gzip`` makes the broker compress the tiniest, whatever they came as, and look at the size again;
+  gzip alone adds 18 bytes, so that none is left below 79. Markers are never compressed.
+
+A lower limit would refuse markers as well. Then a transaction that is open on the topic never ends, and neither does
+one that merely tried to write to it: its partition joined before its batch was refused, so its transactional id waits
+for a marker that cannot be written until the topic is deleted.
+
+A changed setting reaches the leader some time after the controller has accepted it, so it is confirmed by a probe: a
+batch with a wrong checksum. The leader looks at the size first, so the answer is MESSAGE_TOO_LARGE as soon as the limit
+is in force and CORRUPT_MESSAGE before; in neither case is anything written. The controller writes both settings as one
+unit, so one probe stands for both.
 """
 
 from __future__ import annotations
@@ -35,9 +42,10 @@ from bridge.kafka.wire import Connection
 
 logger = logging.getLogger(__name__)
 
-MARKERS_ONLY: Final = 78
-NOTHING: Final = 1
-LIMIT_SETTING: Final = "max.message.bytes"
+# Bytes of a batch with a commit or abort marker.
+_MARKER_BYTES: Final = 78
+SEALED: Final[Mapping[str, str]] = {"compression.type": "gzip", "max.message.bytes": str(_MARKER_BYTES)}
+"""Settings that a sealed topic has and keeps."""
 
 _LATEST: Final = -1
 _CONSUMER: Final = -1
@@ -54,66 +62,66 @@ _UNKNOWN_TOPIC_S: Final = 5.0
 Answers = Mapping[str, tuple[ErrorCode, int]]
 
 
-def _probe(value_bytes: int) -> Records:
+def _probe() -> Records:
     builder = BatchBuilder(1 << 10)
-    builder.append(0, None, bytes(value_bytes))
+    builder.append(0, None, bytes(_MARKER_BYTES))
     batch = bytearray(builder.build())
     batch[17] ^= 0xFF  # first byte of the checksum
     return Records(bytes(batch))
 
 
-_PROBES: Final[Mapping[int, Records]] = {MARKERS_ONLY: _probe(MARKERS_ONLY), NOTHING: _probe(0)}
+_PROBE: Final = _probe()
 
 
 class Sealer:
     """Seals topics of one partition each; used once."""
 
-    def __init__(self, cluster: Cluster, set_limit: Callable[[Iterable[str], int], None], *, timeout_s: float) -> None:
-        """``set_limit(topics, n)`` sets ``max.message.bytes`` and returns when the controller has accepted it."""
+    def __init__(
+        self, cluster: Cluster, configure: Callable[[Iterable[str], Mapping[str, str]], None], *, timeout_s: float
+    ) -> None:
+        """``configure(topics, settings)`` changes settings and returns when the controller has accepted them."""
         self._cluster = cluster
-        self._set_limit = set_limit
+        self._configure = configure
         self._timeout_s = timeout_s
         self._started = time.monotonic()
         self._waiting_for: dict[str, str] = {}
 
-    def seal(self, topics: Iterable[str], sealed_before: Iterable[str] = ()) -> dict[str, int]:
-        """Seal ``topics`` and return their end offsets, which stay what they are for ever.
+    def seal(self, topics: Iterable[str]) -> dict[str, int]:
+        """Seal ``topics`` and return their end offsets: no record will ever be at or after them, only markers.
 
-        Args:
-            topics: All topics; each must have exactly one partition.
-            sealed_before: Those among them whose limit is at 1 already: an earlier call may have got that far.
+        Each must have exactly one partition.
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time; call again.
             TopicNotFound, NotAuthorizedError, InvalidRequestError, KafkaUnavailable
         """
-        ends: dict[str, int] = {}
-        remaining = list(dict.fromkeys(topics))
-        at_nothing = set(sealed_before)
-        while remaining:
-            open_to_markers = [topic for topic in remaining if topic not in at_nothing]
-            if open_to_markers:
-                self._set_limit(open_to_markers, MARKERS_ONLY)
-                self._confirm(open_to_markers, MARKERS_ONLY)
-                self._await_stable(open_to_markers)
-                self._set_limit(open_to_markers, NOTHING)
-            self._confirm(remaining, NOTHING)
-            settled = self._settled_ends(remaining)
-            for topic, (stable, end) in settled.items():
-                if stable == end:
-                    ends[topic] = end
-                    logger.info("topic %s is sealed at offset %d", topic, end)
-                else:
-                    # A record of at most 10 bytes in a native transaction came in between the two limits. Its marker
-                    # must be let in before it is tried in vain.
-                    logger.info("topic %s: a native transaction came in while sealing, going back", topic)
-            remaining = [topic for topic in remaining if topic not in ends]
-            at_nothing.clear()
+        names = list(dict.fromkeys(topics))
+        self._require_single_partitions(names)
+        self._configure(names, SEALED)
+        self._await_in_force(names)
+        ends = self._await_ends(names)
+        for topic, end in ends.items():
+            logger.info("topic %s is sealed at offset %d", topic, end)
         return ends
 
-    def _confirm(self, topics: Iterable[str], limit: int) -> None:
-        """Return once every leader refuses what exceeds ``limit``."""
-        probe = _PROBES[limit]
+    def _require_single_partitions(self, topics: Iterable[str]) -> None:
+        """Before anything is changed: of several partitions some would be sealed at other times."""
+        pending = set(topics)
+        backoff_s = _BACKOFF_FIRST_S
+        while pending:
+            for topic in sorted(pending):
+                try:
+                    self._cluster.leader(topic, 0)
+                except CodeError as exc:
+                    self._note(topic, exc.code)
+                    continue
+                if self._cluster.partition_count(topic) != 1:
+                    raise InvalidRequestError(f"cannot seal topic {topic}: it has more than one partition")
+                pending.discard(topic)
+            backoff_s = self._pause(pending, backoff_s)
+
+    def _await_in_force(self, topics: Iterable[str]) -> None:
+        """Return once every leader refuses what is larger than a marker."""
 
         def ask(connection: Connection, names: list[str]) -> Answers:
             answer = connection.call(
@@ -124,7 +132,7 @@ class Sealer:
                     topic_data=tuple(
                         TopicProduceData(
                             name=TopicName(name),
-                            partition_data=(PartitionProduceData(index=i32(0), records=probe),),
+                            partition_data=(PartitionProduceData(index=i32(0), records=_PROBE),),
                         )
                         for name in names
                     ),
@@ -141,40 +149,29 @@ class Sealer:
                     case ErrorCode.message_too_large:
                         pending.discard(topic)
                     case ErrorCode.corrupt_message:
-                        self._waiting_for[topic] = f"{LIMIT_SETTING}={limit} to reach its leader"
+                        self._waiting_for[topic] = "its new settings to reach its leader"
                     case ErrorCode.none:
                         raise KafkaUnavailable(f"the leader of topic {topic} accepted a batch with a wrong checksum")
                     case _:
                         self._note(topic, code)
             backoff_s = self._pause(pending, backoff_s)
 
-    def _await_stable(self, topics: Iterable[str]) -> None:
-        """Return once no native transaction is open: the last stable offset is the end."""
+    def _await_ends(self, topics: Iterable[str]) -> dict[str, int]:
+        """End offsets, once no native transaction is open and nothing has come in for a while."""
         pending = set(topics)
-        backoff_s = _BACKOFF_FIRST_S
+        settled: dict[str, int] = {}
+        before: dict[str, int] = {}
         while pending:
             for topic, (stable, end) in self._ends(pending).items():
-                if stable == end:
-                    pending.discard(topic)
-                else:
+                if stable != end:
                     self._waiting_for[topic] = (
                         f"a native transaction to end (last stable offset {stable}, end offset {end})"
                     )
-            backoff_s = self._pause(pending, backoff_s)
-
-    def _settled_ends(self, topics: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Last stable and end offsets, once they have not changed for a while."""
-        pending = set(topics)
-        settled: dict[str, tuple[int, int]] = {}
-        last: dict[str, tuple[int, int]] = {}
-        while pending:
-            seen = self._ends(pending)
-            for topic, ends in seen.items():
-                if last.get(topic) == ends:
-                    settled[topic] = ends
+                elif before.get(topic) != end:
+                    self._waiting_for[topic] = f"its end to stay at offset {end}"
                 else:
-                    self._waiting_for[topic] = f"its end to stay at offset {ends[1]}"
-            last.update(seen)
+                    settled[topic] = end
+                before[topic] = end
             pending.difference_update(settled)
             self._pause(pending, _SETTLED_S)
         return settled
@@ -215,9 +212,6 @@ class Sealer:
                 by_leader.setdefault(self._cluster.leader(topic, 0), []).append(topic)
             except CodeError as exc:
                 self._note(topic, exc.code)
-                continue
-            if self._cluster.partition_count(topic) != 1:
-                raise InvalidRequestError(f"cannot seal topic {topic}: only topics of one partition can be sealed")
         answers: dict[str, tuple[ErrorCode, int]] = {}
         for node, names in by_leader.items():
             try:

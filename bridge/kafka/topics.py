@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 from bridge.kafka.clients import admin_config
 from bridge.kafka.errors import KafkaUnavailable, TopicMismatchError
 from bridge.kafka.metadata import Cluster, Isolation
-from bridge.kafka.seal import LIMIT_SETTING, MARKERS_ONLY, NOTHING, Sealer
+from bridge.kafka.seal import SEALED, Sealer
 from bridge.kafka.translate import kafka_error, translate
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ K = TypeVar("K")
 # A topic or, where it has several partitions, one of them; a bare name means partition 0.
 Partition = str | tuple[str, int]
 
-_SEALED_LIMITS: Final = (str(MARKERS_ONLY), str(NOTHING))
 _BROKER_DEFAULT: Final = -1
 _POLL_S: Final = 0.02
 
@@ -66,8 +65,8 @@ class TopicDescription:
 
     @property
     def sealed(self) -> bool:
-        """Whether nothing can be written any more."""
-        return self.config.get(LIMIT_SETTING) == str(NOTHING)
+        """Whether no record can be written any more."""
+        return all(self.config.get(key) == value for key, value in SEALED.items())
 
 
 class TopicAdmin:
@@ -273,24 +272,20 @@ class TopicAdmin:
     def seal(self, topics: Iterable[str], *, timeout_s: float = 60.0) -> dict[str, int]:
         """Close topics to every writer for good and return their end offsets; see :mod:`bridge.kafka.seal`.
 
-        There is no way back. May be called again at any point, also for topics that are sealed, with the same answer.
+        No record will ever be at or after its topic's end offset; markers of native transactions may, so that sealing
+        again can give a later one. There is no way back. May be called again at any point.
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time, with what each waits for. Those are closed to
-                new data already. Call again.
+                new records already. Call again.
             TopicNotFound: A topic does not exist.
-            InvalidRequestError: A topic has more than one partition.
+            InvalidRequestError: A topic has more than one partition; nothing was sealed.
         """
         names = list(dict.fromkeys(topics))
         if not names:
             return {}
-        described = self.describe(names)
         with Cluster(self._bootstrap_servers, security=self._security, client_id=self._client_id) as cluster:
-            sealer = Sealer(cluster, self._set_limit, timeout_s=timeout_s)
-            return sealer.seal(names, [name for name, topic in described.items() if topic.sealed])
-
-    def _set_limit(self, topics: Iterable[str], limit: int) -> None:
-        self.set_topic_config(topics, {LIMIT_SETTING: str(limit)})
+            return Sealer(cluster, self.set_topic_config, timeout_s=timeout_s).seal(names)
 
     def _describe_topics(self, names: Iterable[str]) -> dict[str, TopicDescription]:
         wanted = sorted(set(names))
@@ -333,8 +328,7 @@ class TopicAdmin:
         differences = {
             key: (value, actual.config.get(key, ""))
             for key, value in spec.config.items()
-            if actual.config.get(key) != value
-            and not (key == LIMIT_SETTING and actual.config.get(key) in _SEALED_LIMITS)
+            if actual.config.get(key) != value and not (actual.sealed and key in SEALED)
         }
         if spec.partitions != actual.partitions:
             differences["partitions"] = (str(spec.partitions), str(actual.partitions))
