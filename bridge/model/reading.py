@@ -1,0 +1,143 @@
+"""Reading order: which segments of a stream may be read now, and from where.
+
+A segment may be read once all its predecessors have been read to their sealed ends, so the records of a key arrive in
+the order in which they became visible, across scales and rolling commits. Segments that do not continue each other are
+read side by side.
+
+Source: Pravega's readers finish the segments of a transition before they go on, and PDP-24 relies on that; hanging on
+empty segments and empty epochs (pravega#2679) is what an implementation has to watch for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from bridge.errors import ConflictError, CorruptDataError
+from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.identifiers import SegmentId
+from bridge.model.lineage import lineage
+
+
+class ReadingPlan:
+    """How far a stream has been read. Not thread-safe.
+
+    Tell it what arrives with :meth:`accept` and :meth:`reached`, and of new epochs with :meth:`update`; ask it with
+    :meth:`readable`. It never leaves a segment before its end and never hands out a record twice.
+    """
+
+    def __init__(
+        self,
+        history: EpochHistory,
+        *,
+        start: Mapping[SegmentId, int] | None = None,
+        goals: Mapping[SegmentId, int] | None = None,
+    ) -> None:
+        """Plan to read a stream.
+
+        Args:
+            history: Its epochs as of now.
+            start: Offsets to begin at, by segment; what these segments continue counts as read. None: everything is
+                read from the first epoch on.
+            goals: Where to stop in each active segment; epochs that are added later are then left out. None: read on
+                for ever.
+        """
+        self._goals = goals
+        self._epochs = len(history.records)
+        self._position = dict(start or {})
+        self._done: set[SegmentId] = set()
+        self._adopt(history)
+        waiting = list(self._position)
+        while waiting:
+            before = self._before[waiting.pop()]
+            waiting.extend(item for item in before if item not in self._done)
+            self._done.update(before)
+        self._adopt(history)
+
+    def update(self, history: EpochHistory) -> None:
+        """Take the stream's epochs as they are now: there may be more, and sealed ends may have become known.
+
+        Raises:
+            ConflictError: it is not the same stream any more.
+        """
+        known = self._history.records
+        if len(history.records) < len(known) or not all(map(_is_same, known, history.records)):
+            raise ConflictError("the stream was deleted and created again while it was being read; begin anew")
+        self._adopt(history)
+
+    def readable(self) -> dict[SegmentId, int]:
+        """The segments to read now and the offset at which each goes on."""
+        return {segment: self._position.get(segment, 0) for segment in self._ready}
+
+    def accept(self, segment: SegmentId, offset: int) -> bool:
+        """Take note of a record; False if it is not to be handed out: it was before, or lies beyond the goal.
+
+        Raises:
+            KeyError: the segment is not to be read yet.
+            CorruptDataError: the segment ended before this offset, so no record can be there.
+        """
+        if segment in self._done or offset < self._position.get(segment, 0):
+            return False
+        if segment not in self._ready:
+            raise KeyError(segment)
+        sealed = self._sealed[segment]
+        if sealed is not None and offset >= sealed:
+            raise CorruptDataError(f"segment {segment} was sealed at {sealed} but holds a record at {offset}")
+        limit = self._limit(segment)
+        wanted = limit is None or offset < limit
+        self.reached(segment, offset + wanted)
+        return wanted
+
+    def reached(self, segment: SegmentId, position: int) -> None:
+        """Take note that nothing is left below ``position``; markers between and after records take offsets too."""
+        if segment not in self._done:
+            self._position[segment] = max(position, self._position.get(segment, 0))
+            self._open([segment])
+
+    def is_finished(self) -> bool:
+        """Whether everything up to the goals has been read; never true without goals."""
+        return self._goals is not None and self._done.issuperset(self._before)
+
+    def waits_for_ends(self) -> bool:
+        """Whether a segment that is being read was replaced and its end is not known: read the history again soon."""
+        return any(self._after[segment] and self._limit(segment) is None for segment in self._ready)
+
+    def _adopt(self, history: EpochHistory) -> None:
+        if self._goals is not None:
+            history = EpochHistory(history.records[: self._epochs])
+        whole = lineage(history)
+        self._history = history
+        self._sealed = {life.segment.id: life.sealed_end for life in whole.lives}
+        self._before: dict[SegmentId, list[SegmentId]] = {segment: [] for segment in self._sealed}
+        self._after: dict[SegmentId, list[SegmentId]] = {segment: [] for segment in self._sealed}
+        for link in whole.links:
+            self._before[link.after].append(link.before)
+            self._after[link.before].append(link.after)
+        self._ready: dict[SegmentId, None] = {}
+        self._open(self._sealed)
+
+    def _open(self, segments: Iterable[SegmentId]) -> None:
+        """Make segments readable whose predecessors are done. What is read already, or empty, is done at once."""
+        waiting = deque(segments)
+        while waiting:
+            segment = waiting.popleft()
+            if segment in self._done or any(item not in self._done for item in self._before[segment]):
+                continue
+            limit = self._limit(segment)
+            if limit is not None and self._position.get(segment, 0) >= limit:
+                self._done.add(segment)
+                self._ready.pop(segment, None)
+                waiting.extend(self._after[segment])
+            else:
+                self._ready[segment] = None
+
+    def _limit(self, segment: SegmentId) -> int | None:
+        """Where a segment ends for this plan; None while that is open."""
+        if self._goals is not None and segment in self._goals:
+            return self._goals[segment]
+        return self._sealed[segment]
+
+
+def _is_same(known: EpochRecord, found: EpochRecord) -> bool:
+    return replace(known, sealed_ends=None) == replace(found, sealed_ends=None)
