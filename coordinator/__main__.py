@@ -18,9 +18,21 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 @click.command(name="coordinator")
 @click.option("--bootstrap-servers", required=True, help="Kafka brokers, host:port,...")
 @click.option("--zookeeper", required=True, help="ZooKeeper servers, host:port,...")
-@click.option("--zookeeper-root", default="/rollbridge", show_default=True, help="Path under which everything stands.")
+@click.option(
+    "--zookeeper-root",
+    default="/rollbridge",
+    show_default=True,
+    envvar="ROLLBRIDGE_ZOOKEEPER_ROOT",
+    help="Path under which everything stands.",
+)
 @click.option("--name", default=None, help="Name among the coordinators (default: host and process id).")
-@click.option("--session-timeout", default=6.0, show_default=True, help="ZooKeeper session time-out in seconds.")
+@click.option(
+    "--session-timeout",
+    default=6.0,
+    show_default=True,
+    envvar="ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT",
+    help="ZooKeeper session time-out in seconds: how soon another coordinator takes over.",
+)
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
 def main(
     bootstrap_servers: str,

@@ -82,8 +82,8 @@ def test_control_records_are_batched_in_order(sizes: list[int]) -> None:
     for record, (batch, delta) in zip(records, places, strict=True):
         message = found[batch][delta]
         assert decode_control(message.key, message.value) == record
-    for batch, rows in zip(batches, found, strict=True):
-        assert len(batch) <= BATCH_BYTES_MAX or len(rows) == 1
+    for raw, rows in zip(batches, found, strict=True):
+        assert len(raw) <= BATCH_BYTES_MAX or len(rows) == 1
 
 
 def test_a_crash_point_is_parsed_and_a_malformed_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

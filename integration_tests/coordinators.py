@@ -1,0 +1,73 @@
+"""Coordinator processes for tests that kill them: each test has a ZooKeeper root path of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+SESSION_TIMEOUT_S = 1.0
+
+
+class Relay:
+    """Coordinators one after the other: when one dies, the next is started, each with its own crash point.
+
+    The last one has no crash point. ``deaths`` counts those that killed themselves as asked.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, zookeeper: str, root: str, logs: Path, crash_points: Sequence[str] = ()
+    ) -> None:
+        self._command = [
+            sys.executable,
+            "-m",
+            "coordinator",
+            f"--bootstrap-servers={bootstrap_servers}",
+            f"--zookeeper={zookeeper}",
+            f"--zookeeper-root={root}",
+            f"--session-timeout={SESSION_TIMEOUT_S}",
+        ]
+        self._logs = logs
+        self._points: list[str | None] = [*crash_points, None]
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self.deaths = 0
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._stopping = True
+            if self._process is not None:
+                self._process.terminate()
+        self._thread.join(30)
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(10)
+        if error is not None:
+            for log in sorted(self._logs.glob("coordinator-*.log")):
+                error.add_note(f"--- {log.name}\n{log.read_text(errors='replace')[-4000:]}")
+
+    def _run(self) -> None:
+        for number, point in enumerate(self._points):
+            environment = {**os.environ, **({"ROLLBRIDGE_CRASH_AT": point} if point else {})}
+            with self._lock, (self._logs / f"coordinator-{number}.log").open("wb") as log:
+                if self._stopping:
+                    return
+                self._process = subprocess.Popen(
+                    [*self._command, f"--name=coordinator-{number}"], stderr=log, stdout=log, env=environment
+                )
+            if self._process.wait() == -signal.SIGKILL and point:
+                self.deaths += 1

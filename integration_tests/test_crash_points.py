@@ -1,0 +1,223 @@
+"""Coordinators die by SIGKILL at each named point of the protocol; the next one finishes, and nothing is lost.
+
+One story for every point: a transaction is begun, small ones commit, the stream is scaled, the old transaction is
+rolled in, another is aborted. After it, what plain ``read_committed`` consumers see is compared with what was written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+import bridge
+from bridge.embedded import EmbeddedCluster
+from bridge.kafka.topics import TopicAdmin
+from bridge.model import paths
+from bridge.model.control import ControlKind, ControlRecord, decode_control
+from bridge.model.epochs import EpochHistory, check_chain
+from bridge.model.names import GroupName, StreamName
+from bridge.model.sequence import RECORD_HEADER, unpack_record_header
+from bridge.zookeeper.metadata import Metadata
+from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.coordinators import Relay
+
+POINTS = [
+    "take_over/TakeIdentity:after",
+    "take_over/CreateTopics:after",
+    "take_over/ReadCommitLog:after",
+    "create_stream/CreateTopics:before",
+    "create_stream/CreateTopics:after",
+    "create_stream/Write:after",
+    "merge_direct/MergeFrames:before",
+    "merge_direct/MergeFrames:after",
+    "merge_direct/AppendControl:after",
+    "merge_direct/CommitRound:after",
+    "record_long/AppendControl:after",
+    "record_long/CommitRound:after",
+    "record_long/Write:after",
+    "scale/Write:before",
+    "scale/Write:after",
+    "scale/CreateTopics:after",
+    "scale/Seal:after",
+    "scale/Write:after:2",
+    "roll/Write:before",
+    "roll/Write:after",
+    "roll/CreateTopics:after",
+    "roll/MergeFrames:after",
+    "roll/AppendControl:after",
+    "roll/Seal:after",
+    "roll/Write:after:2",
+    "roll/CommitRound:after",
+    "roll/Seal:after:2",
+    "roll/Write:after:3",
+    "remove_records/Write:after",
+    "scale/CreateTopics:after + take_over/Seal:after",
+    "roll/Write:after + finish_pending/MergeFrames:after + finish_pending/Seal:after",
+    "roll/Seal:after + finish_pending/Write:after:2",
+    "roll/CommitRound:after + finish_pending/Seal:after",
+]
+
+
+class Story:
+    """What was written, and what became of it."""
+
+    def __init__(self, cluster: EmbeddedCluster, root: str, scope: str) -> None:
+        self.cluster = cluster
+        self.root = root
+        self.stream = StreamName(scope, "orders")
+        self.group = GroupName(scope)
+        self.committed: list[tuple[bridge.TransactionId, list[str]]] = []
+        self.aborted: list[bridge.TransactionId] = []
+
+    def play(self) -> None:
+        """Run the story; every call waits as long as a failover takes."""
+        name = str(self.stream)
+        with bridge.connect(
+            self.cluster.bootstrap_servers,
+            zookeeper=self.cluster.zookeeper,
+            zookeeper_root=self.root,
+            client_name="teller",
+            options=bridge.ClientOptions(admin_timeout_s=60),
+        ) as b:
+            b.admin.create_stream(name, segments=2)
+            old = b.begin(name, label="old")
+            old_values = [f"old-{number}" for number in range(40)]
+            for value in old_values:
+                old.write(name, key=f"key-{value}".encode(), value=value.encode())
+            old.flush()
+            self._small(b, "before")
+            self._await_record(b)
+            b.admin.scale(name, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+            self._small(b, "between")
+            result = old.commit()
+            assert result.records == 40
+            self.committed.append((old.id, old_values))
+            self._small(b, "after")
+            gone = b.begin(name)
+            gone.write(name, key=b"k", value=b"aborted")
+            gone.abort()
+            self.aborted.append(gone.id)
+            self._await_rest(b)
+
+    def _small(self, b: bridge.Bridge, word: str) -> None:
+        for number in range(3):
+            txn = b.begin(str(self.stream))
+            values = [f"{word}-{number}-{item}" for item in range(4)]
+            for value in values:
+                txn.write(str(self.stream), key=value.encode(), value=value.encode())
+            txn.commit()
+            self.committed.append((txn.id, values))
+
+    def _await_record(self, b: bridge.Bridge) -> None:
+        """Wait until the old transaction is registered, so that its record takes part in the story."""
+        _until(lambda: any(item.label == "old" for item in b.admin.transactions(str(self.group))))
+
+    def _await_rest(self, b: bridge.Bridge) -> None:
+        """Wait until nothing is under way any more."""
+        with ZooKeeperSession(self.cluster.zookeeper, root=self.root) as session:
+            _until(
+                lambda: (
+                    session.exists(paths.committing(self.group)) is None
+                    and session.exists(paths.scaling(self.group)) is None
+                    and not b.admin.transactions(str(self.group))
+                )
+            )
+
+    def check(self) -> None:
+        """Compare what stands in Kafka and ZooKeeper with what was asked for."""
+        with ZooKeeperSession(self.cluster.zookeeper, root=self.root) as session:
+            history = Metadata(session).history(self.stream)
+        assert history is not None
+        assert [record.cause.value for record in history.records] == [
+            "create",
+            "scale",
+            "rolling-transactions",
+            "rolling-active",
+        ]
+        assert [record.reference_epoch for record in history.records] == [0, 1, 0, 1]
+        assert not check_chain(history.records)
+        log = [decode_control(key, value) for _, key, value, _ in self._read(self.group.commit_log_topic)]
+        outcomes = [record for record in log if record.kind is not ControlKind.BEGIN]
+        assert [item.transaction for item in outcomes if item.kind is ControlKind.COMMIT] == [
+            identifier for identifier, _ in self.committed
+        ]
+        assert [item.transaction for item in outcomes if item.kind is ControlKind.ABORT] == self.aborted
+        self._check_segments(history, outcomes)
+
+    def _check_segments(self, history: EpochHistory, outcomes: list[ControlRecord]) -> None:
+        order = {item.transaction: place for place, item in enumerate(outcomes)}
+        listed = {
+            (segment, run.base_offset + step): item.transaction
+            for item in outcomes
+            for _, segment, runs in item.segments()
+            for run in runs
+            for step in range(run.count)
+        }
+        seen: list[str] = []
+        ends = TopicAdmin(self.cluster.bootstrap_servers).end_offsets(
+            [self.stream.segment_topic(segment) for segment in history.segments()]
+        )
+        for segment in history.segments():
+            topic = self.stream.segment_topic(segment)
+            sealed = history.sealed_end(segment)
+            assert sealed is None or ends[topic] == sealed
+            assert (sealed is None) == (segment in history.active.segment_ids)
+            last = -1
+            for offset, _, value, headers in self._read(topic):
+                identifier, _ = unpack_record_header(dict(headers)[RECORD_HEADER])
+                assert listed.pop((segment, offset)) == identifier
+                assert order[identifier] >= last
+                last = order[identifier]
+                seen.append(value.decode())
+        assert not listed, "the commit log lists records that are not there"
+        assert sorted(seen) == sorted(value for _, values in self.committed for value in values)
+
+    def _read(self, topic: str) -> list[tuple[int, bytes, bytes, list[tuple[str, bytes]]]]:
+        """Everything that a plain ``read_committed`` consumer sees of a topic."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.cluster.bootstrap_servers,
+                "group.id": "check",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            }
+        )
+        found = []
+        try:
+            consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+            while True:
+                message = consumer.poll(30)
+                assert message is not None, f"no answer for {topic}"
+                error = message.error()
+                if error is not None:
+                    assert error.code() == KafkaError._PARTITION_EOF, error
+                    return found
+                found.append((message.offset(), message.key(), message.value(), message.headers() or []))
+        finally:
+            consumer.close()
+
+
+def _until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the state that was waited for did not come"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("points", POINTS)
+def test_the_next_leader_finishes_what_a_killed_one_began(
+    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path, points: str
+) -> None:
+    scope = unique_name("crash")
+    root = f"/{scope}"
+    story = Story(cluster, root, scope)
+    chain = points.split(" + ")
+    with Relay(cluster.bootstrap_servers, cluster.zookeeper, root, tmp_path, chain) as relay:
+        story.play()
+        assert relay.deaths == len(chain)
+    story.check()
