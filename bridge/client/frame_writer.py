@@ -73,6 +73,7 @@ class Slot:
         "_ends",
         "_runs",
         "append",
+        "before",
         "builder",
         "completion",
         "first",
@@ -84,7 +85,6 @@ class Slot:
         "part",
         "place",
         "ready",
-        "records",
         "segment",
         "stream",
     )
@@ -101,12 +101,17 @@ class Slot:
         self.first_in_batch = 0
         self.opened_s = 0.0
         self.ready: tuple[bytes, bytes] | None = None
-        self.records = 0
+        self.before = 0
         self.first = 0
         self.last = 0
         self.segment: SegmentId | None = None
         self._runs: list[int] = []
         self._ends: list[int] = []
+
+    @property
+    def records(self) -> int:
+        """How many records were written to the segment: in batches that were cut, and in the open one."""
+        return self.before + self.in_batch
 
     def local_sequence(self, count: int) -> int:
         """The local sequence number of this part's ``count``-th record."""
@@ -237,15 +242,19 @@ class PartWriter:
         own: HeaderList = [(RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + count))]
         if headers:
             own = _with_user_headers(headers, own)
-        if slot.append(slot.in_batch, timestamp_ms, key, value, own) is None:
+        in_batch = slot.in_batch
+        if slot.append(in_batch, timestamp_ms, key, value, own) is None:
             slot = self._start_batch(lane, slot, timestamp_ms, key, value, own)
+            in_batch = slot.in_batch - 1
         else:
-            slot.in_batch += 1
+            slot.in_batch = in_batch + 1
         self.count = count + 1
         slot.last = count
-        index = slot.records
-        slot.records = index + 1
-        return WriteFuture(slot, index, count)
+        future = WriteFuture()
+        future.slot = slot
+        future.index = slot.before + in_batch
+        future.count = count
+        return future
 
     def write_some(self, stream: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
         """Append records from an iterator, a limited number of them; return how many. The faster way for many.
@@ -276,7 +285,6 @@ class PartWriter:
                 else:
                     slot.in_batch = in_batch + 1
                 slot.last = count
-                slot.records += 1
                 count += 1
         finally:
             self.count = count
@@ -361,11 +369,11 @@ class PartWriter:
             self._cut(slot)
         builder = DefaultRecordBatchBuilder(2, self._limits.compression, 0, -1, -1, -1, lane.frame_bytes)
         builder.append(0, timestamp_ms, key, value, headers)
+        if not slot.before:
+            slot.first = self.count
         slot.builder = builder
         slot.in_batch = 1
         slot.first_in_batch = self.count
-        if not slot.records:
-            slot.first = self.count
         slot.opened_s = time.monotonic()
         if self.opened_s is None:
             self.opened_s = slot.opened_s
@@ -409,6 +417,7 @@ class PartWriter:
         slot.ready = (key, value)
         slot.builder = None
         slot.append = _no_batch
+        slot.before += slot.in_batch
         slot.in_batch = 0
         self.bytes += len(value)
         self._emit(slot.place, key, value)

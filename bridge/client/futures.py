@@ -25,7 +25,7 @@ from bridge.errors import (
     TransactionCommitted,
     TransactionExpired,
 )
-from bridge.model.control import EXPIRED, ControlKind, ControlRecord, decode_control
+from bridge.model.control import EXPIRED, ControlKind, ControlRecord, decode_control, peek_kind
 from bridge.model.identifiers import TransactionId
 from bridge.model.sequence import DLSN
 
@@ -125,14 +125,10 @@ class Completion:
             self._record = decode_control(self.key, self._value)
         return self._record
 
-    @property
-    def is_committed(self) -> bool:
-        """Whether the transaction is known to be committed."""
-        record = self.record
-        return record is not None and record.kind is ControlKind.COMMIT
-
     def error(self) -> RollbridgeError | None:
         """Why a settled transaction is not committed; None if it is. A new object each time: it will be raised."""
+        if peek_kind(self._value) is ControlKind.COMMIT:
+            return None  # the usual case, and nothing has to be decoded for it
         record = self.record
         name = str(self.transaction)
         if record is None:
@@ -141,8 +137,6 @@ class Completion:
                     f"the outcome of transaction {name} is not known: {self._unknown}", transaction=name
                 )
             return self._incomplete(name)
-        if record.kind is ControlKind.COMMIT:
-            return None
         if record.reason == EXPIRED:
             return TransactionExpired(
                 f"the lease of transaction {name} ran out before a commit was asked for; nothing of it is visible",
@@ -267,22 +261,24 @@ class OutcomeFuture(ABC, Generic[T]):
 class WriteFuture(OutcomeFuture[DLSN]):
     """Where one record will stand: its DLSN after the commit, an error after the abort."""
 
-    __slots__ = ("_count", "_index", "_slot")
+    # Set by the frame writer, without an __init__: this object is made a million times a second.
+    __slots__ = ("count", "index", "slot")
 
-    def __init__(self, slot: Slot, index: int, count: int) -> None:
-        """``index`` counts the records of the part in this segment, ``count`` all records of the part."""
-        self._slot = slot
-        self._index = index
-        self._count = count
+    slot: Slot
+    """The segment that holds the record, as its part writes to it."""
+    index: int
+    """Number of the record among those of its part in the segment, from 0."""
+    count: int
+    """Number of the record among all those of its part, from 0."""
 
     @property
     def local_sequence(self) -> int:
         """The record's local sequence number in its transaction, known at once."""
-        return self._slot.local_sequence(self._count)
+        return self.slot.local_sequence(self.count)
 
     @property
     def _completion(self) -> Completion:
-        return self._slot.completion
+        return self.slot.completion
 
     def _value(self) -> DLSN:
-        return self._slot.locate(self._index, self._count)
+        return self.slot.locate(self.index, self.count)

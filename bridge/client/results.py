@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,35 +45,76 @@ class PartHandle:
         return sum(piece.records for piece in self.pieces)
 
 
-@dataclass(frozen=True, slots=True)
+Ends = tuple[DLSN | None, DLSN | None]
+"""The lowest and the highest DLSN of a transaction; None if it holds no record."""
+
+
 class CommitResult:
     """The answer to a commit.
 
     Attributes:
         transaction: Its id.
         records: How many records became visible.
-        first: The lowest DLSN of them; None if there are none.
-        last: The highest DLSN of them; None if there are none.
         position: Offset of the commit record on the commit log of the group: the place in the commit order.
 
     Source: DistributedLog transactions, ``Future<Pair<DLSN, DLSN>> result = txn.commit()``.
     """
 
-    transaction: TransactionId
-    records: int
-    first: DLSN | None
-    last: DLSN | None
-    position: int
+    __slots__ = ("_ends", "_find_ends", "position", "records", "transaction")
+
+    def __init__(self, transaction: TransactionId, records: int, position: int, find_ends: Callable[[], Ends]) -> None:
+        """``find_ends`` gives the first and the last DLSN; it is called when somebody asks for them, which few do."""
+        self.transaction = transaction
+        self.records = records
+        self.position = position
+        self._find_ends: Callable[[], Ends] | None = find_ends
+        self._ends: Ends = (None, None)
+
+    @property
+    def first(self) -> DLSN | None:
+        """The lowest DLSN of the transaction's records; None if there are none."""
+        return self._both()[0]
+
+    @property
+    def last(self) -> DLSN | None:
+        """The highest DLSN of the transaction's records; None if there are none."""
+        return self._both()[1]
+
+    def _both(self) -> Ends:
+        if self._find_ends is not None:
+            self._ends = self._find_ends()
+            self._find_ends = None
+        return self._ends
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CommitResult):
+            return NotImplemented
+        return self.transaction == other.transaction and self.position == other.position
+
+    def __hash__(self) -> int:
+        return hash((self.transaction, self.position))
+
+    def __reduce__(self) -> tuple[Callable[..., CommitResult], tuple[object, ...]]:
+        return _known_result, (self.transaction, self.records, self.position, *self._both())
+
+    def __repr__(self) -> str:
+        return (
+            f"CommitResult(transaction={self.transaction}, records={self.records}, first={self.first}, "
+            f"last={self.last}, position={self.position})"
+        )
 
 
-def commit_result(
-    record: ControlRecord, position: int, streams: Mapping[str, int], pieces: Iterable[Piece]
+def _known_result(
+    transaction: TransactionId, records: int, position: int, first: DLSN | None, last: DLSN | None
 ) -> CommitResult:
-    """The answer that a commit record gives.
+    return CommitResult(transaction, records, position, lambda: (first, last))
+
+
+def find_ends(record: ControlRecord, streams: Mapping[str, int], pieces: Iterable[Piece]) -> Ends:
+    """The lowest and the highest DLSN of what a commit record placed.
 
     Args:
         record: The commit record.
-        position: Its offset.
         streams: Place of each stream in the BEGIN frame.
         pieces: What the transaction consists of.
     """
@@ -90,4 +131,4 @@ def commit_result(
             piece = known[PieceKey(part, place, segment.number)]
             ends.append(DLSN.of(segment, first[part], local_sequence(part, piece.first_count)))
             ends.append(DLSN.of(segment, last[part], local_sequence(part, piece.last_count)))
-    return CommitResult(record.transaction, record.records, min(ends, default=None), max(ends, default=None), position)
+    return min(ends, default=None), max(ends, default=None)

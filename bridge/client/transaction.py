@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from bridge.client.futures import Completion, OutcomeFuture
-from bridge.client.results import CommitResult, PartHandle, Piece, commit_result
+from bridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Delivered
 from bridge.client.writing import Timeout, Writing
 from bridge.errors import InvalidRequestError, OutcomeUnknown, RollbridgeError
-from bridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from bridge.model.frames import HEADER, MAGIC, VERSION, FrameKind, Manifest, PieceKey, encode_abort
 from bridge.model.identifiers import OWNER_PART
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Transaction(Writing):
         self._held: list[bytes] = []  # the manifest of a commit that waits for other buffers
         self._result: CommitResult | None = None
         runtime.outcomes.waiting[key] = completion
-        header = FrameHeader(FrameKind.BEGIN, key).pack()
+        header = self._key_of(FrameKind.BEGIN)
         try:
             for place in range(len(self._buffers)):
                 self._emit(place, header, plan.begin_value)
@@ -120,7 +120,7 @@ class Transaction(Writing):
         """Ask for the abort; the future gives None."""
         with self._lock:
             if self._wish is _Wish.NONE and not self._completion.closed:
-                self._emit(0, self._end_key(FrameKind.ABORT), encode_abort(reason[:REASON_CHARACTERS_MAX]))
+                self._emit(0, self._key_of(FrameKind.ABORT), encode_abort(reason[:REASON_CHARACTERS_MAX]))
                 self._wish = _Wish.ABORT
                 self._completion.closed = True
         return AbortFuture(self)
@@ -149,10 +149,13 @@ class Transaction(Writing):
         if error is not None:
             raise error
         if self._result is None:
-            record = self._completion.record
-            assert record is not None  # there is no error, so there is a commit record
-            self._result = commit_result(record, self._completion.offset, self._plan.begin.places, self._pieces)
+            records = sum(piece.records for piece in self._pieces)  # exactly what the manifest names is merged
+            self._result = CommitResult(self.id, records, self._completion.offset, self._ends)
         return self._result
+
+    def _ends(self) -> Ends:
+        record = self._completion.record
+        return (None, None) if record is None else find_ends(record, self._plan.begin.places, self._pieces)
 
     def check_aborted(self) -> None:
         """Return if the transaction, whose outcome is known, is aborted; raise what it met instead."""
@@ -200,7 +203,7 @@ class Transaction(Writing):
             self._send_abort_soon(f"incomplete: {self._completion.failure}")
 
     def _commit_frame(self, manifest: bytes) -> tuple[str, int, bytes, bytes, Delivered]:
-        return (*self._buffers[0], self._end_key(FrameKind.COMMIT), manifest, self._commit_delivered)
+        return (*self._buffers[0], self._key_of(FrameKind.COMMIT), manifest, self._commit_delivered)
 
     def _abandon(self) -> None:
         """A send failed before the commit was asked for: abort, and let everybody know at once."""
@@ -210,10 +213,10 @@ class Transaction(Writing):
 
     def _send_abort_soon(self, reason: str) -> None:
         value = encode_abort(reason[:REASON_CHARACTERS_MAX])
-        self._runtime.sender.send_soon(*self._buffers[0], self._end_key(FrameKind.ABORT), value, _ignore)
+        self._runtime.sender.send_soon(*self._buffers[0], self._key_of(FrameKind.ABORT), value, _ignore)
 
-    def _end_key(self, kind: FrameKind) -> bytes:
-        return FrameHeader(kind, self._completion.key).pack()
+    def _key_of(self, kind: FrameKind) -> bytes:
+        return HEADER.pack(MAGIC, VERSION, kind, self._completion.key, OWNER_PART, 0, 0, 0, 0)
 
     def _await(self, future: OutcomeFuture[T], timeout: Timeout, wish: str) -> T:
         timeout_s = self._seconds(timeout)
