@@ -181,10 +181,10 @@ class Admin:
         """All streams, or those of a scope."""
         return self._metadata.streams(scope)
 
-    def history(self, stream: str) -> EpochHistory:
-        """All epochs of a stream; raises StreamNotFound."""
+    def history(self, stream: str, changed: Callable[[], None] | None = None) -> EpochHistory:
+        """All epochs of a stream; raises StreamNotFound. ``changed`` is called once when there may be more of them."""
         name = StreamName.parse(stream)
-        history = self._metadata.history(name)
+        history = self._metadata.history(name, changed)
         if history is None:
             raise self._missing(name)
         return history

@@ -94,7 +94,10 @@ class TopicAdmin:
         self._client_id = client_id
         self._timeout_s = timeout_s
         try:
-            self._admin = AdminClient(admin_config(bootstrap_servers, security=self._security, client_id=client_id))
+            # With a logger, what librdkafka has to say goes there and not to standard error.
+            self._admin = AdminClient(
+                admin_config(bootstrap_servers, security=self._security, client_id=client_id), logger=logger
+            )
         except Exception as exc:
             raise translate(exc, f"connect to {bootstrap_servers}") from exc
 
