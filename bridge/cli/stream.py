@@ -1,0 +1,290 @@
+"""``rollbridge stream``: create, list, describe, scale and delete streams, and show how one came to be as it is."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bridge.admin import StreamDescription
+from bridge.cli.connecting import connected
+from bridge.cli.context import CliContext
+from bridge.cli.lineage_svg import lineage_svg
+from bridge.cli.tables import counted, moment, table
+from bridge.cli.txn import transaction_document, transaction_table
+from bridge.cli.values import key_range, segment_numbers
+from bridge.errors import EnvironmentProblem, InvalidRangesError
+from bridge.model.epochs import EpochHistory, EpochRecord, Segment
+from bridge.model.keyspace import KeyRange, even_ranges
+from bridge.model.names import DEFAULT_GROUP, StreamName
+from bridge.model.records import StreamConfig
+
+_STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
+
+
+@click.group()
+def stream() -> None:
+    """Create, list, describe, scale and delete streams."""
+
+
+@stream.command()
+@_STREAM
+@click.option("--segments", type=int, help="Number of segments of the same size.  [default: 1]")
+@click.option("--range", "ranges", type=key_range, multiple=True, metavar="LOW:HIGH", help="Key range of one segment.")
+@click.option("--group", default=DEFAULT_GROUP, show_default=True, help="Transaction group inside the scope; for good.")
+@click.option("--buffer-partitions", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--replication-factor", type=int, default=-1, help="Of all its topics.  [default: the broker's]")
+@click.option("--record-bytes-max", type=click.IntRange(0), default=0, help="Largest record.  [default: 1000000]")
+@click.pass_obj
+def create(
+    context: CliContext,
+    stream_name: str,
+    segments: int | None,
+    ranges: tuple[tuple[float, float], ...],
+    group: str,
+    buffer_partitions: int,
+    replication_factor: int,
+    record_bytes_max: int,
+) -> None:
+    """Create a stream, with --segments of the same size or with each --range given."""
+    if segments is not None and ranges:
+        raise click.UsageError("--segments and --range exclude each other")
+    with connected(context) as b:
+        b.admin.create_stream(
+            stream_name,
+            segments=segments,
+            ranges=ranges or None,
+            group=group,
+            buffer_partitions=buffer_partitions,
+            replication_factor=replication_factor,
+            record_bytes_max=record_bytes_max,
+        )
+        active = b.admin.history(stream_name).active
+    context.answer(
+        {"stream": stream_name, **_epoch_document(StreamName.parse(stream_name), active)},
+        f"Created {stream_name} with {counted(len(active.segments), 'segment')}.\n{_segment_table(active)}",
+    )
+
+
+@stream.command("list")
+@click.option("--scope", help="Only streams of this scope.")
+@click.pass_obj
+def list_streams(context: CliContext, scope: str | None) -> None:
+    """List streams."""
+    with connected(context) as b:
+        found = b.admin.list_streams(scope)
+    rows = [
+        (str(config.name), config.group.group, moment(config.created_ms), config.state.value.lower())
+        for config in found
+    ]
+    context.answer(
+        [_config_document(config) for config in found],
+        table(("STREAM", "GROUP", "CREATED", "STATE"), rows) if rows else "There are no streams.",
+    )
+
+
+@stream.command()
+@_STREAM
+@click.pass_obj
+def describe(context: CliContext, stream_name: str) -> None:
+    """Show a stream as it is now: its segments and its open transactions."""
+    with connected(context) as b:
+        found = b.admin.describe(stream_name)
+    context.answer(_description_document(found), _description_text(found))
+
+
+@stream.command()
+@_STREAM
+@click.option(
+    "--seal", type=segment_numbers, required=True, metavar="N,...", help="Numbers of the segments to replace."
+)
+@click.option(
+    "--range", "ranges", type=key_range, multiple=True, metavar="LOW:HIGH", help="Keys of a new segment."
+)
+@click.option("--into", type=click.IntRange(1), metavar="COUNT", help="Cut what is sealed into COUNT even ranges.")
+@click.pass_obj
+def scale(
+    context: CliContext,
+    stream_name: str,
+    seal: tuple[int, ...],
+    ranges: tuple[tuple[float, float], ...],
+    into: int | None,
+) -> None:
+    """Replace active segments by new ones; open transactions go on undisturbed.
+
+    The new ranges, given by --range or made by --into, must hold exactly what the sealed segments hold.
+    """
+    if bool(ranges) == (into is not None):
+        raise click.UsageError("give either --range, once for each new segment, or --into")
+    with connected(context) as b:
+        wanted = [KeyRange(low, high) for low, high in ranges]
+        if into is not None:
+            wanted = divide(b.admin.history(stream_name).active, seal, into)
+        record = b.admin.scale(stream_name, seal=seal, ranges=wanted)
+    context.answer(
+        {"stream": stream_name, **_epoch_document(StreamName.parse(stream_name), record)},
+        f"Epoch {record.epoch} of {stream_name}:\n{_segment_table(record)}",
+    )
+
+
+@stream.command()
+@_STREAM
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def delete(context: CliContext, stream_name: str, yes: bool) -> None:
+    """Delete a stream with all its topics and records."""
+    StreamName.parse(stream_name)
+    if not yes:
+        if context.json or not sys.stdin.isatty():
+            raise click.UsageError("this deletes all records; say --yes where nobody can be asked")
+        click.confirm(f"Delete {stream_name} with all its records?", abort=True, err=True)
+    with connected(context) as b:
+        b.admin.delete_stream(stream_name)
+    context.answer({"stream": stream_name, "deleted": True}, f"Deleted {stream_name}.")
+
+
+@stream.command()
+@_STREAM
+@click.option("--svg", metavar="FILE", help="Draw the lineage of the segments into this file; - is standard output.")
+@click.pass_obj
+def history(context: CliContext, stream_name: str, svg: str | None) -> None:
+    """Show the epochs of a stream: why each was made, what it refers to, and which segments began and ended with it."""
+    if svg == "-" and context.json:
+        raise click.UsageError("--svg - and --json both want standard output")
+    with connected(context) as b:
+        found = b.admin.history(stream_name)
+    if svg is not None:
+        picture = lineage_svg(found, stream_name)
+        if svg == "-":
+            click.echo(picture, nl=False)
+            return
+        try:
+            Path(svg).write_text(picture, encoding="utf-8")
+        except OSError as exc:
+            raise EnvironmentProblem(f"can not write the picture to {svg}: {exc.strerror}") from exc
+    name = StreamName.parse(stream_name)
+    document: dict[str, Any] = {
+        "stream": stream_name,
+        "epochs": [_epoch_document(name, record) for record in found.records],
+    }
+    text = history_table(found)
+    if svg is not None:
+        document["svg"] = svg
+        text += f"\nThe picture is in {svg}."
+    context.answer(document, text)
+
+
+def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRange]:
+    """Even ranges that hold exactly what the named segments hold; these must lie side by side.
+
+    Raises:
+        InvalidRangesError: a number is not active, or there is a gap between the segments.
+    """
+    sealed = sorted(item.range for item in active.segments if item.id.number in seal)
+    if len(sealed) < len(set(seal)):
+        numbers = ", ".join(str(item.id.number) for item in active.segments)
+        raise InvalidRangesError(f"not all of {seal} are active segments; active are {numbers}; nothing was written")
+    whole = KeyRange(sealed[0].low, sealed[-1].high)
+    if any(before.high != after.low for before, after in pairwise(sealed)):
+        raise InvalidRangesError(
+            "the segments to seal do not lie side by side; name each new range with --range; nothing was written"
+        )
+    width = whole.high - whole.low
+    # Ends are computed as even_ranges does, so they are the same from both sides and the outermost are exact.
+    cuts = [whole.low, *(whole.low + width * item.low for item in even_ranges(count)[1:]), whole.high]
+    return [KeyRange(low, high) for low, high in pairwise(cuts)]
+
+
+def history_table(found: EpochHistory) -> str:
+    """One row for each epoch, with as many lines as it needs for the segments that began and ended with it."""
+    rows: list[tuple[str, ...]] = []
+    for record in found.records:
+        own = record.reference_epoch == record.epoch
+        about = (
+            str(record.epoch),
+            "itself" if own else str(record.reference_epoch),
+            record.cause.value,
+            moment(record.created_ms),
+        )
+        began = [f"{item.id} {item.range}" for item in found.began_with(record.epoch)]
+        ended = [f"{item.id} {_end(record, item)}" for item in found.ended_with(record.epoch)]
+        for place, (one, other) in enumerate(zip_longest(began, ended, fillvalue="")):
+            rows.append((*(about if place == 0 else ("", "", "", "")), one, other))
+    return table(("EPOCH", "REFERS TO", "CAUSE", "PLANNED", "BEGAN", "ENDED"), rows, right=("EPOCH",))
+
+
+def _end(record: EpochRecord, segment: Segment) -> str:
+    end = None if record.sealed_ends is None else record.sealed_ends.get(segment.id)
+    return "is being sealed" if end is None else f"at {end:,}"
+
+
+def _segment_table(record: EpochRecord) -> str:
+    rows = [(str(item.id.number), str(item.id.epoch), str(item.range)) for item in record.segments]
+    return table(("SEGMENT", "EPOCH", "KEYS"), rows, right=("SEGMENT", "EPOCH"))
+
+
+def _description_text(found: StreamDescription) -> str:
+    config = found.config
+    about = (
+        ("stream", str(config.name)),
+        ("group", f"{config.group}, led by {found.leader or 'nobody: no coordinator is running'}"),
+        ("created", moment(config.created_ms)),
+        ("epoch", f"{found.active.epoch}, refers to {found.reference_epoch}; {counted(found.epochs, 'epoch')} so far"),
+        ("buffer", f"{config.name.buffer_topic}, {counted(config.buffer_partitions, 'partition')}"),
+        ("limits", f"records of up to {config.record_bytes_max:,} bytes"),
+    )
+    lines = [f"{name:<9}{value}" for name, value in about]
+    lines += ["", _segment_table(found.active), ""]
+    if found.open_transactions:
+        lines.append(transaction_table(found.open_transactions))
+    else:
+        lines.append("No open transaction has outlived half a second.")
+    return "\n".join(lines)
+
+
+def _config_document(config: StreamConfig) -> dict[str, Any]:
+    return {
+        "stream": str(config.name),
+        "group": str(config.group),
+        "state": config.state.value.lower(),
+        "created_ms": config.created_ms,
+        "buffer_topic": config.name.buffer_topic,
+        "buffer_partitions": config.buffer_partitions,
+        "replication_factor": config.replication_factor,
+        "record_bytes_max": config.record_bytes_max,
+    }
+
+
+def _description_document(found: StreamDescription) -> dict[str, Any]:
+    return {
+        **_config_document(found.config),
+        "leader": found.leader,
+        "epochs": found.epochs,
+        "active": _epoch_document(found.config.name, found.active),
+        "open_transactions": [transaction_document(record) for record in found.open_transactions],
+    }
+
+
+def _epoch_document(name: StreamName, record: EpochRecord) -> dict[str, Any]:
+    ends = record.sealed_ends
+    return {
+        "epoch": record.epoch,
+        "reference_epoch": record.reference_epoch,
+        "cause": record.cause.value,
+        "created_ms": record.created_ms,
+        "segments": [
+            {
+                "segment": str(item.id),
+                "number": item.id.number,
+                "epoch": item.id.epoch,
+                "low": item.range.low,
+                "high": item.range.high,
+                "topic": name.segment_topic(item.id),
+            }
+            for item in record.segments
+        ],
+        "sealed_ends": None if ends is None else {str(segment): end for segment, end in sorted(ends.items())},
+    }

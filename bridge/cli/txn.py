@@ -1,0 +1,159 @@
+"""``rollbridge txn``: find, look at and abort open transactions.
+
+As Kafka's own ``kafka-transactions.sh``, but for transactions that may rightly stay open for days: what matters is who
+has one open, for how long, and when its lease ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from bridge.cli import values
+from bridge.cli.connecting import connected
+from bridge.cli.context import CliContext
+from bridge.cli.tables import duration, moment, printable, table
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName
+from bridge.model.records import TransactionRecord
+from bridge.model.transaction import State
+
+_STATES = [State.OPEN.value, State.COMMITTING.value, State.ABORTING.value]
+_ID = click.argument("transaction", metavar="ID")
+
+
+@click.group()
+def txn() -> None:
+    """List, describe and abort transactions.
+
+    A transaction is listed once it has been open for about half a second, and until its end is logged.
+    """
+
+
+@txn.command("list")
+@click.option("--group", metavar="SCOPE/GROUP", help="Only transactions of this group.")
+@click.option("--stream", "stream_name", metavar="SCOPE/STREAM", help="Only those that may write to this stream.")
+@click.option("--client", help="Only those of the client of this name.")
+@click.option("--label", help="Only those whose label contains this.")
+@click.option("--state", type=click.Choice(_STATES), help="Only those in this state.")
+@click.option("--min-age", type=values.duration, metavar="DURATION", help="Only those open for at least this long.")
+@click.option(
+    "--max-lease", type=values.duration, metavar="DURATION", help="Only those whose lease ends within this."
+)
+@click.pass_obj
+def list_transactions(
+    context: CliContext,
+    group: str | None,
+    stream_name: str | None,
+    client: str | None,
+    label: str | None,
+    state: str | None,
+    min_age: timedelta | None,
+    max_lease: timedelta | None,
+) -> None:
+    """List open transactions, oldest first."""
+    wanted = None if group is None else GroupName.parse(group)
+    now_ms = _now_ms()
+    keep: list[Callable[[TransactionRecord], bool]] = []
+    if stream_name is not None:
+        keep.append(lambda record: stream_name in record.streams)
+    if client is not None:
+        keep.append(lambda record: record.client_name == client)
+    if label is not None:
+        keep.append(lambda record: label in (record.label or ""))
+    if state is not None:
+        keep.append(lambda record: record.state == state)
+    if min_age is not None:
+        keep.append(lambda record: now_ms - record.begun_ms >= min_age / timedelta(milliseconds=1))
+    if max_lease is not None:
+        keep.append(lambda record: record.begun_ms + record.lease_ms - now_ms <= max_lease / timedelta(milliseconds=1))
+    with connected(context) as b:
+        found = [record for record in b.admin.transactions(wanted) if all(check(record) for check in keep)]
+    context.answer(
+        [transaction_document(record, now_ms) for record in found],
+        transaction_table(found, now_ms) if found else "No open transaction is recorded that fits.",
+    )
+
+
+@txn.command()
+@_ID
+@click.pass_obj
+def describe(context: CliContext, transaction: str) -> None:
+    """Show one open transaction."""
+    identifier = TransactionId.parse(transaction)
+    now_ms = _now_ms()
+    with connected(context) as b:
+        record = b.admin.find_transaction(identifier)
+    about = (
+        ("id", str(record.id)),
+        ("state", record.state),
+        ("group", str(record.group)),
+        ("client", printable(record.client_name)),
+        ("label", printable(record.label or "-")),
+        ("begun", f"{moment(record.begun_ms)}, {duration(now_ms - record.begun_ms)} ago"),
+        ("lease", f"{duration(record.lease_ms)}, {_lease_left(record, now_ms)}"),
+    )
+    lines = [f"{name:<8}{value}" for name, value in about]
+    rows = [(name, str(epoch)) for name, epoch in record.streams.items()]
+    lines += ["", table(("STREAM", "EPOCH"), rows, right=("EPOCH",))]
+    context.answer(transaction_document(record, now_ms), "\n".join(lines))
+
+
+@txn.command()
+@_ID
+@click.option("--reason", default="admin", show_default=True, help="Why; whoever waits for the transaction is told.")
+@click.pass_obj
+def abort(context: CliContext, transaction: str, reason: str) -> None:
+    """Abort an open transaction, whoever began it; nothing of it will ever be visible."""
+    identifier = TransactionId.parse(transaction)
+    with connected(context) as b:
+        b.admin.abort_transaction(identifier, reason=reason)
+    context.answer({"transaction": str(identifier), "aborted": True, "reason": reason}, f"Aborted {identifier}.")
+
+
+def transaction_table(records: Iterable[TransactionRecord], now_ms: int | None = None) -> str:
+    """Open transactions, one in each row."""
+    now_ms = _now_ms() if now_ms is None else now_ms
+    rows = [
+        (
+            str(record.id),
+            record.state,
+            duration(now_ms - record.begun_ms),
+            _lease_left(record, now_ms),
+            record.client_name,
+            record.label or "-",
+            " ".join(record.streams),
+        )
+        for record in records
+    ]
+    return table(("TRANSACTION", "STATE", "AGE", "LEASE", "CLIENT", "LABEL", "STREAMS"), rows, right=("AGE",))
+
+
+def transaction_document(record: TransactionRecord, now_ms: int | None = None) -> dict[str, Any]:
+    """An open transaction as JSON."""
+    now_ms = _now_ms() if now_ms is None else now_ms
+    return {
+        "transaction": str(record.id),
+        "state": record.state,
+        "group": str(record.group),
+        "client": record.client_name,
+        "label": record.label,
+        "begun_ms": record.begun_ms,
+        "age_ms": now_ms - record.begun_ms,
+        "lease_ms": record.lease_ms,
+        "lease_left_ms": record.begun_ms + record.lease_ms - now_ms,
+        "streams": dict(record.streams),
+    }
+
+
+def _lease_left(record: TransactionRecord, now_ms: int) -> str:
+    left = record.begun_ms + record.lease_ms - now_ms
+    return f"{duration(left)} left" if left > 0 else f"over for {duration(-left)}"
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
