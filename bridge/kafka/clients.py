@@ -127,7 +127,8 @@ def consumer_config(
 ) -> Config:
     """Settings of a Consumer that commits nothing by itself; ``isolation`` is always said, since defaults differ.
 
-    Meant for ``assign()``, where ``group_id`` is required by the library and otherwise without meaning.
+    Meant for ``assign()``, where ``group_id`` is required by the library and otherwise without meaning. Assign offsets
+    in figures: to look up ``OFFSET_BEGINNING``, librdkafka first waits half a second.
 
     Raises:
         ConfigError: A setting that may not be passed through, or a wrong one.

@@ -1,0 +1,91 @@
+"""What the tests of the Kafka adapter share: batches to append, and a plain client's view of what is in a topic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from bridge.kafka.batches import BatchBuilder, Compression
+from bridge.kafka.clients import consumer_config
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.topics import Partition, TopicAdmin
+
+TIMESTAMP = 1_700_000_000_000
+
+
+def batch_of(values: Iterable[bytes], compression: Compression = Compression.NONE) -> bytes:
+    """A record batch of these values, without keys."""
+    builder = BatchBuilder(1 << 24, compression)
+    for value in values:
+        assert builder.append(TIMESTAMP, None, value)
+    return builder.build()
+
+
+def read_messages(
+    bootstrap_servers: str,
+    topic: str,
+    *,
+    partition: int = 0,
+    isolation: Isolation = Isolation.READ_COMMITTED,
+    settled: bool = True,
+    timeout_s: float = 60.0,
+) -> list[Message]:
+    """All records of a partition up to its end, read by librdkafka with checksums checked.
+
+    ``settled`` waits first until no native transaction is open: a commit is answered before its markers are written.
+    """
+    if settled:
+        await_settled(bootstrap_servers, [(topic, partition)], timeout_s=timeout_s)
+    config = consumer_config(bootstrap_servers, isolation=isolation, extra={"fetch.wait.max.ms": 10})
+    consumer = Consumer({**config, "enable.partition.eof": True})
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        found: list[Message] = []
+        deadline = time.monotonic() + timeout_s
+        while True:
+            message = consumer.poll(0.05)
+            for one in [] if message is None else [message, *consumer.consume(10_000, 0)]:
+                error = one.error()
+                if error is None:
+                    found.append(one)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    return found
+                else:
+                    assert error.retriable(), f"cannot read {topic}: {error}"
+            assert time.monotonic() < deadline, f"{len(found)} records of {topic} read, its end not reached"
+    finally:
+        consumer.close()
+
+
+def read_values(
+    bootstrap_servers: str,
+    topic: str,
+    *,
+    partition: int = 0,
+    isolation: Isolation = Isolation.READ_COMMITTED,
+    settled: bool = True,
+) -> list[bytes | None]:
+    """Values of :func:`read_messages`."""
+    messages = read_messages(bootstrap_servers, topic, partition=partition, isolation=isolation, settled=settled)
+    return [message.value() for message in messages]
+
+
+def await_settled(bootstrap_servers: str, partitions: Iterable[Partition], *, timeout_s: float = 60.0) -> None:
+    """Return once no native transaction is open on any of the partitions."""
+    places = list(partitions)
+    admin = TopicAdmin(bootstrap_servers)
+
+    def settled() -> bool:
+        return admin.end_offsets(places, Isolation.READ_COMMITTED) == admin.end_offsets(places)
+
+    eventually(settled, f"no open transaction on {places}", timeout_s)
+
+
+def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Return as soon as ``condition`` holds; AssertionError if it does not within the time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
+        time.sleep(0.01)

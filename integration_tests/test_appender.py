@@ -1,0 +1,461 @@
+"""The transactional appender against a real broker: what is appended, committed, aborted, refused and fenced."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bridge.embedded import EmbeddedCluster
+from bridge.errors import ConfigError, CorruptDataError
+from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.batches import BatchBuilder, Compression
+from bridge.kafka.errors import (
+    AppendRefusedError,
+    InvalidStateError,
+    ProducerFencedError,
+    TopicNotFound,
+)
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.pipeline import Addressed
+from bridge.kafka.states import State
+from bridge.kafka.topics import TopicAdmin, TopicSpec
+from integration_tests.adapter_tools import TIMESTAMP, await_settled, batch_of, read_messages, read_values
+
+Opener = Callable[..., TransactionalAppender]
+
+
+@pytest.fixture
+def servers(cluster: EmbeddedCluster) -> str:
+    return cluster.bootstrap_servers
+
+
+@pytest.fixture
+def admin(servers: str) -> TopicAdmin:
+    return TopicAdmin(servers)
+
+
+@pytest.fixture
+def topic(admin: TopicAdmin, topic_prefix: str) -> str:
+    admin.create_topics([TopicSpec(name=topic_prefix)])
+    return topic_prefix
+
+
+@pytest.fixture
+def opener(servers: str, topic_prefix: str) -> Iterator[Opener]:
+    """Makes initialised appenders, by default all with the same transactional id."""
+    opened = []
+
+    def make(suffix: str = "", *, init: bool = True, **options: int) -> TransactionalAppender:
+        appender = TransactionalAppender(servers, f"{topic_prefix}{suffix}", **options)  # type: ignore[arg-type]
+        opened.append(appender)
+        if init:
+            appender.init()
+        return appender
+
+    yield make
+    for appender in opened:
+        appender.close()
+
+
+@pytest.fixture
+def appender(opener: Opener) -> TransactionalAppender:
+    return opener()
+
+
+def test_committed_batches_are_read_back_whole(appender: TransactionalAppender, servers: str, topic: str) -> None:
+    builder = BatchBuilder(1 << 16)
+    builder.append(TIMESTAMP, b"k", b"v", [("h", b"1"), ("empty", None), ("h", b"2")])
+    builder.append(TIMESTAMP + 7, None, b"no key")
+    builder.append(TIMESTAMP - 3, b"tombstone", None)
+    offsets = appender.append([(topic, builder.build())])
+    appender.commit()
+    assert offsets == [0]
+    read = read_messages(servers, topic)
+    assert [(m.offset(), m.timestamp()[1], m.key(), m.value(), m.headers()) for m in read] == [
+        (0, TIMESTAMP, b"k", b"v", [("h", b"1"), ("empty", None), ("h", b"2")]),
+        (1, TIMESTAMP + 7, None, b"no key", None),
+        (2, TIMESTAMP - 3, b"tombstone", None, None),
+    ]
+
+
+def test_offsets_come_in_the_order_given(appender: TransactionalAppender, servers: str, topic: str) -> None:
+    sizes = [3, 1, 7, 2, 1, 1, 30, 4, 1, 9, 2]
+    numbers = itertools.count()
+    batches = [batch_of(b"%d" % next(numbers) for _ in range(size)) for size in sizes]
+    assert appender.append((topic, batch) for batch in batches) == list(itertools.accumulate([0, *sizes[:-1]]))
+    # The next append of the same transaction goes on where this one ended.
+    assert appender.append([(topic, batch_of([b"last"]))]) == [sum(sizes)]
+    appender.commit()
+    # A marker takes an offset of its own.
+    assert appender.append([(topic, batch_of([b"next"]))]) == [sum(sizes) + 2]
+    appender.commit()
+    assert read_values(servers, topic) == [b"%d" % n for n in range(sum(sizes))] + [b"last", b"next"]
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_buffer_is_a_batch(
+    appender: TransactionalAppender, servers: str, topic: str, kind: Callable[[bytes], bytes | bytearray | memoryview]
+) -> None:
+    original = batch_of([b"x", b"y"])
+    batch = kind(original)
+    appender.append([(topic, batch)])
+    appender.commit()
+    assert read_values(servers, topic) == [b"x", b"y"]
+    assert bytes(batch) == original
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_compressed_batches_are_forwarded(
+    appender: TransactionalAppender, servers: str, topic: str, compression: Compression
+) -> None:
+    values = [b"%d" % n * 50 for n in range(500)]
+    appender.append([(topic, batch_of(values, compression))])
+    appender.commit()
+    assert read_values(servers, topic) == values
+
+
+def test_megabytes_are_pipelined_to_several_topics_in_order(
+    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic_prefix: str
+) -> None:
+    topics = [f"{topic_prefix}-{n}" for n in range(3)]
+    admin.create_topics(TopicSpec(name=name, config={"max.message.bytes": "2000000"}) for name in topics)
+    filler = random.Random(1).randbytes(100_000)
+    expected: dict[str, list[bytes]] = {name: [] for name in topics}
+
+    def batches() -> Iterator[tuple[str, bytes]]:
+        for n in range(60):
+            name = topics[n % 7 % 3]
+            values = [b"%d-%d-" % (n, part) + filler for part in range(9)]
+            expected[name] += values
+            yield name, batch_of(values)
+
+    appender.append(batches())
+    appender.commit()
+    for name in topics:
+        assert read_values(servers, name) == expected[name]
+
+
+def test_many_topics_become_visible_together(
+    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic_prefix: str
+) -> None:
+    topics = [f"{topic_prefix}-{n}" for n in range(60)]
+    admin.create_topics(TopicSpec(name=name) for name in topics)
+    appender.append((name, batch_of([name.encode()])) for name in topics)
+    assert set(admin.end_offsets(topics, Isolation.READ_COMMITTED).values()) == {0}
+    appender.commit()
+    await_settled(servers, topics)
+    # One record and one marker each.
+    assert set(admin.end_offsets(topics, Isolation.READ_COMMITTED).values()) == {2}
+    assert read_values(servers, topics[-1]) == [topics[-1].encode()]
+
+
+def test_partitions_are_addressed(
+    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic_prefix: str
+) -> None:
+    admin.create_topics([TopicSpec(name=topic_prefix, partitions=3)])
+    batches: list[Addressed] = [
+        (topic_prefix, 2, batch_of([b"two"])),
+        (topic_prefix, batch_of([b"zero"])),
+        (topic_prefix, 2, batch_of([b"two again"])),
+    ]
+    assert appender.append(batches) == [0, 0, 1]
+    appender.commit()
+    assert read_values(servers, topic_prefix, partition=0) == [b"zero"]
+    assert read_values(servers, topic_prefix, partition=1) == []
+    assert read_values(servers, topic_prefix, partition=2) == [b"two", b"two again"]
+
+
+def test_an_aborted_transaction_is_invisible(appender: TransactionalAppender, servers: str, topic: str) -> None:
+    appender.append([(topic, batch_of([b"no"]))])
+    appender.abort()
+    appender.append([(topic, batch_of([b"yes"]))])
+    appender.commit()
+    assert read_values(servers, topic) == [b"yes"]
+    assert read_values(servers, topic, isolation=Isolation.READ_UNCOMMITTED) == [b"no", b"yes"]
+
+
+def test_an_open_transaction_is_invisible_and_ends_with_its_appender(opener: Opener, servers: str, topic: str) -> None:
+    appender = opener()
+    appender.append([(topic, batch_of([b"open"]))])
+    assert read_values(servers, topic, settled=False) == []
+    assert appender.end_offset(topic) == 1
+    assert appender.end_offset(topic, Isolation.READ_COMMITTED) == 0
+    appender.close()
+    await_settled(servers, [topic])
+    assert read_values(servers, topic) == []
+
+
+def test_nothing_appended_is_committed_and_aborted_without_a_trace(
+    appender: TransactionalAppender, admin: TopicAdmin, topic: str
+) -> None:
+    assert appender.append([]) == []
+    appender.commit()
+    appender.abort()
+    appender.commit()
+    assert appender.state is State.READY
+    assert admin.end_offsets([topic]) == {topic: 0}
+
+
+def test_batches_are_taken_lazily(appender: TransactionalAppender, admin: TopicAdmin, topic: str) -> None:
+    filler = bytes(300_000)
+    ends = []
+
+    def batches() -> Iterator[tuple[str, bytes]]:
+        for n in range(40):
+            if n % 10 == 9:
+                ends.append(admin.end_offsets([topic])[topic])
+            yield topic, batch_of([filler])
+
+    appender.append(batches())
+    # By the time the later batches are asked for, earlier ones are in the log: at most the pipeline is held back.
+    assert all(end >= asked - 7 for end, asked in zip(ends, range(10, 41, 10), strict=True))
+    assert ends[-1] < 40
+
+
+def test_an_iterator_that_fails_leaves_a_transaction_to_abort(
+    appender: TransactionalAppender, servers: str, topic: str
+) -> None:
+    def batches() -> Iterator[tuple[str, bytes]]:
+        for _ in range(3):
+            yield topic, batch_of([b"no"])
+        raise LookupError("the source ran dry")
+
+    with pytest.raises(LookupError, match="ran dry"):
+        appender.append(batches())
+    assert appender.state is State.MUST_ABORT
+    with pytest.raises(InvalidStateError, match="must abort"):
+        appender.commit()
+    with pytest.raises(InvalidStateError, match="must abort"):
+        appender.append([(topic, batch_of([b"no"]))])
+    appender.abort()
+    appender.append([(topic, batch_of([b"yes"]))])
+    appender.commit()
+    assert read_values(servers, topic) == [b"yes"]
+
+
+def test_what_is_no_batch_is_refused_before_it_is_sent(
+    appender: TransactionalAppender, servers: str, topic: str
+) -> None:
+    with pytest.raises(CorruptDataError):
+        appender.append([(topic, b"not a batch")])
+    # Nothing has happened, so there is nothing to end.
+    appender.commit()
+    appender.append([(topic, batch_of([b"no"]))])
+    with pytest.raises(CorruptDataError):
+        appender.append([(topic, batch_of([b"no"])[:-1])])
+    assert appender.state is State.MUST_ABORT
+    appender.abort()
+    appender.append([(topic, batch_of([b"yes"]))])
+    appender.commit()
+    assert read_values(servers, topic) == [b"yes"]
+
+
+def test_a_batch_the_broker_finds_wrong_is_a_refusal(appender: TransactionalAppender, servers: str, topic: str) -> None:
+    damaged = bytearray(batch_of([b"a", b"b"]))
+    damaged[61] ^= 0x40  # length of the first record: stamping renews the checksum, but the record does not parse
+    with pytest.raises(AppendRefusedError) as refused:
+        appender.append([(topic, damaged)])
+    assert refused.value.topic == topic
+    assert refused.value.kafka_error in ("INVALID_RECORD", "CORRUPT_MESSAGE")
+    appender.abort()
+    appender.append([(topic, batch_of([b"yes"]))])
+    appender.commit()
+    assert read_values(servers, topic) == [b"yes"]
+
+
+def test_a_batch_over_the_topics_limit_is_a_refusal_of_the_whole_transaction(
+    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic: str, topic_prefix: str
+) -> None:
+    small = f"{topic_prefix}-small"
+    admin.create_topics([TopicSpec(name=small, config={"max.message.bytes": "1000"})])
+    with pytest.raises(AppendRefusedError) as refused:
+        appender.append([(topic, batch_of([b"fits"])), (small, batch_of([bytes(1000)])), (topic, batch_of([b"too"]))])
+    assert (refused.value.topic, refused.value.kafka_error) == (small, "MESSAGE_TOO_LARGE")
+    appender.abort()
+    assert read_values(servers, topic) == []
+
+
+def test_a_sealed_topic_refuses_and_the_transaction_can_be_aborted(
+    opener: Opener, servers: str, admin: TopicAdmin, topic: str, topic_prefix: str
+) -> None:
+    sealed = f"{topic_prefix}-sealed"
+    admin.create_topics([TopicSpec(name=sealed)])
+    before = opener("-before")
+    before.append([(sealed, batch_of([b"in time"]))])
+    before.commit()
+    end = admin.seal([sealed])[sealed]
+    appender = opener()
+    with pytest.raises(AppendRefusedError) as refused:
+        appender.append([(topic, batch_of([b"no"])), (sealed, batch_of([b"late"]))])
+    assert (refused.value.topic, refused.value.kafka_error) == (sealed, "MESSAGE_TOO_LARGE")
+    appender.abort()
+    appender.append([(topic, batch_of([b"yes"]))])
+    appender.commit()
+    assert read_values(servers, topic) == [b"yes"]
+    # The abort has left its marker, and no record.
+    for isolation in Isolation:
+        read = read_messages(servers, sealed, isolation=isolation)
+        assert [(message.offset(), message.value()) for message in read] == [(0, b"in time")]
+    assert end == 2
+
+
+def test_an_unknown_topic_is_a_refusal_and_a_new_one_is_waited_for(
+    opener: Opener, servers: str, admin: TopicAdmin, topic_prefix: str
+) -> None:
+    hasty = opener("-hasty", unknown_topic_timeout_ms=200)
+    with pytest.raises(AppendRefusedError) as refused:
+        hasty.append([(topic_prefix, batch_of([b"no"]))])
+    assert (refused.value.topic, refused.value.kafka_error) == (topic_prefix, "UNKNOWN_TOPIC_OR_PARTITION")
+    hasty.abort()
+    with pytest.raises(TopicNotFound):
+        hasty.end_offset(topic_prefix)
+    patient = opener("-patient", unknown_topic_timeout_ms=60_000)
+    result: list[int] = []
+    thread = threading.Thread(target=lambda: result.extend(patient.append([(topic_prefix, batch_of([b"yes"]))])))
+    thread.start()
+    admin.create_topics([TopicSpec(name=topic_prefix)])
+    thread.join(60)
+    assert result == [0]
+    patient.commit()
+    assert read_values(servers, topic_prefix) == [b"yes"]
+
+
+def test_a_topic_that_was_deleted_and_made_anew_is_found_again(
+    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic: str
+) -> None:
+    appender.append([(topic, batch_of([b"old"]))])
+    appender.commit()
+    await_settled(servers, [topic])
+    admin.delete_topics([topic])
+    admin.create_topics([TopicSpec(name=topic)])
+    appender.append([(topic, batch_of([b"new"]))])
+    appender.commit()
+    assert read_values(servers, topic) == [b"new"]
+
+
+def test_a_newer_user_fences_the_older_one(opener: Opener, servers: str, topic: str) -> None:
+    old, idle = opener(), opener("-idle")
+    old.append([(topic, batch_of([b"old"]))])
+    new, newer_idle = opener(), opener("-idle")
+    with pytest.raises(ProducerFencedError) as fenced:
+        old.commit()
+    assert fenced.value.transactional_id == old.transactional_id
+    assert old.state is State.FENCED
+    with pytest.raises(ProducerFencedError):
+        idle.append([(topic, batch_of([b"idle"]))])
+    for attempt in (old.init, old.commit, old.abort, lambda: old.append([]), idle.init):
+        with pytest.raises(ProducerFencedError):
+            attempt()
+    new.append([(topic, batch_of([b"new"]))])
+    new.commit()
+    newer_idle.append([(topic, batch_of([b"newer"]))])
+    newer_idle.commit()
+    assert read_values(servers, topic) == [b"new", b"newer"]
+
+
+def test_a_zombie_that_inits_again_does_not_disturb_the_newer_user(opener: Opener, servers: str, topic: str) -> None:
+    zombie = opener()
+    zombie.append([(topic, batch_of([b"zombie"]))])
+    new = opener()
+    new.append([(topic, batch_of([b"first half"]))])
+    # As after an answer that was lost: the zombie does not know yet that it is one.
+    with pytest.raises(ProducerFencedError):
+        zombie.init()
+    new.append([(topic, batch_of([b"second half"]))])
+    new.commit()
+    assert read_values(servers, topic) == [b"first half", b"second half"]
+
+
+def test_init_in_the_middle_aborts_what_is_open(appender: TransactionalAppender, servers: str, topic: str) -> None:
+    appender.append([(topic, batch_of([b"no"]))])
+    appender.init()
+    appender.init()
+    appender.append([(topic, batch_of([b"yes"]))])
+    appender.commit()
+    appender.init()
+    appender.append([(topic, batch_of([b"and yes"]))])
+    appender.commit()
+    assert read_values(servers, topic) == [b"yes", b"and yes"]
+
+
+def test_one_id_used_back_to_back_waits_for_its_own_markers(
+    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic_prefix: str
+) -> None:
+    topics = [f"{topic_prefix}-{n}" for n in range(4)]
+    admin.create_topics(TopicSpec(name=name) for name in topics)
+    for n in range(60):
+        appender.append((name, batch_of([b"%d" % n, b"-"])) for name in topics)
+        if n % 3 == 2:
+            appender.abort()
+        else:
+            appender.commit()
+    expected = [value for n in range(60) if n % 3 != 2 for value in (b"%d" % n, b"-")]
+    for name in topics:
+        assert read_values(servers, name) == expected
+
+
+@pytest.mark.slow
+def test_five_thousand_transactions_with_three_ids_in_turn(
+    opener: Opener, servers: str, admin: TopicAdmin, topic: str, topic_prefix: str
+) -> None:
+    """What is committed is there once, in order, at the offset told; what is aborted is not there."""
+    log = f"{topic_prefix}-log"
+    admin.create_topics([TopicSpec(name=log)])
+    rng = random.Random(7)
+    appenders = [opener(f"-{n}") for n in range(3)]
+    expected: list[tuple[int, bytes]] = []
+    logged: list[bytes] = []
+    for n, appender in zip(range(5000), itertools.cycle(appenders), strict=False):
+        values = [b"%d.%d" % (n, part) for part in range(rng.randint(1, 4))]
+        base, _ = appender.append([(topic, batch_of(values)), (log, batch_of([b"%d" % n]))])
+        if rng.random() < 0.2:
+            appender.abort()
+            continue
+        appender.commit()
+        expected += [(base + delta, value) for delta, value in enumerate(values)]
+        logged.append(b"%d" % n)
+    assert [(message.offset(), message.value()) for message in read_messages(servers, topic)] == expected
+    assert read_values(servers, log) == logged
+
+
+def test_operations_out_of_turn_are_refused(opener: Opener, topic: str) -> None:
+    fresh = opener(init=False)
+    for attempt in (fresh.commit, fresh.abort, lambda: fresh.append([])):
+        with pytest.raises(InvalidStateError, match="it is new"):
+            attempt()
+    fresh.init()
+    fresh.close()
+    fresh.close()
+    for attempt in (fresh.init, fresh.commit, fresh.abort, lambda: fresh.append([])):
+        with pytest.raises(InvalidStateError, match="it is closed"):
+            attempt()
+    with pytest.raises(InvalidStateError, match="it is closed"):
+        fresh.end_offset(topic)
+    assert fresh.transactional_id in repr(fresh)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"transactional_id": ""}, "transactional.id"),
+        ({"max_in_flight": 6}, "max_in_flight"),
+        ({"max_in_flight": 0}, "max_in_flight"),
+        ({"transaction_timeout_ms": 0}, "transaction_timeout_ms"),
+        ({"bootstrap_servers": "nowhere"}, "bootstrap.servers"),
+        ({"bootstrap_servers": " , "}, "bootstrap.servers"),
+        ({"security": {"plugin.library.paths": "x"}}, "plugin.library.paths"),
+    ],
+)
+def test_wrong_settings_are_named(options: dict[str, object], named: str) -> None:
+    given = {"bootstrap_servers": "localhost:9092", "transactional_id": "t", **options}
+    with pytest.raises(ConfigError, match=named):
+        TransactionalAppender(**given)  # type: ignore[arg-type]
+
+
+def test_a_transaction_timeout_over_the_brokers_limit_is_a_setting(opener: Opener) -> None:
+    with pytest.raises(ConfigError, match="INVALID_TRANSACTION_TIMEOUT"):
+        opener(transaction_timeout_ms=900_001)
