@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
@@ -60,6 +61,15 @@ POINTS = [
     "roll/Seal:after + finish_pending/Write:after:2",
     "roll/CommitRound:after + finish_pending/Seal:after",
 ]
+
+
+class Row(NamedTuple):
+    """A message as a plain consumer sees it."""
+
+    offset: int
+    key: bytes
+    value: bytes
+    header: bytes
 
 
 class Story:
@@ -140,15 +150,19 @@ class Story:
         ]
         assert [record.reference_epoch for record in history.records] == [0, 1, 0, 1]
         assert not check_chain(history.records)
-        log = [decode_control(key, value) for _, key, value, _ in self._read(self.group.commit_log_topic)]
+        segments = [self.stream.segment_topic(segment) for segment in history.segments()]
+        messages = self._read([self.group.commit_log_topic, *segments])
+        log = [decode_control(item.key, item.value) for item in messages[self.group.commit_log_topic]]
         outcomes = [record for record in log if record.kind is not ControlKind.BEGIN]
         assert [item.transaction for item in outcomes if item.kind is ControlKind.COMMIT] == [
             identifier for identifier, _ in self.committed
         ]
         assert [item.transaction for item in outcomes if item.kind is ControlKind.ABORT] == self.aborted
-        self._check_segments(history, outcomes)
+        self._check_segments(history, outcomes, messages)
 
-    def _check_segments(self, history: EpochHistory, outcomes: list[ControlRecord]) -> None:
+    def _check_segments(
+        self, history: EpochHistory, outcomes: list[ControlRecord], messages: dict[str, list[Row]]
+    ) -> None:
         order = {item.transaction: place for place, item in enumerate(outcomes)}
         listed = {
             (segment, run.base_offset + step): item.transaction
@@ -167,17 +181,17 @@ class Story:
             assert sealed is None or ends[topic] == sealed
             assert (sealed is None) == (segment in history.active.segment_ids)
             last = -1
-            for offset, _, value, headers in self._read(topic):
-                identifier, _ = unpack_record_header(dict(headers)[RECORD_HEADER])
-                assert listed.pop((segment, offset)) == identifier
+            for message in messages[topic]:
+                identifier, _ = unpack_record_header(message.header)
+                assert listed.pop((segment, message.offset)) == identifier
                 assert order[identifier] >= last
                 last = order[identifier]
-                seen.append(value.decode())
+                seen.append(message.value.decode())
         assert not listed, "the commit log lists records that are not there"
         assert sorted(seen) == sorted(value for _, values in self.committed for value in values)
 
-    def _read(self, topic: str) -> list[tuple[int, bytes, bytes, list[tuple[str, bytes]]]]:
-        """Everything that a plain ``read_committed`` consumer sees of a topic."""
+    def _read(self, topics: list[str]) -> dict[str, list[Row]]:
+        """Everything that a plain ``read_committed`` consumer sees of each topic."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.cluster.bootstrap_servers,
@@ -185,21 +199,32 @@ class Story:
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": 50,
             }
         )
-        found = []
+        found: dict[str, list[Row]] = {topic: [] for topic in topics}
+        unread = set(topics)
         try:
-            consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-            while True:
+            consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING) for topic in topics])
+            while unread:
                 message = consumer.poll(30)
-                assert message is not None, f"no answer for {topic}"
+                assert message is not None, f"no answer for {unread}"
                 error = message.error()
                 if error is not None:
                     assert error.code() == KafkaError._PARTITION_EOF, error
-                    return found
-                found.append((message.offset(), message.key(), message.value(), message.headers() or []))
+                    unread.discard(str(message.topic()))
+                    continue
+                header = dict(message.headers() or []).get(RECORD_HEADER) or b""
+                row = Row(
+                    message.offset() or 0,
+                    message.key() or b"",
+                    message.value() or b"",
+                    header if isinstance(header, bytes) else header.encode(),
+                )
+                found[str(message.topic())].append(row)
         finally:
             consumer.close()
+        return found
 
 
 def _until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
