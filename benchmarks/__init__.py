@@ -1,0 +1,1 @@
+"""Benchmarks: rollbridge beside native Kafka transactions, on the same broker, alternating in the same run."""

@@ -1,0 +1,72 @@
+"""``python -m benchmarks``: measure, print the table, store it, and fail if a bar is missed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+from rich.console import Console
+
+from benchmarks import bulk, machine, memory, reader, report, small
+from benchmarks.harness import Experiment, Result, run
+from benchmarks.site import Site, open_site
+from bridge.errors import RollbridgeError
+
+MISSED: Final = 1
+
+Make = Callable[[Site, int | None, bool], Experiment]
+"""Takes the site, the number of rounds if one is asked for, and whether to be quick."""
+
+EXPERIMENTS: Final[Mapping[str, Make]] = {
+    "bulk": lambda site, rounds, quick: bulk.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
+    "latency": lambda site, rounds, quick: small.latency(site, rounds=rounds or (2 if quick else 9), quick=quick),
+    "throughput": lambda site, rounds, quick: small.throughput(site, rounds=rounds or (2 if quick else 7), quick=quick),
+    "reader": lambda site, rounds, quick: reader.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
+    "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
+}
+
+
+@click.command(name="benchmarks")
+@click.option("--only", multiple=True, type=click.Choice(list(EXPERIMENTS)), help="Only this one; may be repeated.")
+@click.option("--rounds", type=click.IntRange(1), help="Measure each side so many times.")
+@click.option("--quick", is_flag=True, help="Small and few, to see that it works; the figures mean little.")
+@click.option("--publish", is_flag=True, help="Write the results into docs/benchmarks.md.")
+def main(only: tuple[str, ...], rounds: int | None, quick: bool, publish: bool) -> None:
+    """Compare rollbridge with native Kafka transactions on a broker started for it.
+
+    Exit code 0 if every bar is reached, 1 if one is missed, others for errors.
+    """
+    if publish and (only or quick):
+        raise click.UsageError("--publish needs the whole run: neither --only nor --quick")
+    logging.basicConfig(level=logging.WARNING)
+    console = Console()
+    results: list[Result] = []
+    try:
+        with open_site() as site:
+            before = machine.Busy.now(site.cluster.home)
+            for name, make in EXPERIMENTS.items():
+                if not only or name in only:
+                    results += run(make(site, rounds, quick), lambda line: console.print(line, style="dim"))
+            others = machine.Busy.now(site.cluster.home).share_of_others(before)
+    except RollbridgeError as fault:
+        click.echo(f"benchmarks: {fault}", err=True)
+        sys.exit(fault.exit_code)
+    facts = {"CPU time used by other processes during the run": f"{others:.0%}"}
+    data = report.as_json(results, machine.describe(), facts)
+    path = report.RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    report.store(data, path)
+    if publish:
+        report.publish(results, data)
+    report.show(results, Console(width=None if console.is_terminal else 160))
+    console.print(f"{facts} - stored in {os.path.relpath(path)}", style="dim")
+    if any(result.reached is False for result in results):
+        sys.exit(MISSED)
+
+
+if __name__ == "__main__":
+    main()

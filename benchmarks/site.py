@@ -1,0 +1,127 @@
+"""Where all experiments take place: one real broker, one ZooKeeper, one coordinator process, one client."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from confluent_kafka import Consumer, TopicPartition
+
+import bridge
+from bridge.embedded import EmbeddedCluster
+from bridge.embedded.ephemeral import CoordinatorHandle
+from bridge.kafka.topics import TopicAdmin, TopicSpec
+from bridge.model.names import StreamName
+
+RECORD_BYTES: Final = 100
+SCOPE: Final = "bench"
+_POOL: Final = 10_000
+
+Pair = tuple[bytes, bytes]
+
+
+def records(count: int, last: bytes, value_bytes: int = RECORD_BYTES) -> Iterator[Pair]:
+    """Keys and values, made beforehand so that making them is not measured; the last value is ``last``, padded."""
+    pool = _pool(value_bytes)
+    usual = itertools.islice(itertools.cycle(pool), count - 1)
+    return itertools.chain(usual, [(pool[0][0], last.ljust(value_bytes, b"."))])
+
+
+def _pool(value_bytes: int) -> list[Pair]:
+    if value_bytes not in _pools:
+        _pools[value_bytes] = [(b"key-%05d" % n, (b"%d " % n).ljust(value_bytes, b"x")) for n in range(_POOL)]
+    return _pools[value_bytes]
+
+
+_pools: dict[int, list[Pair]] = {}
+
+
+@dataclass(frozen=True)
+class Site:
+    """The servers, and a connected client."""
+
+    cluster: EmbeddedCluster
+    coordinator: CoordinatorHandle
+    bridge: bridge.Bridge
+    topics: TopicAdmin
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Kafka's address."""
+        return self.cluster.bootstrap_servers
+
+    def make_stream(self, name: str, segments: int = 1) -> str:
+        """Create a stream and return its name."""
+        stream = f"{SCOPE}/{name}"
+        self.bridge.admin.create_stream(stream, segments=segments)
+        return stream
+
+    def segment_topics(self, stream: str) -> list[str]:
+        """The topics of a stream's active segments."""
+        name = StreamName.parse(stream)
+        active = self.bridge.admin.history(stream).active
+        return [name.segment_topic(segment.id) for segment in active.segments]
+
+    def make_topic(self, name: str, partitions: int = 1) -> str:
+        """Create a plain topic with the broker's defaults and return its name."""
+        topic = f"native.{name}"
+        self.topics.create_topics([TopicSpec(name=topic, partitions=partitions)])
+        return topic
+
+    def reader(self, **settings: Any) -> Consumer:
+        """A plain ``read_committed`` consumer, assigned by hand."""
+        return Consumer({**reader_settings(self.bootstrap_servers), **settings})
+
+
+def reader_settings(bootstrap_servers: str) -> dict[str, Any]:
+    """Settings of a plain reader that wants to hear of a record soon."""
+    return {
+        "bootstrap.servers": bootstrap_servers,
+        "group.id": "benchmark",
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "fetch.wait.max.ms": 50,
+        "fetch.error.backoff.ms": 5,
+    }
+
+
+def stable_end(reader: Consumer, topic: str) -> int:
+    """The last stable offset of a topic's only partition: below it everything can be read."""
+    _, end = reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)
+    return int(end)
+
+
+def wait_readable(reader: Consumer, topic: str, base: int, count: int, last: bytes, timeout_s: float = 300.0) -> None:
+    """Return once the reader has in its hands the last of ``count`` records that were appended at ``base``.
+
+    Raises:
+        AssertionError: the last record that can be read is another one.
+        TimeoutError: it cannot be read.
+    """
+    deadline = time.monotonic() + timeout_s
+    while stable_end(reader, topic) < base + count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topic} cannot be read up to {base + count}")
+        time.sleep(0.001)
+    reader.assign([TopicPartition(topic, 0, base + count - 1)])
+    message = reader.poll(timeout_s)
+    if message is None:
+        raise TimeoutError(f"nothing can be read from {topic} at {base + count - 1}")
+    if not (message.value() or b"").startswith(last):
+        raise AssertionError(f"{topic} at {message.offset()}: {message.value()!r:.60} instead of {last!r}")
+
+
+@contextmanager
+def open_site() -> Iterator[Site]:
+    """Start everything, and stop everything."""
+    with EmbeddedCluster(short_lived=False, kafka_heap="1g") as cluster:
+        coordinator = cluster.start_coordinator()
+        with bridge.connect(
+            cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="benchmark"
+        ) as connection:
+            yield Site(cluster, coordinator, connection, TopicAdmin(cluster.bootstrap_servers))
