@@ -85,8 +85,8 @@ class Cluster:
         running = processes.find(self.home.path)
         before = self.home.load()
         state = decide(self.home, before, wishes, running)
-        if before is not None and before.running and before.ports != state.ports:
-            # A server that died comes back elsewhere; coordinators know only the old address.
+        if before is not None and _addresses(before) != _addresses(state):
+            # A server that died comes back elsewhere; coordinators that still run know only the old address.
             self._stop(running, coordinators_of(running), _UNDO_SECONDS)
             running = processes.find(self.home.path)
         if state != before:
@@ -96,6 +96,7 @@ class Cluster:
         launcher = Launcher(self.home, state, self._cache, self._report)
         try:
             launcher.start(missing, env)
+            launcher.await_running({part: found for part, found in running.items() if only is None})
         except BaseException:
             self._stop(processes.find(self.home.path), launcher.started, _UNDO_SECONDS)
             if not running:
@@ -167,6 +168,10 @@ class Cluster:
         waiting = f"waiting for another rollbridge command that is changing {self.home.path}"
         with self.home.locked(lambda: self._report(waiting)):
             yield
+
+
+def _addresses(state: State) -> tuple[str, str]:
+    return state.bootstrap_servers, state.zookeeper
 
 
 def coordinators_of(running: Iterable[str]) -> list[str]:

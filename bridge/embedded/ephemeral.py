@@ -211,9 +211,11 @@ class EmbeddedCluster:
 
     def restart(self, part: str, *, gracefully: bool = True) -> None:
         """Stop a part if it runs, start it again on the same data and address, and return when it answers."""
-        cluster, _ = self._running()
+        cluster, state = self._running()
         cluster.stop_part(part, patience_seconds=STOP_SECONDS if gracefully else 0)
-        cluster.up(only=[part], coordinator_env=self._coordinators.get(part))
+        # Asked for by number, so that a port that is lost is an error and not another address.
+        same = Wishes(kafka_port=state.ports.kafka, zookeeper_port=state.ports.zookeeper)
+        cluster.up(same, only=[part], coordinator_env=self._coordinators.get(part))
 
     # -- coordinators -------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,10 @@ from bridge.embedded.servers import (
     KafkaServer,
     Server,
     ZooKeeperServer,
+    coordinators_answer,
+    kafka_answers,
+    telling_line,
+    zookeeper_answers,
 )
 from bridge.embedded.state import Home, State
 from bridge.errors import EnvironmentProblem
@@ -30,7 +35,6 @@ START_SECONDS: Final = 90.0
 _POLL_SECONDS = 0.03
 
 _ADDRESS_IN_USE = re.compile(r"java\.net\.BindException|Address already in use")
-_TROUBLE = re.compile(r"\bERROR\b|\bFATAL\b|Exception|[Ee]rror:|No module named")
 
 Report = Callable[[str], object]
 """Is told, in a line each, what happens."""
@@ -80,6 +84,30 @@ class Launcher:
             ]
             self._start_together(daemons, coordinator_env)
 
+    def await_running(self, processes_by_part: Mapping[str, Sequence[psutil.Process]]) -> None:
+        """Return when parts that were started before answer as well: their start may not have been waited for.
+
+        Raises:
+            EnvironmentProblem: one does not.
+        """
+        coordinators = [part for part in processes_by_part if part.startswith(COORDINATOR_PREFIX)]
+        for part, (process, *_) in processes_by_part.items():
+            deadline = time.monotonic() + START_SECONDS
+            while not self._answers(part, len(coordinators)):
+                if not processes.is_alive(process) or time.monotonic() > deadline:
+                    raise EnvironmentProblem(
+                        f"{part} runs already (process {process.pid}), but does not answer; "
+                        f"try `rollbridge restart {part}`; its log is in {self._home.logs}"
+                    )
+                time.sleep(_POLL_SECONDS)
+
+    def _answers(self, part: str, coordinators: int) -> bool:
+        if part == KAFKA:
+            return kafka_answers(self._state)
+        if part == ZOOKEEPER:
+            return zookeeper_answers(self._state)
+        return coordinators_answer(self._state, coordinators)
+
     def _java_server(self, part: str, java: Java) -> Server:
         classpath = [self._cache.location(jar) for jar in self._cache.jars(part)]
 
@@ -103,48 +131,59 @@ class Launcher:
         )
 
     def _start_together(self, servers: Sequence[Server], env: Mapping[str, str] | None = None) -> None:
-        running: list[tuple[Server, psutil.Process, float]] = []
-        for server in servers:
-            began = time.monotonic()
-            server.prepare()
-            self.started.append(server.name)
-            process = processes.spawn(
-                server.command(),
-                home=self._home.path,
-                part=server.name,
-                output=_output(server),
-                env=env,
-            )
-            running.append((server, process, began))
-        for server, process, began in running:
-            self._wait(server, process)
-            self._report(f"{server.name} answers after {time.monotonic() - began:.1f} s")
+        launched = [self._launch(server, env) for server in servers]
+        for each in launched:
+            _wait(each)
+            self._report(f"{each.server.name} answers after {time.monotonic() - each.began:.1f} s")
 
-    def _wait(self, server: Server, process: psutil.Process) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while not server.answers():
-            if not processes.is_alive(process):
-                raise _failure(server, "ended while it was starting")
-            if time.monotonic() > deadline:
-                raise _failure(server, f"does not answer after {START_SECONDS:.0f} s")
-            time.sleep(_POLL_SECONDS)
+    def _launch(self, server: Server, env: Mapping[str, str] | None) -> _Launched:
+        began = time.monotonic()
+        server.prepare()
+        logs = (server.log, server.log.with_suffix(".out"))
+        read_from = {path: path.stat().st_size if path.exists() else 0 for path in logs}
+        self.started.append(server.name)
+        process = processes.spawn(server.command(), home=self._home.path, part=server.name, output=logs[1], env=env)
+        return _Launched(server, process, began, read_from)
 
 
-def _output(server: Server) -> Path:
-    return server.log.with_suffix(".out")
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A server that was started; ``read_from`` is where its logs ended before."""
+
+    server: Server
+    process: psutil.Process
+    began: float
+    read_from: Mapping[Path, int]
+
+    def said(self) -> list[str]:
+        """The lines that it has logged and printed since."""
+        lines: list[str] = []
+        for path, start in self.read_from.items():
+            if path.exists():
+                with open(path, "rb") as file:
+                    size = path.stat().st_size
+                    # A log that has become shorter was begun anew; of a long one the end says enough.
+                    file.seek(max(start if start <= size else 0, size - 100_000))
+                    lines += file.read().decode(errors="replace").splitlines()
+        return lines
 
 
-def _failure(server: Server, what: str) -> EnvironmentProblem:
+def _wait(launched: _Launched) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        answers = launched.server.answers()
+        if not processes.is_alive(launched.process):
+            raise _failure(launched, "ended while it was starting")
+        if answers:
+            return
+        if time.monotonic() > deadline:
+            raise _failure(launched, f"does not answer after {START_SECONDS:.0f} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def _failure(launched: _Launched, what: str) -> EnvironmentProblem:
     """Name the server, its own words on the matter, and where the rest of them stand."""
-    logs = [path for path in (server.log, _output(server)) if path.exists()]
-    lines = [line for path in logs for line in _last_lines(path)]
-    told = [line.strip() for line in lines if _TROUBLE.search(line)] or [line.strip() for line in lines if line.strip()]
-    words = f": {told[-1][:300]}" if told else ""
-    error = PortLost if any(_ADDRESS_IN_USE.search(line) for line in lines) else EnvironmentProblem
-    return error(f"{server.name} {what}{words}; more in {server.log.parent}")
-
-
-def _last_lines(path: Path, count: int = 60) -> list[str]:
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - 100_000))
-        return file.read().decode(errors="replace").splitlines()[-count:]
+    said = launched.said()
+    error = PortLost if any(_ADDRESS_IN_USE.search(line) for line in said) else EnvironmentProblem
+    server = launched.server
+    return error(f"{server.name} {what}: {telling_line(said)}; more in {server.log.parent}")

@@ -55,6 +55,19 @@ def spawn(
     return psutil.Process(child.pid)
 
 
+def run(command: Sequence[str], *, home: Path, part: str, output: Path, timeout_seconds: float) -> int | None:
+    """Run a process that ends by itself, and return its exit code; ``None`` if it was killed for taking too long.
+
+    It carries the mark like a daemon, so that it is found if this process is killed while waiting.
+    """
+    process = spawn(command, home=home, part=part, output=output)
+    try:
+        _wait([process], timeout_seconds)
+        return exit_code(process.pid)
+    finally:
+        kill([process])
+
+
 def reap() -> None:
     """Collect children that have ended; one that was not collected would still have an id."""
     for pid, child in list(_children.items()):
@@ -76,7 +89,7 @@ def find(home: Path) -> dict[str, list[psutil.Process]]:
     found: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         try:
-            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+            if process.pid == os.getpid():
                 continue
             mark = process.environ().get(MARK, "")
         except (psutil.Error, OSError):
@@ -129,9 +142,14 @@ def _wait(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Pr
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether this very process (not a later one with its id) still runs."""
+    """Whether this very process (not a later one with its id) still runs, with any of its threads."""
     reap()
+    if process.pid in _children:
+        return True
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        if not process.is_running():
+            return False
+        # A process whose first thread has ended looks like a zombie while its other threads still hold its ports.
+        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
     except psutil.NoSuchProcess:
         return False

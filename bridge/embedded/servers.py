@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from bridge.embedded import probes
+from bridge.embedded import probes, processes
 from bridge.embedded.java import ClassArchive, Jvm
 from bridge.embedded.ports import LOOPBACK
 from bridge.embedded.state import Home, State
@@ -23,6 +23,10 @@ COORDINATOR_PREFIX: Final = "coordinator-"
 JAR_SETS: Final = (KAFKA, ZOOKEEPER)
 
 _NODE_ID = 1
+_FORMAT = "kafka-format"
+_FORMAT_SECONDS = 60.0
+_STACK_FRAME = re.compile(r"\s+at |\s+\.\.\. \d+ more")
+_TROUBLE = re.compile(r"\bERROR\b|\bFATAL\b|Exception|[Ee]rror:|No module named")
 _RESOURCES = Path(__file__).parent
 
 
@@ -84,29 +88,28 @@ class KafkaServer:
         leaves nothing that looks formatted.
         """
         fresh = self.data.with_name("data.new")
+        # Of a start that was killed.
+        processes.kill(processes.find(self.home.path).get(_FORMAT, []))
         for leftover in (fresh, self.data):
             shutil.rmtree(leftover, ignore_errors=True)
         properties = self.home.of(KAFKA) / "format.properties"
         _write_properties(properties, self._properties(fresh))
-        options = [*self._log_options(self.home.logs / "kafka-format.log"), *self.archive.use()]
-        result = subprocess.run(
-            self.jvm.command(
-                "kafka.tools.StorageTool",
-                "format",
-                "--cluster-id",
-                self.state.kafka_cluster_id,
-                "--config",
-                str(properties),
-                options=options,
-            ),
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            check=False,
+        options = [*self._log_options(self.home.logs / f"{_FORMAT}.log"), *self.archive.use()]
+        output = self.home.logs / f"{_FORMAT}.out"
+        output.unlink(missing_ok=True)
+        command = self.jvm.command(
+            "kafka.tools.StorageTool",
+            "format",
+            "--cluster-id",
+            self.state.kafka_cluster_id,
+            "--config",
+            str(properties),
+            options=options,
         )
-        if result.returncode != 0:
-            said = (result.stderr.strip() or result.stdout.strip()).splitlines() or ["it said nothing"]
-            raise EnvironmentProblem(f"Kafka's storage at {fresh} cannot be formatted: {said[-1]}")
+        code = processes.run(command, home=self.home.path, part=_FORMAT, output=output, timeout_seconds=_FORMAT_SECONDS)
+        if code != 0:
+            said = telling_line(output.read_text(encoding="utf-8", errors="replace").splitlines())
+            raise EnvironmentProblem(f"kafka's storage at {fresh} cannot be formatted: {said}")
         properties.unlink()
         fresh.rename(self.data)
 
@@ -156,8 +159,7 @@ class KafkaServer:
         return self.jvm.command("kafka.Kafka", str(self._properties_file), options=options)
 
     def answers(self) -> bool:
-        # The id, too: another Kafka may have come to listen on this port.
-        return probes.kafka_cluster_id(self.state.bootstrap_servers) == self.state.kafka_cluster_id
+        return kafka_answers(self.state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +215,7 @@ class ZooKeeperServer:
         )
 
     def answers(self) -> bool:
-        return probes.zookeeper_mode(self.state.zookeeper) is not None
+        return zookeeper_answers(self.state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +250,29 @@ class CoordinatorDaemon:
     def answers(self) -> bool:
         registered = probes.registered_coordinators(self.state.zookeeper)
         return registered is not None and len(registered - self.before) >= self.expected
+
+
+def kafka_answers(state: State) -> bool:
+    """Whether the broker of this cluster answers: another one may have come to listen on its port."""
+    return probes.kafka_cluster_id(state.bootstrap_servers) == state.kafka_cluster_id
+
+
+def zookeeper_answers(state: State) -> bool:
+    """Whether ZooKeeper serves."""
+    return probes.zookeeper_mode(state.zookeeper) is not None
+
+
+def coordinators_answer(state: State, count: int) -> bool:
+    """Whether at least as many coordinators are registered; which of them, only they know."""
+    registered = probes.registered_coordinators(state.zookeeper)
+    return registered is not None and len(registered) >= count
+
+
+def telling_line(lines: Sequence[str]) -> str:
+    """The line of a server's output that most likely says what is wrong: the last that names an error, or the last."""
+    said = [line.strip() for line in lines if line.strip() and not _STACK_FRAME.match(line)]
+    troubles = [line for line in said if _TROUBLE.search(line)]
+    return (troubles or said or ["it says nothing"])[-1][:300]
 
 
 def _write_properties(path: Path, properties: Mapping[str, object]) -> None:

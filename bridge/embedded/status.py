@@ -9,7 +9,14 @@ import psutil
 
 from bridge.embedded import probes, processes
 from bridge.embedded.cluster import coordinators_of
-from bridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
+from bridge.embedded.servers import (
+    COORDINATOR_PREFIX,
+    KAFKA,
+    ZOOKEEPER,
+    coordinators_answer,
+    kafka_answers,
+    zookeeper_answers,
+)
 from bridge.embedded.state import Home, State
 
 RUNNING = "running"
@@ -56,19 +63,18 @@ def embedded_status(home: Home) -> ClusterStatus:
         return ClusterStatus(bootstrap_servers=None, zookeeper=None, parts=(), home=str(home.path))
     running = processes.find(home.path)
     alive = coordinators_of(running)
-    registered = probes.registered_coordinators(state.zookeeper) if alive and ZOOKEEPER in running else None
-    # Which process has registered under which name only the coordinators know, so all of them or none.
-    everyone = registered is not None and len(registered) >= len(alive)
     answers: dict[str, Callable[[], bool]] = {
-        KAFKA: lambda: probes.kafka_cluster_id(state.bootstrap_servers) == state.kafka_cluster_id,
-        ZOOKEEPER: lambda: probes.zookeeper_mode(state.zookeeper) is not None,
+        KAFKA: lambda: kafka_answers(state),
+        ZOOKEEPER: lambda: zookeeper_answers(state),
     }
+    # All coordinators or none: which of them has registered under which name only they know.
+    registered = bool(alive) and ZOOKEEPER in running and coordinators_answer(state, len(alive))
     addresses = {KAFKA: state.bootstrap_servers, ZOOKEEPER: state.zookeeper}
     expected = [f"{COORDINATOR_PREFIX}{number + 1}" for number in range(state.coordinators)]
     parts = [
         PartStatus(
             part=name,
-            state=_state_of(running.get(name), state, answers.get(name, lambda: everyone)),
+            state=_state_of(running.get(name), state, answers.get(name, lambda: registered)),
             pid=running[name][0].pid if name in running else None,
             address=addresses.get(name),
             log=str(home.logs / f"{name}.log"),

@@ -1,0 +1,57 @@
+"""Plain Kafka operations that many tests need; none of them knows rollbridge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+
+def create_topic(servers: str, topic: str, partitions: int = 1) -> None:
+    """Create a topic and return when that is done."""
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+
+
+def produce(servers: str, topic: str, values: Sequence[bytes]) -> None:
+    """Write values to partition 0 and return when all are acknowledged."""
+    failures: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            failures.append(error)
+
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
+    for value in values:
+        producer.produce(topic, value, partition=0, on_delivery=delivered)
+    assert producer.flush(60) == 0
+    assert not failures
+
+
+def read_all(servers: str, partition: TopicPartition) -> list[bytes | None]:
+    """Everything that a ``read_committed`` consumer can see of a partition now."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "read-all",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)])
+        values: list[bytes | None] = []
+        while True:
+            message = consumer.poll(30)
+            assert message is not None, f"{partition.topic} neither gave a record nor ended"
+            error = message.error()
+            if error is None:
+                values.append(message.value())
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return values
+            else:
+                assert error.retriable(), error
+    finally:
+        consumer.close()

@@ -1,0 +1,166 @@
+"""``EmbeddedCluster``: real servers that take faults, keep their data over restarts and leave nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from kazoo.client import KazooClient
+
+from bridge.embedded import CRASH_VARIABLE, EmbeddedCluster, probes, processes
+from bridge.errors import EnvironmentProblem, NotFoundError
+from integration_tests.kafka_tools import create_topic, produce, read_all
+
+HOLDER = """
+import sys
+from bridge.embedded import EmbeddedCluster
+cluster = EmbeddedCluster().start()
+print(cluster.home, flush=True)
+sys.stdin.read()
+"""
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.02)
+
+
+def listening_addresses(pid: int) -> set[str]:
+    return {
+        connection.laddr.ip
+        for connection in psutil.Process(pid).net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def pid_of(cluster: EmbeddedCluster, part: str) -> int:
+    (process,) = processes.find(cluster.home)[part]
+    return process.pid
+
+
+def test_both_servers_answer_under_their_addresses(cluster: EmbeddedCluster) -> None:
+    assert probes.kafka_cluster_id(cluster.bootstrap_servers) == cluster.kafka_cluster_id
+    assert probes.zookeeper_mode(cluster.zookeeper) == "standalone"
+    assert probes.registered_coordinators(cluster.zookeeper) is not None
+
+
+def test_nobody_else_can_reach_them(cluster: EmbeddedCluster) -> None:
+    for part in ("kafka", "zookeeper"):
+        assert {ip.removeprefix("::ffff:") for ip in listening_addresses(pid_of(cluster, part))} == {"127.0.0.1"}
+
+
+def test_topics_do_not_come_into_being_by_themselves(cluster: EmbeddedCluster, topic_prefix: str) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin.list_topics(topic_prefix, timeout=10)
+    assert topic_prefix not in admin.list_topics(timeout=10).topics
+
+
+@pytest.mark.parametrize("how", ["gracefully", "killed", "dead before"])
+def test_kafka_comes_back_with_its_data_under_its_address(
+    cluster: EmbeddedCluster, topic_prefix: str, how: str
+) -> None:
+    create_topic(cluster.bootstrap_servers, topic_prefix)
+    produce(cluster.bootstrap_servers, topic_prefix, [b"1", b"2"])
+    address, pid = cluster.bootstrap_servers, pid_of(cluster, "kafka")
+    if how == "dead before":
+        cluster.kill("kafka")
+        assert "kafka" not in processes.find(cluster.home)
+        assert probes.kafka_cluster_id(address) is None
+    cluster.restart("kafka", gracefully=how == "gracefully")
+    assert cluster.bootstrap_servers == address
+    assert pid_of(cluster, "kafka") != pid
+    produce(cluster.bootstrap_servers, topic_prefix, [b"3"])
+    assert read_all(cluster.bootstrap_servers, TopicPartition(topic_prefix, 0)) == [b"1", b"2", b"3"]
+
+
+def test_zookeeper_comes_back_with_its_data_after_a_kill(
+    cluster: EmbeddedCluster, unique_name: Callable[[str], str]
+) -> None:
+    path = f"/{unique_name('node')}"
+    client = KazooClient(cluster.zookeeper)
+    client.start()
+    client.create(path, b"kept")
+    client.stop()
+    client.close()
+    cluster.kill("zookeeper")
+    assert probes.zookeeper_mode(cluster.zookeeper) is None
+    cluster.restart("zookeeper")
+    client = KazooClient(cluster.zookeeper)
+    client.start()
+    assert client.get(path)[0] == b"kept"
+    client.stop()
+    client.close()
+
+
+def test_a_paused_part_keeps_its_connections_and_does_not_answer(cluster: EmbeddedCluster) -> None:
+    with cluster.paused("zookeeper"):
+        assert probes.accepts(cluster.zookeeper)
+        assert probes.zookeeper_mode(cluster.zookeeper) is None
+    assert probes.zookeeper_mode(cluster.zookeeper) == "standalone"
+
+
+def test_faults_for_a_part_that_does_not_run_are_refused(cluster: EmbeddedCluster) -> None:
+    with pytest.raises(NotFoundError, match="coordinator-9 does not run"):
+        cluster.kill("coordinator-9")
+
+
+def test_coordinators_come_and_go(cluster: EmbeddedCluster) -> None:
+    first = cluster.start_coordinator()
+    second = cluster.start_coordinator(env={"ROLLBRIDGE_TEST_MARK": "x"})
+    assert first.name != second.name
+    assert first.alive
+    assert psutil.Process(second.pid).environ()["ROLLBRIDGE_TEST_MARK"] == "x"
+    assert CRASH_VARIABLE not in psutil.Process(second.pid).environ()
+    registered = probes.registered_coordinators(cluster.zookeeper)
+    assert registered is not None
+    assert len(registered) >= 2
+    cluster.kill_coordinator(first)
+    assert first.wait_exit(10) == -signal.SIGKILL
+    assert [first.alive, second.alive] == [False, True]
+    cluster.restart(second.name)
+    assert [first.alive, second.alive] == [False, False]
+    assert psutil.Process(pid_of(cluster, second.name)).environ()["ROLLBRIDGE_TEST_MARK"] == "x"
+    cluster.kill(second.name)
+
+
+def test_a_cluster_leaves_nothing_behind() -> None:
+    with EmbeddedCluster(kafka_settings={"log.retention.hours": "1"}) as own:
+        home = own.home
+        assert set(processes.find(home)) == {"kafka", "zookeeper"}
+        assert "log.retention.hours=1\n" in (home / "kafka" / "server.properties").read_text()
+    assert processes.find(home) == {}
+    assert not home.exists()
+    with pytest.raises(EnvironmentProblem, match="not started"):
+        own.bootstrap_servers  # noqa: B018 - reading it is the test
+    own.stop()
+
+
+def test_a_cluster_that_cannot_start_leaves_nothing_and_shows_its_logs() -> None:
+    broken = EmbeddedCluster(kafka_settings={"num.io.threads": "none"})
+    with pytest.raises(EnvironmentProblem, match=r"kafka.*num\.io\.threads") as caught:
+        broken.start()
+    assert any("zookeeper.log" in note for note in caught.value.__notes__)
+    (home,) = {Path(word) for word in str(caught.value).split() if "rollbridge-" in word}
+    assert processes.find(home.parent) == {}
+    assert not home.parent.exists()
+
+
+def test_a_killed_test_run_takes_its_cluster_with_it() -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    with holder, holder.stdin, holder.stdout:
+        home = Path(holder.stdout.readline().strip())
+        assert set(processes.find(home)) == {"kafka", "zookeeper"}
+        holder.kill()
+    eventually(lambda: not processes.find(home) and not home.exists())
