@@ -55,7 +55,7 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
             ),
             Row(
                 name="bulk-write-batch",
-                title="the same, `write_all()` against the faster of that and `produce_batch()`, which cannot carry headers",
+                title="the same, `write_all()` against the faster of `produce()` and `produce_batch()` (no headers)",
                 metric="written_per_s",
                 unit="records/s",
                 better=Better.MORE,
