@@ -136,7 +136,8 @@ class Transaction(Writing):
                 self.commit()
             return
         try:
-            self.abort(reason=f"{type(error).__name__}: {error}", timeout=ABORT_ON_ERROR_S)
+            patience = min(ABORT_ON_ERROR_S, self._runtime.commit_timeout_s)
+            self.abort(reason=f"{type(error).__name__}: {error}", timeout=patience)
         except RollbridgeError as second:
             logger.warning("transaction %s was not seen to abort after an exception: %s", self.id, second)
 

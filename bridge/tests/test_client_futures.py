@@ -1,0 +1,273 @@
+"""Futures: all of a transaction's resolve, or fail, together, from its one control record."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.client.frame_writer import FrameLimits, PartWriter
+from bridge.client.futures import Completion, WriteFuture
+from bridge.client.results import CommitResult, PartHandle, Piece, find_ends
+from bridge.client.routing import Route
+from bridge.errors import (
+    IncompleteError,
+    OutcomeUnknown,
+    RollbridgeError,
+    TransactionAborted,
+    TransactionClosed,
+    TransactionCommitted,
+    TransactionExpired,
+)
+from bridge.model.control import EXPIRED, ControlKind, ControlRecord, Placement, Run
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId, TransactionId, local_sequence
+from bridge.model.keyspace import even_ranges
+from bridge.model.names import GroupName, StreamName
+from bridge.model.records import StreamConfig
+from bridge.model.sequence import DLSN
+
+ID = TransactionId.of(1, 7)
+ORDERS = "sales/orders"
+
+
+def control(kind: ControlKind, *, reason: str = "", placement: Placement | None = None) -> bytes:
+    return ControlRecord(
+        transaction=ID,
+        kind=kind,
+        client_name="c",
+        begun_ms=0,
+        decided_ms=0,
+        controller_epoch=1,
+        reason=reason,
+        placement=placement or {},
+    ).encode_value()
+
+
+def writer(completion: Completion, *, part: int = 0, segments: int = 1) -> PartWriter:
+    config = StreamConfig(name=StreamName.parse(ORDERS), group=GroupName("sales"), created_ms=0, buffer_topic_id="")
+    route = Route.of(config, EpochHistory.create(even_ranges(segments), 0).active)
+    return PartWriter(completion, part, [route], FrameLimits(), lambda place, key, value: None)
+
+
+def write(target: PartWriter, count: int) -> list[WriteFuture]:
+    return [target.write(ORDERS, b"k", b"v", (), None) for _ in range(count)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=12),
+    st.integers(0, 2),
+)
+def test_a_record_stands_where_the_runs_of_its_part_say(runs: list[tuple[int, int, int]], part: int) -> None:
+    """The slow and obvious way: list every offset of the part, then take the k-th."""
+    placed: list[Run] = []
+    offset = 100
+    for owner, count, gap in runs:
+        offset += gap
+        placed.append(Run(owner, offset, count))
+        offset += count
+    expected = [run.base_offset + index for run in placed if run.part == part for index in range(run.count)]
+    segment = SegmentId.of(0, 5)
+    completion = Completion(ID.bytes)
+    futures = write(writer(completion, part=part), len(expected))
+    completion.settle(control(ControlKind.COMMIT, placement={ORDERS: {segment: placed}}), 3)
+    assert [future.result(0) for future in futures] == [
+        DLSN.of(segment, offset, local_sequence(part, count)) for count, offset in enumerate(expected)
+    ]
+
+
+def test_records_find_the_segment_with_their_number_whatever_its_epoch() -> None:
+    completion = Completion(ID.bytes)
+    target = writer(completion, segments=2)
+    futures = {key: target.write(ORDERS, key, b"v", (), None) for key in (b"a", b"b", b"c", b"d")}
+    by_segment = {0: SegmentId.of(0, 8), 1: SegmentId.of(1, 8)}
+    counts = {piece.segment: piece.records for piece in target.pieces()}
+    assert len(counts) == 2, "the keys were chosen to go to both segments"
+    runs = {by_segment[number]: [Run(0, 10 * (number + 1), count)] for number, count in counts.items()}
+    completion.settle(control(ControlKind.COMMIT, placement={ORDERS: runs}), 0)
+    for future in futures.values():
+        assert future.result().segment == by_segment[future.slot.number]
+        assert future.result().local_sequence == future.local_sequence == future.count
+
+
+def test_nothing_is_known_before_the_outcome() -> None:
+    future = write(writer(Completion(ID.bytes)), 1)[0]
+    assert not future.done()
+    assert future.running()
+    assert not future.cancel()
+    assert not future.cancelled()
+    with pytest.raises(TimeoutError):
+        future.result(0.01)
+    with pytest.raises(TimeoutError):
+        future.exception(0.01)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (control(ControlKind.ABORT, reason="client"), TransactionAborted, "client"),
+        (control(ControlKind.ABORT, reason=EXPIRED), TransactionExpired, "lease"),
+    ],
+)
+def test_all_futures_fail_together(value: bytes, error: type[RollbridgeError], text: str) -> None:
+    completion = Completion(ID.bytes)
+    futures = write(writer(completion), 5)
+    completion.settle(value, 0)
+    for future in futures:
+        assert future.done()
+        with pytest.raises(error, match=text):
+            future.result()
+        assert isinstance(future.exception(), error)
+
+
+def test_each_raise_is_of_an_error_of_its_own() -> None:
+    completion = Completion(ID.bytes)
+    completion.settle(control(ControlKind.ABORT, reason="x"), 0)
+    assert completion.error() is not completion.error()
+
+
+def test_the_log_has_the_last_word_about_a_failed_send() -> None:
+    completion = Completion(ID.bytes)
+    completion.failure = OSError("gone")
+    completion.fail()
+    assert isinstance(completion.error(), IncompleteError)
+    completion.settle(control(ControlKind.ABORT, reason="incomplete: gone"), 0)
+    assert isinstance(completion.error(), IncompleteError)
+    committed = Completion(ID.bytes)
+    committed.failure = OSError("the commit's acknowledgement was lost")
+    committed.settle(control(ControlKind.COMMIT), 0)
+    assert committed.error() is None
+
+
+def test_a_record_of_a_part_that_the_commit_left_out_says_so() -> None:
+    completion = Completion(ID.bytes)
+    future = write(writer(completion, part=2), 1)[0]
+    completion.settle(control(ControlKind.COMMIT, placement={ORDERS: {SegmentId.of(0, 0): [Run(0, 0, 5)]}}), 0)
+    with pytest.raises(TransactionCommitted):
+        future.result()
+
+
+def test_an_outcome_that_will_not_be_learned_is_unknown() -> None:
+    completion = Completion(ID.bytes)
+    future = write(writer(completion), 1)[0]
+    completion.give_up("closed")
+    with pytest.raises(OutcomeUnknown, match="closed") as unknown:
+        future.result()
+    assert unknown.value.transaction == str(ID)
+
+
+def test_giving_up_changes_no_outcome() -> None:
+    completion = Completion(ID.bytes)
+    completion.settle(control(ControlKind.COMMIT), 0)
+    completion.give_up("closed")
+    assert completion.error() is None
+
+
+def test_refusals_name_what_happened() -> None:
+    completion = Completion(ID.bytes)
+    assert type(completion.refusal()) is TransactionClosed
+    completion.settle(control(ControlKind.COMMIT), 0)
+    assert isinstance(completion.refusal(), TransactionCommitted)
+    aborted = Completion(ID.bytes)
+    aborted.settle(control(ControlKind.ABORT, reason="x"), 0)
+    assert isinstance(aborted.refusal(), TransactionAborted)
+
+
+def test_callbacks_are_called_once_with_the_future_before_or_after() -> None:
+    completion = Completion(ID.bytes)
+    early, late = write(writer(completion), 2)
+    called: list[WriteFuture] = []
+    early.add_done_callback(called.append)
+    assert called == []
+    completion.settle(control(ControlKind.COMMIT), 0)
+    late.add_done_callback(called.append)
+    assert called == [early, late]
+
+
+def test_a_callback_that_fails_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    completion = Completion(ID.bytes)
+    future = write(writer(completion), 1)[0]
+    called: list[WriteFuture] = []
+    future.add_done_callback(lambda _: 1 / 0)
+    future.add_done_callback(called.append)
+    completion.settle(control(ControlKind.COMMIT), 0)
+    assert called == [future]
+    assert "callback" in caplog.text
+
+
+def test_many_threads_wait_for_one_outcome() -> None:
+    completion = Completion(ID.bytes)
+    futures = write(writer(completion), 8)
+    waiting = threading.Barrier(9)
+    results: list[DLSN] = []
+
+    def wait(future: WriteFuture) -> None:
+        waiting.wait(10)
+        results.append(future.result(10))
+
+    threads = [threading.Thread(target=wait, args=(future,)) for future in futures]
+    for thread in threads:
+        thread.start()
+    waiting.wait(10)
+    completion.settle(control(ControlKind.COMMIT, placement={ORDERS: {SegmentId.of(0, 0): [Run(0, 4, 8)]}}), 0)
+    for thread in threads:
+        thread.join(10)
+    assert sorted(result.offset for result in results) == list(range(4, 12))
+
+
+def test_a_result_is_worked_out_when_asked_for_and_only_once() -> None:
+    asked = itertools.count()
+
+    def ends() -> tuple[DLSN, DLSN]:
+        next(asked)
+        return DLSN(0, 0, 1), DLSN(0, 1, 2)
+
+    result = CommitResult(ID, 2, 9, ends)
+    assert (result.first, result.last) == (DLSN(0, 0, 1), DLSN(0, 1, 2))
+    assert next(asked) == 1
+    assert "0-0:1:0" in repr(result)
+
+
+def test_results_and_handles_survive_pickling() -> None:
+    result = CommitResult(ID, 2, 9, lambda: (DLSN(0, 0, 1), DLSN(0, 1, 2)))
+    copy = pickle.loads(pickle.dumps(result))
+    assert copy == result
+    assert hash(copy) == hash(result)
+    assert (copy.first, copy.last, copy.records, copy.position) == (result.first, result.last, 2, 9)
+    assert copy != CommitResult(ID, 2, 10, lambda: (None, None))
+    handle = PartHandle(ID, 3, (Piece(3, 0, 1, 5, 0, 4),))
+    assert pickle.loads(pickle.dumps(handle)) == handle
+    assert handle.records == 5
+    assert len(pickle.dumps(handle)) < 1_000
+
+
+def record(placement: Placement) -> ControlRecord:
+    return ControlRecord(ID, ControlKind.COMMIT, "c", 0, 0, 1, placement=placement)
+
+
+def test_the_ends_of_a_commit_span_streams_segments_and_parts() -> None:
+    placement = {
+        ORDERS: {
+            SegmentId.of(1, 4): [Run(0, 50, 2), Run(1, 52, 3), Run(0, 55, 1)],
+            SegmentId.of(0, 6): [Run(1, 0, 2)],
+        },
+        "sales/payments": {SegmentId.of(0, 9): [Run(0, 7, 1)]},
+    }
+    pieces: Iterable[Piece] = [
+        Piece(0, 0, 1, 3, first_count=1, last_count=6),
+        Piece(1, 0, 1, 3, first_count=0, last_count=4),
+        Piece(1, 0, 0, 2, first_count=2, last_count=3),
+        Piece(0, 1, 0, 1, first_count=5, last_count=5),
+    ]
+    first, last = find_ends(record(placement), {ORDERS: 0, "sales/payments": 1}, pieces)
+    assert first == DLSN(4, 1, 50, local_sequence(0, 1))
+    assert last == DLSN(9, 0, 7, local_sequence(0, 5))
+
+
+def test_an_empty_commit_has_no_ends() -> None:
+    assert find_ends(record({}), {}, []) == (None, None)

@@ -1,0 +1,434 @@
+"""What a transaction sends, in which order, and what it makes of failed sends; the brokers are played by the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from bridge.client.frame_writer import FrameLimits
+from bridge.client.futures import Completion
+from bridge.client.results import PartHandle, Piece
+from bridge.client.routing import Route
+from bridge.client.runtime import Plan, Runtime
+from bridge.client.transaction import Transaction
+from bridge.client.writing import Part
+from bridge.errors import (
+    BackpressureError,
+    IncompleteError,
+    InvalidRequestError,
+    OutcomeUnknown,
+    TransactionAborted,
+    TransactionClosed,
+    TransactionCommitted,
+    TransactionExpired,
+    UnavailableError,
+)
+from bridge.model.control import EXPIRED, ControlKind, ControlRecord
+from bridge.model.epochs import EpochHistory
+from bridge.model.frames import BeginFrame, FrameKind, decode_abort, decode_begin, decode_manifest, unpack_header
+from bridge.model.identifiers import TransactionId
+from bridge.model.keyspace import even_ranges
+from bridge.model.names import GroupName, StreamName
+from bridge.model.records import StreamConfig
+
+ORDERS, PAYMENTS = "sales/orders", "sales/payments"
+GROUP = GroupName("sales")
+
+
+@dataclass
+class Sent:
+    topic: str
+    partition: int
+    kind: FrameKind
+    value: bytes
+    delivered: Callable[[Any, Any], object]
+    soon: bool
+
+
+@dataclass
+class RecordingSender:
+    """Stands where the producer would; acknowledges when the test says so."""
+
+    sent: list[Sent] = field(default_factory=list)
+    full_after: int = 1_000_000
+    acknowledged: int = 0
+
+    def send(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Any) -> None:
+        if len(self.sent) >= self.full_after:
+            raise BackpressureError("full")
+        self._note(topic, partition, key, value, delivered, soon=False)
+
+    def send_soon(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Any) -> None:
+        self._note(topic, partition, key, value, delivered, soon=True)
+
+    def wait_until(self, reached: Callable[[], bool], timeout_s: float | None) -> bool:
+        return reached()
+
+    def _note(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Any, *, soon: bool) -> None:
+        header = unpack_header(key)
+        assert header is not None
+        self.sent.append(Sent(topic, partition, header.kind, value, delivered, soon))
+
+    def kinds(self, stream: str) -> list[FrameKind]:
+        topic = StreamName.parse(stream).buffer_topic
+        return [item.kind for item in self.sent if item.topic == topic]
+
+    def acknowledge(self, count: int | None = None, fault: object = None) -> None:
+        """Report the fate of the oldest frames that have none yet."""
+        end = len(self.sent) if count is None else self.acknowledged + count
+        for item in self.sent[self.acknowledged : end]:
+            self.acknowledged += 1
+            item.delivered(fault, None)
+
+
+@dataclass
+class Waiting:
+    waiting: dict[bytes, Completion] = field(default_factory=dict)
+
+
+@dataclass
+class Bench:
+    """A client without a cluster."""
+
+    sender: RecordingSender = field(default_factory=RecordingSender)
+    outcomes: Waiting = field(default_factory=Waiting)
+    plan: Plan = field(init=False)
+    runtime: Runtime = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.use(ORDERS, PAYMENTS)
+        self.runtime = Runtime(
+            self.sender,  # type: ignore[arg-type]
+            self.outcomes,  # type: ignore[arg-type]
+            FrameLimits(),
+            0.01,
+            lambda group: f"nobody leads {group}",
+        )
+
+    def use(self, *streams: str, partitions: int = 4) -> None:
+        history = EpochHistory.create(even_ranges(1), 0)
+        routes = tuple(
+            Route.of(
+                StreamConfig(
+                    name=StreamName.parse(stream),
+                    group=GROUP,
+                    buffer_partitions=partitions,
+                    created_ms=0,
+                    buffer_topic_id="",
+                ),
+                history.active,
+            )
+            for stream in streams
+        )
+        begin = BeginFrame("loader", 0, "a label", 1_000, dict.fromkeys(streams, 0))
+        self.plan = Plan(GROUP, begin, routes, 0)
+
+    def begin(self, counter: int = 6) -> Transaction:
+        return Transaction(self.runtime, self.plan, counter)
+
+    def settle(self, transaction: Transaction, kind: ControlKind, reason: str = "", offset: int = 5) -> None:
+        record = ControlRecord(transaction.id, kind, "loader", 0, 0, 1, reason=reason)
+        self.outcomes.waiting.pop(transaction.id.bytes).settle(record.encode_value(), offset)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_begin_sends_the_same_frame_to_every_stream_and_waits_for_none(bench: Bench) -> None:
+    transaction = bench.begin(counter=6)
+    assert [(item.topic, item.partition, item.kind) for item in bench.sender.sent] == [
+        ("sales.orders.transaction-buffer", 2, FrameKind.BEGIN),
+        ("sales.payments.transaction-buffer", 2, FrameKind.BEGIN),
+    ]
+    values = {item.value for item in bench.sender.sent}
+    assert len(values) == 1
+    begin = decode_begin(values.pop())
+    assert (begin.client_name, begin.label, begin.lease_ms) == ("loader", "a label", 1_000)
+    assert begin.streams == {ORDERS: 0, PAYMENTS: 0}
+    assert transaction.id == TransactionId.of(0, 6)
+    assert transaction.id.bytes in bench.outcomes.waiting
+
+
+def test_one_stream_needs_no_acknowledgement_before_the_commit(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    transaction.write(ORDERS, key=b"k", value=b"v")
+    transaction.commit_async()
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.DATA, FrameKind.COMMIT]
+    assert decode_manifest(bench.sender.sent[-1].value).pieces == {(0, 0, 0): 1}
+
+
+def test_the_commit_waits_for_the_buffers_of_other_streams(bench: Bench) -> None:
+    transaction = bench.begin()
+    transaction.write(ORDERS, key=b"k", value=b"v")
+    transaction.write(PAYMENTS, key=b"k", value=b"v")
+    transaction.commit_async()
+    assert FrameKind.COMMIT not in bench.sender.kinds(ORDERS)
+    bench.sender.acknowledge(3)
+    assert FrameKind.COMMIT not in bench.sender.kinds(ORDERS), "a frame of payments is still on its way"
+    bench.sender.acknowledge(1)
+    assert bench.sender.kinds(ORDERS)[-1] is FrameKind.COMMIT
+    assert FrameKind.COMMIT not in bench.sender.kinds(PAYMENTS)
+    assert decode_manifest(bench.sender.sent[-1].value).pieces == {(0, 0, 0): 1, (0, 1, 0): 1}
+
+
+def test_the_commit_goes_at_once_if_the_others_have_everything(bench: Bench) -> None:
+    transaction = bench.begin()
+    bench.sender.acknowledge()
+    transaction.write(ORDERS, key=b"k", value=b"v")
+    transaction.commit_async()
+    assert bench.sender.kinds(ORDERS)[-1] is FrameKind.COMMIT
+    assert not bench.sender.sent[-1].soon
+
+
+def test_a_commit_asked_for_twice_is_sent_once_and_answered_twice(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    first, second = transaction.commit_async(), transaction.commit_async()
+    assert bench.sender.kinds(ORDERS).count(FrameKind.COMMIT) == 1
+    bench.settle(transaction, ControlKind.COMMIT)
+    assert first.result(0) == second.result(0) == transaction.commit()
+    assert (first.result().records, first.result().first, first.result().position) == (0, None, 5)
+
+
+def test_a_frame_refused_before_the_commit_makes_it_incomplete(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    future = transaction.write(ORDERS, key=b"k", value=b"v")
+    bench.sender.acknowledge(fault="no such topic")
+    with pytest.raises(IncompleteError, match="no such topic"):
+        transaction.commit()
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.ABORT]
+    assert isinstance(future.exception(0), IncompleteError)
+    with pytest.raises(IncompleteError):
+        transaction.write(ORDERS, key=b"k", value=b"v")
+    bench.settle(transaction, ControlKind.ABORT, reason="incomplete: no such topic")
+    with pytest.raises(IncompleteError):
+        transaction.commit()
+    transaction.abort()
+
+
+def test_a_frame_of_another_stream_refused_after_the_commit_was_asked_for_aborts(bench: Bench) -> None:
+    transaction = bench.begin()
+    transaction.write(PAYMENTS, key=b"k", value=b"v")
+    future = transaction.commit_async()
+    bench.sender.acknowledge(2)
+    bench.sender.acknowledge(1, fault="no such topic")
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.ABORT]
+    assert bench.sender.sent[-1].soon, "the delivery thread must never wait"
+    assert not future.done(), "the log has the last word"
+    bench.settle(transaction, ControlKind.ABORT, reason="incomplete")
+    with pytest.raises(IncompleteError):
+        future.result(0)
+
+
+@pytest.mark.parametrize(("kind", "committed"), [(ControlKind.COMMIT, True), (ControlKind.ABORT, False)])
+def test_after_a_refused_commit_frame_the_log_decides(bench: Bench, kind: ControlKind, committed: bool) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    bench.sender.acknowledge()
+    future = transaction.commit_async()
+    bench.sender.acknowledge(fault="not known whether it arrived")
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.COMMIT, FrameKind.ABORT]
+    bench.settle(transaction, kind, reason="" if committed else "its commit was refused")
+    if committed:
+        assert future.result(0).position == 5
+    else:
+        with pytest.raises(IncompleteError):
+            future.result(0)
+
+
+def test_no_answer_in_time_is_an_unknown_outcome_and_asking_again_waits_on(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    with pytest.raises(OutcomeUnknown, match="nobody leads sales/default") as unknown:
+        transaction.commit()
+    assert unknown.value.transaction == str(transaction.id)
+    bench.settle(transaction, ControlKind.COMMIT)
+    assert transaction.commit().records == 0
+
+
+def test_abort_drops_what_was_not_sent(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    future = transaction.write(ORDERS, key=b"k", value=b"v")
+    answer = transaction.abort_async("changed my mind")
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.ABORT]
+    assert decode_abort(bench.sender.sent[-1].value) == "changed my mind"
+    bench.settle(transaction, ControlKind.ABORT, reason="changed my mind")
+    assert answer.result(0) is None
+    transaction.abort()
+    for attempt in (transaction.commit, future.result):
+        with pytest.raises(TransactionAborted, match="changed my mind") as aborted:
+            attempt()
+        assert aborted.value.reason == "changed my mind"
+
+
+def test_the_opposite_request_names_the_outcome(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    transaction.commit_async()
+    bench.settle(transaction, ControlKind.COMMIT)
+    with pytest.raises(TransactionCommitted):
+        transaction.abort()
+    assert FrameKind.ABORT not in bench.sender.kinds(ORDERS)
+
+
+def test_abort_of_a_commit_that_ends_as_aborted_is_what_was_wanted(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    transaction.commit_async()
+    bench.settle(transaction, ControlKind.ABORT, reason="too large")
+    transaction.abort()
+
+
+@pytest.mark.parametrize("wish", ["commit_async", "abort_async"])
+def test_nothing_can_be_written_after_the_end_was_asked_for(bench: Bench, wish: str) -> None:
+    transaction = bench.begin()
+    getattr(transaction, wish)()
+    with pytest.raises(TransactionClosed):
+        transaction.write(ORDERS, key=b"k", value=b"v")
+    with pytest.raises(TransactionClosed):
+        transaction.write_all(ORDERS, [(b"k", b"v")])
+
+
+def test_an_open_transaction_learns_that_it_ended(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    transaction.write(ORDERS, key=b"k", value=b"v")
+    bench.settle(transaction, ControlKind.ABORT, reason=EXPIRED)
+    for attempt in (lambda: transaction.write(ORDERS, value=b"v"), transaction.commit):
+        with pytest.raises(TransactionExpired):
+            attempt()
+    transaction.abort()
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN], "there is nothing to ask for any more"
+
+
+def test_back_pressure_at_commit_leaves_it_open(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    transaction.write(ORDERS, key=b"k", value=b"v")
+    for full_after in (1, 2):  # the frame does not fit, then the commit does not
+        bench.sender.full_after = full_after
+        with pytest.raises(BackpressureError):
+            transaction.commit()
+    bench.sender.full_after = 10
+    transaction.write(ORDERS, key=b"k", value=b"w")
+    transaction.commit_async()
+    assert decode_manifest(bench.sender.sent[-1].value).pieces == {(0, 0, 0): 2}
+
+
+def test_a_begin_that_reaches_only_some_streams_is_taken_back(bench: Bench) -> None:
+    bench.sender.full_after = 1
+    with pytest.raises(BackpressureError):
+        bench.begin()
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.ABORT]
+    assert bench.outcomes.waiting == {}
+
+
+def test_flush_sends_what_is_open_and_waits_for_it(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    transaction.write(ORDERS, key=b"k", value=b"v")
+    with pytest.raises(UnavailableError, match="still being sent"):
+        transaction.flush()
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.DATA]
+    bench.sender.acknowledge()
+    transaction.flush()
+
+
+def test_flush_tells_of_a_refused_frame(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    bench.sender.acknowledge(fault="no such topic")
+    with pytest.raises(IncompleteError, match="no such topic"):
+        transaction.flush()
+
+
+def test_parts_are_named_in_the_manifest(bench: Bench) -> None:
+    transaction = bench.begin()
+    bench.sender.acknowledge()
+    transaction.write(ORDERS, key=b"k", value=b"v")
+    handles = [PartHandle(transaction.id, 1, (Piece(1, 1, 0, 7, 0, 6),)), PartHandle(transaction.id, 2, ())]
+    transaction.commit_async(parts=handles)
+    bench.sender.acknowledge()
+    assert decode_manifest(bench.sender.sent[-1].value).pieces == {(0, 0, 0): 1, (1, 1, 0): 7}
+
+
+def test_parts_of_another_transaction_or_named_twice_are_refused(bench: Bench) -> None:
+    transaction = bench.begin()
+    handle = PartHandle(transaction.id, 1, ())
+    foreign = PartHandle(TransactionId.of(0, 999), 1, ())
+    for parts in ([foreign], [handle, handle]):
+        with pytest.raises(InvalidRequestError):
+            transaction.commit(parts=parts)
+    assert FrameKind.COMMIT not in bench.sender.kinds(ORDERS)
+    transaction.write(ORDERS, value=b"still open")
+
+
+def test_a_part_writes_frames_of_its_own_and_ends_with_a_handle(bench: Bench) -> None:
+    bench.use(ORDERS)
+    owner = bench.begin()
+    part = Part(bench.runtime, bench.plan, owner.completion, 3)
+    part.write(ORDERS, key=b"a", value=b"v")
+    with pytest.raises(UnavailableError):
+        part.finish()
+    bench.sender.acknowledge()
+    handle = part.finish()
+    assert handle == PartHandle(owner.id, 3, (Piece(3, 0, 0, 1, 0, 0),))
+    assert part.finish() is handle
+    with pytest.raises(TransactionClosed, match="part 3"):
+        part.write(ORDERS, value=b"v")
+    owner.write(ORDERS, value=b"the owner goes on")
+
+
+def test_a_part_of_an_ended_transaction_can_not_be_finished(bench: Bench) -> None:
+    bench.use(ORDERS)
+    owner = bench.begin()
+    part = Part(bench.runtime, bench.plan, owner.completion, 3)
+    bench.settle(owner, ControlKind.ABORT, reason="x")
+    with pytest.raises(TransactionAborted):
+        part.finish()
+
+
+def test_the_end_of_a_block_commits(bench: Bench) -> None:
+    bench.use(ORDERS)
+    with pytest.raises(OutcomeUnknown), bench.begin() as transaction:
+        transaction.write(ORDERS, value=b"v")
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.DATA, FrameKind.COMMIT]
+
+
+def test_an_exception_in_a_block_is_the_reason_of_the_abort(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.use(ORDERS)
+    with pytest.raises(ZeroDivisionError), bench.begin() as transaction:
+        transaction.write(ORDERS, value=bytes(1 // 0))
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.ABORT]
+    assert decode_abort(bench.sender.sent[-1].value).startswith("ZeroDivisionError: ")
+    assert "was not seen to abort" in caplog.text, "nobody answered, and the user's own exception must come first"
+
+
+def test_a_block_that_aborted_by_itself_ends_quietly(bench: Bench) -> None:
+    bench.use(ORDERS)
+    with bench.begin() as transaction:
+        transaction.abort_async()
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.ABORT]
+
+
+def test_a_timestamp_before_1970_is_refused(bench: Bench) -> None:
+    with pytest.raises(InvalidRequestError, match="1970"):
+        bench.begin().write(ORDERS, value=b"v", timestamp_ms=-1)
+
+
+def test_what_only_an_open_transaction_needs_is_let_go(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    completion = transaction.completion
+    assert len(completion.writers) == 1
+    transaction.commit_async()
+    bench.settle(transaction, ControlKind.COMMIT)
+    assert not completion.writers

@@ -1,0 +1,34 @@
+"""The public names of the package: adding or removing one is a decision, not an accident."""
+
+from __future__ import annotations
+
+import bridge
+
+PUBLIC = {
+    "AbortFuture",
+    "Admin",
+    "Bridge",
+    "ClientOptions",
+    "CommitFuture",
+    "CommitResult",
+    "DLSN",
+    "GroupName",
+    "Part",
+    "PartHandle",
+    "SegmentId",
+    "StreamDescription",
+    "StreamName",
+    "Transaction",
+    "TransactionId",
+    "WriteFuture",
+    "connect",
+}
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(bridge.__all__) == PUBLIC
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in PUBLIC:
+        assert getattr(bridge, name).__doc__, f"bridge.{name} has no docstring"

@@ -1,0 +1,152 @@
+"""Every error class of kazoo has an answer to "did it happen?"."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from kazoo import exceptions as kazoo
+from kazoo.handlers.threading import KazooTimeoutError
+
+from bridge.errors import ConfigError, RollbridgeError, ZooKeeperUnavailable
+from bridge.model.nodes import CheckNode, CreateNode, NodeOperation, SetNode
+from bridge.zookeeper.errors import (
+    NodeExists,
+    NodeMissing,
+    NodeNotEmpty,
+    NodeVersionMismatch,
+    UnknownWriteError,
+    ZooKeeperRefused,
+    is_transient,
+    translate,
+    translate_multi,
+)
+from bridge.zookeeper.session import REQUEST_BYTES_MAX, ZooKeeperSession
+
+CLASSES = [
+    item
+    for _, item in inspect.getmembers(kazoo, inspect.isclass)
+    if issubclass(item, kazoo.KazooException) and item.__module__ == kazoo.__name__
+]
+
+# What each class means for a write. The rest is refused by the server for good.
+STATES: dict[str, type[RollbridgeError]] = {
+    "NodeExistsError": NodeExists,
+    "NotEmptyError": NodeNotEmpty,
+    "NoNodeError": NodeMissing,
+    "BadVersionError": NodeVersionMismatch,
+}
+MAY_HAVE_HAPPENED = {
+    "ConnectionLoss",
+    "ConnectionClosedError",
+    "ConnectionDropped",
+    "SessionExpiredError",
+    "SessionMovedError",
+    "OperationTimeoutError",
+    "RequestTimeoutError",
+    "CancelledError",
+    "ZookeeperStoppedError",
+}
+NOT_DONE_NOW = {"ThrottledOpError", "NewConfigNoQuorumError", "ReconfigInProcessError"}
+REFUSED = {
+    "APIError",
+    "AuthFailedError",
+    "BadArgumentsError",
+    "ConfigurationError",
+    "DataInconsistency",
+    "EphemeralOnLocalSessionError",
+    "InvalidACLError",
+    "InvalidCallbackError",
+    "KazooException",
+    "LockTimeout",
+    "MarshallingError",
+    "NoAuthError",
+    "NoChildrenForEphemeralsError",
+    "NoWatcherError",
+    "NotReadOnlyCallError",
+    "QuotaExceededError",
+    "ReconfigDisabledError",
+    "RolledBackError",
+    "RuntimeInconsistency",
+    "SASLException",
+    "SessionClosedRequireSaslError",
+    "SystemZookeeperError",
+    "UnimplementedError",
+    "UnknownSessionError",
+    "WriterNotClosedException",
+    "ZookeeperError",
+}
+
+
+def expected(name: str, *, writes: bool) -> type[RollbridgeError]:
+    if name in STATES:
+        return STATES[name]
+    if name in MAY_HAVE_HAPPENED:
+        return UnknownWriteError if writes else ZooKeeperUnavailable
+    if name in NOT_DONE_NOW:
+        return ZooKeeperUnavailable
+    assert name in REFUSED, f"kazoo has a new error, {name}: decide what it means"
+    return ZooKeeperRefused
+
+
+@pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
+@pytest.mark.parametrize("writes", [True, False])
+def test_every_error_of_the_library_is_sorted(error: type[Exception], writes: bool) -> None:
+    translated = translate(error(), "/a/b", writes=writes)
+    assert type(translated) is expected(error.__name__, writes=writes)
+    assert "/a/b" in str(translated)
+
+
+def test_our_own_time_out_leaves_a_write_unknown() -> None:
+    assert isinstance(translate(KazooTimeoutError(), "/a", writes=True), UnknownWriteError)
+    assert isinstance(translate(KazooTimeoutError(), "/a", writes=False), ZooKeeperUnavailable)
+
+
+@pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
+def test_only_what_may_pass_is_tried_again(error: type[Exception]) -> None:
+    assert is_transient(error()) == (error.__name__ in MAY_HAVE_HAPPENED | NOT_DONE_NOW)
+
+
+def test_a_multi_fails_with_the_operation_that_was_refused() -> None:
+    operations: list[NodeOperation] = [CheckNode("/a"), SetNode("/b", b""), CreateNode("/c", b"")]
+    results = [kazoo.RolledBackError(), kazoo.BadVersionError(), kazoo.RuntimeInconsistency()]
+    error = translate_multi(results, operations)
+    assert isinstance(error, NodeVersionMismatch)
+    assert error.path == "/b"
+    assert translate_multi([True, object(), "/c"], operations) is None
+    assert isinstance(translate_multi([kazoo.RolledBackError()] * 3, operations), ZooKeeperRefused)
+
+
+@pytest.mark.parametrize("hosts", ["", ":2181", "host:port", "host:0", "host:70000", "a:1,,b:2"])
+def test_malformed_addresses_are_refused(hosts: str) -> None:
+    with pytest.raises(ConfigError):
+        ZooKeeperSession(hosts)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "root", "whole"),
+    [
+        ("h:1", "/rollbridge", "/rollbridge"),
+        ("h:1/chroot", "/rollbridge", "/chroot/rollbridge"),
+        ("h:1/a/b/", "c/d/", "/a/b/c/d"),
+        ("h:1", "/", "/"),
+    ],
+)
+def test_chroot_and_root_are_one_path(hosts: str, root: str, whole: str) -> None:
+    assert ZooKeeperSession(hosts, root=root).root == whole
+
+
+def test_a_root_that_climbs_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        ZooKeeperSession("h:1", root="/a/../b")
+
+
+def test_a_write_that_zookeeper_would_drop_the_connection_over_is_not_sent() -> None:
+    session = ZooKeeperSession("h:1")
+    for attempt in (
+        lambda: session.create("/a", b"x" * (REQUEST_BYTES_MAX + 1)),
+        lambda: session.set("/a", b"x" * (REQUEST_BYTES_MAX + 1)),
+        lambda: session.multi([CreateNode("/a", b"x" * REQUEST_BYTES_MAX), SetNode("/b", b"x")]),
+    ):
+        with pytest.raises(ZooKeeperRefused, match="1 MiB"):
+            attempt()
