@@ -1,0 +1,1 @@
+"""Examples with real data and a stock Apache Spark. ``make demo`` runs :mod:`spark_examples.demo_rolling`."""

@@ -1,0 +1,144 @@
+"""Helper processes of the demo: each does one thing over and over, answers questions, and ends with its parent.
+
+Everyone in the demo's story is a process of its own, as in real life, and so that none of them waits for another one's
+Python interpreter when waits are measured.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Final, Self
+
+from bridge.errors import RollbridgeError
+
+ANSWER_SECONDS: Final = 90.0
+"""Longest that a helper may take for an answer; the longest of its steps is a commit that waits for a takeover."""
+_END_SECONDS: Final = 10.0
+_STOP: Final = "stop"
+
+
+class HelperFailed(RollbridgeError):
+    """A helper process of the demo ended early or did not answer."""
+
+    code = "demo-helper-failed"
+
+
+class Helper:
+    """The parent's side of one helper process."""
+
+    def __init__(self, name: str, main: Callable[..., None], *arguments: object) -> None:
+        """Start ``main(connection, *arguments)`` in a process of its own."""
+        self._name = name
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_run, args=(name, main, theirs, arguments), name=name, daemon=True)
+        with _interrupts_ignored():
+            self._process.start()
+        theirs.close()
+
+    def ask(self, question: str, *arguments: object, timeout_s: float = ANSWER_SECONDS) -> Any:
+        """Ask, and wait for the answer.
+
+        Raises:
+            HelperFailed: it has ended, or does not answer in time.
+        """
+        self.request(question, *arguments)
+        return self.answer(timeout_s)
+
+    def request(self, question: str, *arguments: object) -> None:
+        """Ask, and fetch the answer later with :meth:`answer`."""
+        try:
+            self._connection.send((question, arguments))
+        except OSError as exc:
+            raise HelperFailed(f"the {self._name} has ended early") from exc
+
+    def answer(self, timeout_s: float = ANSWER_SECONDS) -> Any:
+        """The answer to the oldest question that has not been answered.
+
+        Raises:
+            HelperFailed: it has ended, or does not answer in time.
+        """
+        try:
+            if not self._connection.poll(timeout_s):
+                raise HelperFailed(f"the {self._name} did not answer within {timeout_s:g} s")
+            outcome, value = self._connection.recv()
+        except (EOFError, OSError) as exc:
+            raise HelperFailed(f"the {self._name} has ended early") from exc
+        if outcome == "failed":
+            raise HelperFailed(f"the {self._name} failed: {value}")
+        return value
+
+    def stop(self) -> None:
+        """End it, gently if it listens; return when it is gone."""
+        self._connection.close()
+        self._process.join(_END_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def serve(
+    connection: Connection, answers: dict[str, Callable[..., object]], step: Callable[[], object] | None = None
+) -> None:
+    """Do a step after another, answering questions in between, until the parent hangs up.
+
+    Args:
+        connection: To the parent.
+        answers: What to call for each question.
+        step: What to do meanwhile; it must not take long. None: only answer.
+    """
+    while True:
+        try:
+            while connection.poll(None if step is None else 0):
+                question, arguments = connection.recv()
+                connection.send(("answered", answers[question](*arguments)))
+        except (EOFError, BrokenPipeError):
+            return
+        if step is not None:
+            step()
+
+
+def poll_until(condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.02) -> bool:
+    """Whether a condition came true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(interval_s)
+    return True
+
+
+def _run(name: str, main: Callable[..., None], connection: Connection, arguments: tuple[object, ...]) -> None:
+    try:
+        main(connection, *arguments)
+    except Exception as exc:
+        try:
+            connection.send(("failed", f"{type(exc).__name__}: {exc}"))
+        except OSError:
+            # The parent is gone, so nobody wants to know; this one goes, too.
+            sys.exit(f"{name}: {exc}")
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """A process started inside ignores Ctrl-C; its parent ends it in good order instead."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
