@@ -17,6 +17,7 @@ class KazooClient:
     logger: Any
     retry: KazooRetry
     last_zxid: int
+    _pending: Any
 
     def __init__(
         self,

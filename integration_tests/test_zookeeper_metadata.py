@@ -1,0 +1,268 @@
+"""Typed reads and writes of what stands in ZooKeeper, on a real one."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from bridge.embedded import EmbeddedCluster
+from bridge.errors import CoordinatorUnavailable, CorruptDataError, WrongClusterError
+from bridge.model import paths
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import TransactionId
+from bridge.model.keyspace import even_ranges, ranges_of
+from bridge.model.names import GroupName, StreamName
+from bridge.model.nodes import CreateNode, DeleteNode
+from bridge.model.records import (
+    Answer,
+    Cluster,
+    Request,
+    RequestKind,
+    StreamConfig,
+    StreamState,
+    TransactionRecord,
+    epoch_to_json,
+)
+from bridge.zookeeper.errors import UnknownWriteError
+from bridge.zookeeper.metadata import Metadata
+from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.clients import until
+
+GROUP = GroupName("sales")
+ORDERS = StreamName("sales", "orders")
+CREATE = Request(kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), created_ms=1)
+
+
+@pytest.fixture
+def metadata(cluster: EmbeddedCluster, unique_name: Callable[[str], str]) -> Iterator[Metadata]:
+    with ZooKeeperSession(cluster.zookeeper, root="/" + unique_name("metadata")) as session:
+        yield Metadata(session)
+
+
+def config_of(name: StreamName) -> StreamConfig:
+    return StreamConfig(name=name, group=GroupName(name.scope), created_ms=5, buffer_topic_id="t")
+
+
+def put_stream(metadata: Metadata, name: StreamName, history: EpochHistory) -> None:
+    metadata.session.ensure(paths.streams(name.scope))
+    metadata.session.create(paths.stream(name), config_of(name).to_json())
+    metadata.session.create(paths.epochs(name))
+    for record in history.records:
+        metadata.session.create(paths.epoch(name, record.epoch), epoch_to_json(record))
+
+
+def transaction(number: int, group: GroupName = GROUP) -> TransactionRecord:
+    return TransactionRecord(
+        id=TransactionId.of(0, number),
+        group=group,
+        state="open",
+        client_name="c",
+        begun_ms=1_000 - number,
+        lease_ms=10,
+        streams={str(ORDERS): 0},
+        controller_epoch=1,
+    )
+
+
+def test_streams_and_their_histories(metadata: Metadata) -> None:
+    assert metadata.stream(ORDERS) is None
+    assert metadata.history(ORDERS) is None
+    assert metadata.streams() == []
+    created = EpochHistory.create(even_ranges(3), 7)
+    history = created
+    for number in range(12):
+        segment = history.active.segment_numbered(number)
+        history = history.with_records(history.plan_scale([number], [segment.range], 8))
+    put_stream(metadata, ORDERS, history)
+    other = StreamName("another", "stream")
+    put_stream(metadata, other, created)
+    assert metadata.history(ORDERS) == history
+    assert metadata.stream(ORDERS) == config_of(ORDERS)
+    assert [config.name for config in metadata.streams()] == [other, ORDERS]
+    assert [config.name for config in metadata.streams("sales")] == [ORDERS]
+    assert metadata.streams("nowhere") == []
+    assert metadata.scopes() == ["another", "sales"]
+
+
+def test_a_history_is_watched_for_new_epochs_and_for_deletion(metadata: Metadata) -> None:
+    created = EpochHistory.create(even_ranges(1), 7)
+    changed = threading.Event()
+    assert metadata.history(ORDERS, changed.set) is None
+    put_stream(metadata, ORDERS, created)
+    assert changed.wait(20)
+    grown = threading.Event()
+    metadata.history(ORDERS, grown.set)
+    record = created.plan_scale([0], ranges_of([(0.0, 0.5), (0.5, 1.0)]), 9)
+    metadata.session.create(paths.epoch(ORDERS, 1), epoch_to_json(record))
+    assert grown.wait(20)
+    gone = threading.Event()
+    assert metadata.history(ORDERS, gone.set) == created.with_records(record)
+    metadata.session.multi(
+        [
+            DeleteNode(paths.epoch(ORDERS, 0)),
+            DeleteNode(paths.epoch(ORDERS, 1)),
+            DeleteNode(paths.epochs(ORDERS)),
+            DeleteNode(paths.stream(ORDERS)),
+        ]
+    )
+    assert gone.wait(20)
+    assert metadata.history(ORDERS) is None
+
+
+def test_a_corrupt_node_is_said_to_be_corrupt(metadata: Metadata) -> None:
+    metadata.session.create(paths.stream(ORDERS), b"{", parents=True)
+    with pytest.raises(CorruptDataError):
+        metadata.stream(ORDERS)
+    metadata.session.create(paths.TRANSACTION_COUNTER, b"many", parents=True)
+    with pytest.raises(CorruptDataError, match="counters"):
+        metadata.reserve_counters(1)
+
+
+def test_a_path_belongs_to_the_cluster_that_used_it_first(metadata: Metadata) -> None:
+    assert metadata.cluster() is None
+    first = metadata.claim_cluster("cluster-a", 5)
+    assert first == Cluster("cluster-a", 5)
+    assert metadata.claim_cluster("cluster-a", 6) == first
+    with pytest.raises(WrongClusterError) as refused:
+        metadata.claim_cluster("cluster-b")
+    for named in ("cluster-a", "cluster-b", metadata.session.root):
+        assert named in str(refused.value)
+    assert metadata.cluster() == first
+
+
+def test_a_path_that_only_exists_is_claimed(metadata: Metadata) -> None:
+    metadata.session.ensure("/scopes")
+    assert metadata.cluster() is None
+    assert metadata.claim_cluster("cluster-a", 5).kafka_cluster_id == "cluster-a"
+
+
+def test_a_newer_layout_is_refused(metadata: Metadata) -> None:
+    metadata.session.create("/", replace(Cluster("cluster-a", 1), format=99).to_json(), parents=True)
+    with pytest.raises(WrongClusterError, match="99"):
+        metadata.claim_cluster("cluster-a")
+
+
+def test_counters_are_never_given_out_twice(metadata: Metadata) -> None:
+    assert metadata.reserve_counters(10) == range(1, 11)
+    blocks: list[range] = []
+    threads = [
+        threading.Thread(target=lambda: blocks.extend(metadata.reserve_counters(7) for _ in range(10)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    numbers = list(itertools.chain.from_iterable(blocks))
+    assert sorted(numbers) == list(range(11, 11 + 280))
+
+
+def test_a_group_is_created_whole_whatever_was_there(metadata: Metadata) -> None:
+    skeleton = paths.group_skeleton(GROUP)
+    metadata.session.ensure(skeleton[0])
+    metadata.ensure_group(GROUP, 5)
+    metadata.ensure_group(GROUP, 6)
+    assert all(metadata.session.exists(path) for path in skeleton)
+    assert metadata.groups() == [GROUP]
+    other = GroupName("sales", "bulk")
+    metadata.ensure_group(other, 7)
+    group = metadata.group(other)
+    assert group is not None
+    assert (group.name, group.created_ms, group.commit_log_topic_id) == (other, 7, "")
+    assert metadata.group(GroupName("sales", "none")) is None
+
+
+def test_open_transactions_are_listed_and_found(metadata: Metadata) -> None:
+    other = GroupName("sales", "bulk")
+    for group in (GROUP, other):
+        metadata.ensure_group(group, 5)
+    records = [transaction(number) for number in range(1, 200)]
+    elsewhere = transaction(500, other)
+    outcomes = metadata.session.multi_pipelined(
+        [CreateNode(paths.transaction(record.group, record.id), record.to_json())] for record in [*records, elsewhere]
+    )
+    assert set(outcomes) == {None}
+    assert metadata.transactions(GROUP) == records[::-1], "oldest first"
+    assert metadata.find_transaction(elsewhere.id) == elsewhere
+    appeared = threading.Event()
+    late = transaction(600)
+    assert metadata.find_transaction(late.id, appeared.set) is None
+    metadata.session.create(paths.transaction(GROUP, late.id), late.to_json())
+    assert appeared.wait(20)
+    assert metadata.find_transaction(late.id) == late
+
+
+def test_parts_are_numbered_from_one(metadata: Metadata) -> None:
+    metadata.ensure_group(GROUP, 5)
+    first, second = TransactionId.of(0, 1), TransactionId.of(0, 2)
+    assert [metadata.claim_part(GROUP, first) for _ in range(3)] == [1, 2, 3]
+    assert metadata.claim_part(GROUP, second) == 1
+
+
+def answer_next(metadata: Metadata, answer: Answer) -> threading.Thread:
+    """Play the leader for one request."""
+
+    def lead() -> None:
+        parent = paths.requests(GROUP)
+        until(lambda: bool(metadata.session.children(parent)))
+        name = metadata.session.children(parent)[0]
+        metadata.session.multi(
+            [DeleteNode(f"{parent}/{name}"), CreateNode(f"{paths.answers(GROUP)}/{name}", answer.to_json())]
+        )
+
+    thread = threading.Thread(target=lead)
+    thread.start()
+    return thread
+
+
+def test_a_request_is_answered_and_nothing_stays_behind(metadata: Metadata) -> None:
+    metadata.ensure_group(GROUP, 5)
+    answer = Answer(ok=True, answered_ms=9, epoch=3)
+    leader = answer_next(metadata, answer)
+    assert metadata.ask(GROUP, CREATE, 20) == answer
+    leader.join(20)
+    assert metadata.session.children(paths.requests(GROUP)) == []
+    assert metadata.session.children(paths.answers(GROUP)) == []
+
+
+def test_a_request_that_nobody_takes_is_withdrawn(metadata: Metadata) -> None:
+    metadata.ensure_group(GROUP, 5)
+    with pytest.raises(CoordinatorUnavailable, match=r"no coordinator is running.*nothing was done"):
+        metadata.ask(GROUP, CREATE, 0.2)
+    assert metadata.session.children(paths.requests(GROUP)) == []
+    metadata.session.create(paths.coordinator("idle"), ephemeral=True, parents=True)
+    with pytest.raises(CoordinatorUnavailable, match="no coordinator leads group sales/default"):
+        metadata.ask(GROUP, CREATE, 0.2)
+    metadata.session.create(paths.leader(GROUP), b"busy", ephemeral=True)
+    with pytest.raises(CoordinatorUnavailable, match="coordinator busy leads"):
+        metadata.ask(GROUP, CREATE, 0.2)
+
+
+def test_a_request_that_was_taken_but_not_answered_is_unknown(metadata: Metadata) -> None:
+    metadata.ensure_group(GROUP, 5)
+    parent = paths.requests(GROUP)
+
+    def take() -> None:
+        until(lambda: bool(metadata.session.children(parent)))
+        metadata.session.delete(f"{parent}/{metadata.session.children(parent)[0]}")
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    with pytest.raises(UnknownWriteError, match="may still be carried out"):
+        metadata.ask(GROUP, CREATE, 2)
+    taker.join(20)
+
+
+def test_a_deletion_that_has_begun_is_not_called_withdrawn(metadata: Metadata) -> None:
+    metadata.ensure_group(GROUP, 5)
+    put_stream(metadata, ORDERS, EpochHistory.create(even_ranges(1), 1))
+    delete = Request(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=1)
+    with pytest.raises(CoordinatorUnavailable):
+        metadata.ask(GROUP, delete, 0.2)
+    metadata.session.set(paths.stream(ORDERS), replace(config_of(ORDERS), state=StreamState.DELETING).to_json())
+    with pytest.raises(UnknownWriteError):
+        metadata.ask(GROUP, delete, 0.2)

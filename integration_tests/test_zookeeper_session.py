@@ -1,0 +1,301 @@
+"""The contract of the ZooKeeper session, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from kazoo.client import KazooClient
+
+from bridge.embedded import EmbeddedCluster
+from bridge.embedded.ports import free_port
+from bridge.errors import RollbridgeError, ZooKeeperUnavailable
+from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch, UnknownWriteError
+from bridge.zookeeper.session import SessionState, ZooKeeperSession
+from integration_tests.clients import until
+
+
+@pytest.fixture
+def root(unique_name: Callable[[str], str]) -> str:
+    return "/" + unique_name("session")
+
+
+@pytest.fixture
+def session(cluster: EmbeddedCluster, root: str) -> Iterator[ZooKeeperSession]:
+    with ZooKeeperSession(cluster.zookeeper, root=root, session_timeout_s=4.0, name="test") as session:
+        yield session
+
+
+def expire(cluster: EmbeddedCluster, session: ZooKeeperSession) -> None:
+    """End a session as ZooKeeper would: by another connection that takes it over and closes it."""
+    client = KazooClient(cluster.zookeeper, client_id=session._client.client_id)
+    client.start()
+    client.stop()
+    client.close()
+
+
+class Watch:
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._called = threading.Event()
+
+    def __call__(self) -> None:
+        self.calls += 1
+        self._called.set()
+
+    def await_call(self) -> None:
+        assert self._called.wait(20), "the watch was not called"
+
+
+def test_what_is_created_can_be_read_changed_and_deleted(session: ZooKeeperSession) -> None:
+    assert session.get("/a/b") is None
+    assert session.create("/a/b", b"1", parents=True) == "/a/b"
+    node = session.get("/a/b")
+    assert node is not None
+    assert (node.value, node.version, node.owner_session_id) == (b"1", 0, None)
+    assert abs(node.created_ms - time.time() * 1000) < 60_000
+    assert session.set("/a/b", b"2", 0) == 1
+    assert session.children("/a") == ["b"]
+    stat = session.exists("/a/b")
+    assert stat is not None
+    assert stat.version == 1
+    assert session.delete("/a/b", 1)
+    assert not session.delete("/a/b")
+    assert session.exists("/a/b") is None
+    assert session.children("/nowhere") == []
+
+
+def test_everything_stands_below_chroot_and_root(cluster: EmbeddedCluster, root: str) -> None:
+    with ZooKeeperSession(cluster.zookeeper + root + "/chroot", root="/inner") as session:
+        session.create("/", b"here", parents=True)
+        session.create("/leaf", b"there")
+        assert session.root == f"{root}/chroot/inner"
+    with ZooKeeperSession(cluster.zookeeper, root=root) as outside:
+        node = outside.get("/chroot/inner")
+        assert node is not None
+        assert node.value == b"here"
+        assert outside.children("/chroot/inner") == ["leaf"]
+
+
+def test_refusals_say_that_nothing_was_written(session: ZooKeeperSession) -> None:
+    session.create("/a", b"", parents=True)
+    session.create("/a/b")
+    with pytest.raises(NodeExists):
+        session.create("/a/b")
+    with pytest.raises(NodeMissing):
+        session.create("/x/y")
+    with pytest.raises(NodeMissing):
+        session.set("/x", b"")
+    with pytest.raises(NodeVersionMismatch):
+        session.set("/a", b"", 5)
+    with pytest.raises(NodeVersionMismatch):
+        session.delete("/a/b", 5)
+    with pytest.raises(NodeNotEmpty):
+        session.delete("/a")
+
+
+def test_sequential_nodes_are_numbered_in_order(session: ZooKeeperSession) -> None:
+    session.ensure("/requests")
+    paths = [session.create("/requests/request-", str(number).encode(), sequential=True) for number in range(3)]
+    assert paths == sorted(paths)
+    assert session.children("/requests") == [path.rpartition("/")[2] for path in paths]
+    assert [node.value for node in session.get_many(paths) if node] == [b"0", b"1", b"2"]
+
+
+def test_ensure_creates_once(session: ZooKeeperSession) -> None:
+    assert session.ensure("/a/b/c", b"first")
+    assert not session.ensure("/a/b/c", b"second")
+    node = session.get("/a/b/c")
+    assert node is not None
+    assert node.value == b"first"
+
+
+def test_many_reads_at_once_keep_their_order(session: ZooKeeperSession) -> None:
+    session.ensure("/many")
+    outcomes = session.multi_pipelined(
+        [CreateNode(f"/many/{number:04d}", str(number).encode())] for number in range(1200)
+    )
+    assert outcomes == [None] * 1200
+    nodes = session.get_many([f"/many/{number:04d}" for number in range(1201)])
+    assert [node.value if node else None for node in nodes] == [*(str(number).encode() for number in range(1200)), None]
+    assert session.children_many(["/many/0000", "/many", "/nowhere"]) == [[], session.children("/many"), []]
+
+
+@pytest.mark.parametrize(
+    ("refused", "error"),
+    [
+        (CheckNode("/a", 7), NodeVersionMismatch),
+        (CheckNode("/nowhere"), NodeMissing),
+        (CreateNode("/a", b""), NodeExists),
+        (CreateNode("/nowhere/x", b""), NodeMissing),
+        (SetNode("/a", b"", 7), NodeVersionMismatch),
+        (SetNode("/nowhere", b""), NodeMissing),
+        (DeleteNode("/a", 7), NodeVersionMismatch),
+        (DeleteNode("/nowhere"), NodeMissing),
+        (DeleteNode("/parent"), NodeNotEmpty),
+    ],
+)
+def test_a_multi_is_all_or_nothing_and_names_what_was_refused(
+    session: ZooKeeperSession, refused: NodeOperation, error: type[RollbridgeError]
+) -> None:
+    session.ensure("/a", b"old")
+    session.ensure("/parent/child")
+    with pytest.raises(error, match=refused.path):
+        session.multi([SetNode("/parent", b"x"), CreateNode("/fresh", b""), refused, CreateNode("/late", b"")])
+    assert session.children("/") == ["a", "parent"]
+    parent = session.get("/parent")
+    assert parent is not None
+    assert parent.value == b""
+
+
+def test_a_multi_carries_out_everything(session: ZooKeeperSession) -> None:
+    session.ensure("/a", b"old")
+    session.ensure("/b")
+    session.multi([CheckNode("/a", 0), SetNode("/a", b"new", 0), DeleteNode("/b"), CreateNode("/c", b"x")])
+    assert session.children("/") == ["a", "c"]
+    session.multi([])
+
+
+def test_pipelined_multis_are_independent(session: ZooKeeperSession) -> None:
+    session.ensure("/a")
+    outcomes = session.multi_pipelined(
+        [[CreateNode("/b", b"")], [CreateNode("/a", b"")], [CheckNode("/a"), CreateNode("/c", b"")]]
+    )
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], NodeExists)
+    assert outcomes[2] is None
+    assert session.children("/") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_a_watch_is_called_once(session: ZooKeeperSession, present: bool) -> None:
+    session.ensure("/")
+    if present:
+        session.create("/n")
+    watches = {"get": Watch(), "children": Watch(), "exists": Watch()}
+    session.get("/n", watches["get"])
+    session.children("/n", watches["children"])
+    session.exists("/n", watches["exists"])
+    session.ensure("/n")
+    session.set("/n", b"changed")
+    session.create("/n/child")
+    for watch in watches.values():
+        watch.await_call()
+    session.set("/n", b"changed again")
+    session.delete("/n/child")
+    session.delete("/n")
+    session.sync()
+    assert {name: watch.calls for name, watch in watches.items()} == {"get": 1, "children": 1, "exists": 1}
+
+
+def test_a_watch_may_read(session: ZooKeeperSession) -> None:
+    session.ensure("/n")
+    seen: list[bytes] = []
+    done = threading.Event()
+
+    def look() -> None:
+        node = session.get("/n")
+        assert node is not None
+        seen.append(node.value)
+        done.set()
+
+    session.get("/n", look)
+    session.set("/n", b"new")
+    assert done.wait(20)
+    assert seen == [b"new"]
+
+
+def test_ephemeral_nodes_go_with_the_session(cluster: EmbeddedCluster, session: ZooKeeperSession, root: str) -> None:
+    session.ensure("/")
+    with ZooKeeperSession(cluster.zookeeper, root=root) as other:
+        other.create("/me", b"", ephemeral=True)
+        node = session.get("/me")
+        assert node is not None
+        assert node.owner_session_id == other.session_id
+        gone = Watch()
+        session.exists("/me", gone)
+    gone.await_call()
+    assert session.get("/me") is None
+
+
+def test_an_expired_session_is_told_lost_and_a_new_one_begins(
+    cluster: EmbeddedCluster, session: ZooKeeperSession
+) -> None:
+    session.ensure("/n")
+    session.create("/me", ephemeral=True)
+    states: list[SessionState] = []
+    session.on_state(states.append)
+    lost = Watch()
+    session.get("/n", lost)
+    before = session.session_id
+    expire(cluster, session)
+    until(lambda: SessionState.LOST in states and session.is_connected)
+    lost.await_call()
+    assert session.session_id != before
+    assert session.get("/me") is None
+    assert session.get("/n") is not None
+    assert states[-1] is SessionState.CONNECTED
+
+
+def test_while_the_server_is_away_reads_wait_and_writes_are_unknown(root: str) -> None:
+    with EmbeddedCluster() as own, ZooKeeperSession(own.zookeeper, root=root, session_timeout_s=20.0) as session:
+        session.ensure("/n", b"kept")
+        states: list[SessionState] = []
+        session.on_state(states.append)
+        watch = Watch()
+        session.get("/n", watch)
+        faults: list[Exception] = []
+
+        def write() -> None:
+            try:
+                session.set("/n", b"written meanwhile")
+            except UnknownWriteError as fault:
+                faults.append(fault)
+
+        own.pause("zookeeper")
+        writer = threading.Thread(target=write)
+        writer.start()
+        until(lambda: bool(session._client._pending))  # sent, and the server will not answer
+        own.kill("zookeeper")
+        writer.join(30)
+        assert len(faults) == 1
+        until(lambda: not session.is_connected)
+        watch.await_call()
+        assert states[-1] is SessionState.SUSPENDED
+        read: list[bytes | None] = []
+        reader = threading.Thread(target=lambda: read.append(getattr(session.get("/n"), "value", None)))
+        reader.start()
+        own.restart("zookeeper")
+        reader.join(30)
+        assert read == [b"kept"]
+        until(lambda: session.is_connected)
+        assert session.ensure("/after")
+
+
+def test_an_operation_gives_up_after_its_time(root: str) -> None:
+    with EmbeddedCluster() as own, ZooKeeperSession(own.zookeeper, root=root, operation_timeout_s=1.0) as session:
+        session.ensure("/n")
+        own.kill("zookeeper")
+        until(lambda: not session.is_connected)
+        with pytest.raises(ZooKeeperUnavailable):
+            session.get("/n")
+        with pytest.raises(UnknownWriteError):
+            session.set("/n", b"x")
+        outcomes = session.multi_pipelined([[SetNode("/n", b"x")], [SetNode("/n", b"y")]])
+        assert [type(outcome) for outcome in outcomes] == [UnknownWriteError] * 2
+
+
+def test_nobody_there_is_said_clearly_and_leaves_nothing_running() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    before = threading.active_count()
+    session = ZooKeeperSession(address)
+    with pytest.raises(ZooKeeperUnavailable, match=address):
+        session.start(timeout_s=0.5)
+    assert not session.is_connected
+    assert session.session_id is None
+    until(lambda: threading.active_count() <= before)
