@@ -73,6 +73,15 @@ class _Commands(click.Group):
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(int(code)), meaning) for code, meaning in MEANINGS.items()])
 
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Whoever read our output (a pager, head) has had enough, which is no failure; click would exit with 1.
+            # Python must not fail again while it flushes.
+            sys.stdout = None
+            return ExitCode.OK
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _global_options_first(args))
 
@@ -170,10 +179,6 @@ def _run(arguments: list[str], *, as_json: bool, verbose: bool) -> int:
     except (KeyboardInterrupt, click.Abort):
         _complain("interrupted", "interrupted", ExitCode.INTERRUPTED, as_json)
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output (a pager, head) has had enough; Python must not fail again while it flushes.
-        sys.stdout = None
-        return ExitCode.OK
     except Exception as exc:
         message = f"unexpected {type(exc).__name__}: {exc}" + ("" if verbose else " (-v shows where)")
         _complain(message, "unexpected", ExitCode.UNEXPECTED, as_json, cause=exc if verbose else None)

@@ -1,0 +1,182 @@
+"""``rollbridge produce``: lines of a file or of standard input as one transaction."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import BinaryIO, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+import bridge
+from bridge.cli import values
+from bridge.cli.connecting import connected
+from bridge.cli.context import CliContext
+from bridge.cli.tables import counted
+from bridge.client.transaction import Transaction
+from bridge.errors import InvalidRequestError, RecordTooLargeError
+from bridge.kafka.batches import Compression
+from bridge.model.names import StreamName
+
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Longest line that is looked at: far above any record limit, so that a file without line ends can not fill memory."""
+
+Header = tuple[str, bytes]
+
+
+@click.command()
+@click.argument("stream_name", metavar="SCOPE/STREAM")
+@click.argument("file", type=click.File("rb"), default="-")
+@click.option(
+    "--key-separator", type=values.escaped, metavar="TEXT", help="What stands before it in a line is the key."
+)
+@click.option("--header", "headers", type=values.header, multiple=True, metavar="NAME=VALUE", help="For every record.")
+@click.option("--label", help="Free text to find the transaction again.")
+@click.option("--timeout", type=values.duration, metavar="DURATION", help="Lease of the transaction.  [default: 1d]")
+@click.option(
+    "--compression",
+    type=click.Choice([codec.name.lower() for codec in Compression]),
+    default="none",
+    show_default=True,
+)
+@click.option("--progress/--no-progress", default=None, help="Show progress.  [default: on a terminal]")
+@click.pass_obj
+def produce(
+    context: CliContext,
+    stream_name: str,
+    file: BinaryIO,
+    key_separator: str | None,
+    headers: tuple[Header, ...],
+    label: str | None,
+    timeout: timedelta | None,
+    compression: str,
+    progress: bool | None,
+) -> None:
+    """Write the lines of FILE, or of standard input, as one transaction.
+
+    Readers see all of them at once when the last is written, or none if anything goes wrong.
+    """
+    StreamName.parse(stream_name)
+    if key_separator == "":
+        raise click.UsageError("--key-separator is empty")
+    separator = None if key_separator is None else key_separator.encode("utf-8", "surrogateescape")
+    shown = sys.stderr.isatty() and not context.json if progress is None else progress
+    began = time.monotonic()
+    with connected(context, bridge.ClientOptions(compression=compression)) as b:
+        with b.begin(stream_name, timeout=timeout, label=label) as txn:
+            try:
+                with _progress(file, shown) as source:
+                    _write(txn, stream_name, split(source, separator), list(headers))
+            except BaseException:
+                if not context.json:
+                    context.tell(f"aborting transaction {txn.id}: nothing of it will be visible")
+                raise
+        result = txn.commit()  # the answer that the end of the block has waited for
+    seconds = time.monotonic() - began
+    ends = f", from {result.first} to {result.last}" if result.first is not None else ""
+    context.answer(
+        {
+            "transaction": str(result.transaction),
+            "stream": stream_name,
+            "label": label,
+            "records": result.records,
+            "first": None if result.first is None else str(result.first),
+            "last": None if result.last is None else str(result.last),
+            "position": result.position,
+            "seconds": round(seconds, 3),
+        },
+        f"Committed {counted(result.records, 'record')} in {seconds:.1f} s as {result.transaction}{ends}.",
+    )
+
+
+def lines(source: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file without their line feeds; a last line without one counts too.
+
+    Raises:
+        RecordTooLargeError: a line is longer than 16 MiB.
+    """
+    number = 0
+    while line := source.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if line.endswith(b"\n"):
+            yield line[:-1]
+        elif len(line) > LINE_BYTES_MAX:
+            raise RecordTooLargeError(
+                f"line {number} is longer than {LINE_BYTES_MAX} bytes; is this a file of lines? No line of it was "
+                "committed",
+                size_bytes=len(line),
+                limit_bytes=LINE_BYTES_MAX,
+            )
+        else:
+            yield line
+
+
+def split(source: BinaryIO, separator: bytes | None) -> Iterator[tuple[bytes | None, bytes]]:
+    """Key and value of each line; the key is None without a separator.
+
+    Raises:
+        InvalidRequestError: a line lacks the separator.
+    """
+    if separator is None:
+        for line in lines(source):
+            yield None, line
+        return
+    for number, line in enumerate(lines(source), start=1):
+        key, found, value = line.partition(separator)
+        if not found:
+            raise InvalidRequestError(f"line {number} has no {separator!r}: {line[:60]!r}; no line was committed")
+        yield key, value
+
+
+def _write(txn: Transaction, stream: str, records: Iterator[tuple[bytes | None, bytes]], headers: list[Header]) -> None:
+    if not headers:
+        txn.write_all(stream, records)
+        return
+    for key, value in records:
+        txn.write(stream, key=key, value=value, headers=headers)
+
+
+class _Counting:
+    """A file that tells a progress bar how much of it was read."""
+
+    def __init__(self, file: BinaryIO, bar: Progress, size: int | None) -> None:
+        self._file = file
+        self._bar = bar
+        self._task = bar.add_task("reading", total=size)
+        self._read = 0
+        self._told = 0
+
+    def readline(self, limit: int) -> bytes:
+        line = self._file.readline(limit)
+        self._read += len(line)
+        if self._read - self._told >= 1 << 16 or not line:
+            self._bar.update(self._task, completed=self._read)
+            self._told = self._read
+        return line
+
+
+@contextmanager
+def _progress(file: BinaryIO, shown: bool) -> Iterator[BinaryIO]:
+    """The file itself, or one that moves a bar on standard error."""
+    if not shown:
+        yield file
+        return
+    try:
+        size: int | None = os.fstat(file.fileno()).st_size or None
+    except OSError:
+        size = None
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+        *([TimeRemainingColumn()] if size else []),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield _Counting(file, bar, size)  # type: ignore[misc]  # readline is all that is used
