@@ -21,7 +21,7 @@ from bridge.reading import StreamReader
 @click.argument("stream_name", metavar="SCOPE/STREAM")
 @click.option("--from-beginning/--from-end", default=True, help="Where to begin.  [default: --from-beginning]")
 @click.option("--follow", is_flag=True, help="Go on with what is committed later, until Ctrl-C.")
-@click.option("--max-records", type=click.IntRange(1), help="Stop after this many.")
+@click.option("--max-records", type=click.IntRange(1), metavar="N", help="Stop after this many.")
 @click.option(
     "--format",
     "template",

@@ -44,6 +44,7 @@ Header = tuple[str, bytes]
     type=click.Choice([codec.name.lower() for codec in Compression]),
     default="none",
     show_default=True,
+    help="Codec of the records, from here to the readers.",
 )
 @click.option("--progress/--no-progress", default=None, help="Show progress.  [default: on a terminal]")
 @click.pass_obj
@@ -60,7 +61,7 @@ def produce(
 ) -> None:
     """Write the lines of FILE, or of standard input, as one transaction.
 
-    Readers see all of them at once when the last is written, or none if anything goes wrong.
+    Readers see all of them at once, or none if anything goes wrong.
     """
     StreamName.parse(stream_name)
     if key_separator == "":

@@ -32,12 +32,20 @@ def stream() -> None:
 
 @stream.command()
 @_STREAM
-@click.option("--segments", type=int, help="Number of segments of the same size.  [default: 1]")
+@click.option("--segments", type=int, metavar="N", help="Number of segments of the same size.  [default: 1]")
 @click.option("--range", "ranges", type=key_range, multiple=True, metavar="LOW:HIGH", help="Key range of one segment.")
 @click.option("--group", default=DEFAULT_GROUP, show_default=True, help="Transaction group inside the scope; for good.")
-@click.option("--buffer-partitions", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--replication-factor", type=int, default=-1, help="Of all its topics.  [default: the broker's]")
-@click.option("--record-bytes-max", type=click.IntRange(0), default=0, help="Largest record.  [default: 1000000]")
+@click.option(
+    "--buffer-partitions",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="Of the transaction buffer.  [default: 1]",
+)
+@click.option(
+    "--replication-factor", type=int, default=-1, metavar="N", help="Of all its topics.  [default: the broker's]"
+)
+@click.option("--record-bytes-max", type=click.IntRange(0), default=0, metavar="N", help="[default: 1000000]")
 @click.pass_obj
 def create(
     context: CliContext,
@@ -101,9 +109,7 @@ def describe(context: CliContext, stream_name: str) -> None:
 @click.option(
     "--seal", type=segment_numbers, required=True, metavar="N,...", help="Numbers of the segments to replace."
 )
-@click.option(
-    "--range", "ranges", type=key_range, multiple=True, metavar="LOW:HIGH", help="Keys of a new segment."
-)
+@click.option("--range", "ranges", type=key_range, multiple=True, metavar="LOW:HIGH", help="Keys of a new segment.")
 @click.option("--into", type=click.IntRange(1), metavar="COUNT", help="Cut what is sealed into COUNT even ranges.")
 @click.pass_obj
 def scale(

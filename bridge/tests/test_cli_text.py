@@ -1,0 +1,295 @@
+"""What the command line reads and prints: option values, tables, ages, lines of files, records as lines."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from datetime import timedelta
+from typing import BinaryIO
+
+import click
+import pytest
+from confluent_kafka import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.cli import values
+from bridge.cli.produce import LINE_BYTES_MAX, lines, split
+from bridge.cli.records import FIELDS, json_line, line_of
+from bridge.cli.stream import divide, history_table
+from bridge.cli.tables import counted, duration, moment, printable, table
+from bridge.errors import InvalidRangesError, InvalidRequestError, RecordTooLargeError
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId, TransactionId
+from bridge.model.keyspace import KeyRange, check_partition, even_ranges
+from bridge.model.sequence import DLSN, RECORD_HEADER, pack_record_header
+from bridge.reading import Delivered
+from bridge.tests.strategies import histories
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("15m", 900), ("36h", 129_600), ("2d", 172_800), ("1w", 604_800), ("1d12h", 129_600), ("1.5s", 1.5)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert values.duration(text) == timedelta(seconds=seconds)
+
+
+def test_milliseconds_are_not_minutes_and_seconds() -> None:
+    assert values.duration("500ms") == timedelta(milliseconds=500)
+    assert values.duration("5m500ms") == timedelta(minutes=5, milliseconds=500)
+
+
+@pytest.mark.parametrize("text", ["", "90", "s", "-1s", "1 h", "1y", "1d2", "1e3s", "9" * 20 + "w"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is no duration|is longer than"):
+        values.duration(text)
+
+
+@pytest.mark.parametrize(("text", "ends"), [("0:0.5", (0.0, 0.5)), ("0.25:1", (0.25, 1.0)), ("1e-3:.5", (0.001, 0.5))])
+def test_key_ranges(text: str, ends: tuple[float, float]) -> None:
+    assert values.key_range(text) == ends
+
+
+@pytest.mark.parametrize("text", ["", "0.5", "0-0.5", "a:b", "0:", ":", "0:0.5:1"])
+def test_what_is_no_key_range(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="LOW:HIGH is"):
+        values.key_range(text)
+
+
+def test_segment_numbers() -> None:
+    assert values.segment_numbers("3") == (3,)
+    assert values.segment_numbers("0,3,4") == (0, 3, 4)
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,", "1;2"])
+def test_what_are_no_segment_numbers(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="segment numbers"):
+        values.segment_numbers(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"), [(r"a\tb", "a\tb"), (r"\\t", r"\t"), (r"\x41\0", "A\0"), ("{key}", "{key}"), (r"\r\n", "\r\n")]
+)
+def test_escapes(text: str, plain: str) -> None:
+    assert values.escaped(text) == plain
+
+
+@given(st.text())
+def test_escaped_backslashes_stand_for_themselves(text: str) -> None:
+    assert values.escaped(text.replace("\\", "\\\\")) == text
+
+
+@pytest.mark.parametrize("text", [r"\q", "a\\", r"\x4", r"\xzz"])
+def test_what_is_no_escape(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no escape"):
+        values.escaped(text)
+
+
+def test_headers() -> None:
+    assert values.header("trace=a=b") == ("trace", b"a=b")
+    assert values.header("empty=") == ("empty", b"")
+    for text in ("", "=x", "name"):
+        with pytest.raises(click.BadParameter, match="NAME=VALUE is"):
+            values.header(text)
+
+
+def test_a_table_is_padded_by_what_a_terminal_shows() -> None:
+    rows = [("a", "1"), ("東京", "10,000")]
+    assert table(("NAME", "COUNT"), rows, right=("COUNT",)) == "NAME   COUNT\na          1\n東京  10,000"
+
+
+def test_what_could_steer_a_terminal_is_replaced() -> None:
+    assert printable("a\x1b[31m\n\x07b\u202e") == "a\ufffd[31m\ufffd\ufffdb\ufffd"
+    assert "\x1b" not in table(("LABEL",), [("\x1b[2J",)])
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (0, "0.0s"),
+        (300, "0.3s"),
+        (12_345, "12s"),
+        (65_000, "1m 5s"),
+        (3_600_000, "1h 0m"),
+        (100_000_000, "1d 3h"),
+        (-65_000, "-1m 5s"),
+    ],
+)
+def test_ages(milliseconds: int, text: str) -> None:
+    assert duration(milliseconds) == text
+
+
+def test_moments_and_counts() -> None:
+    assert moment(1_388_534_400_000) == "2014-01-01 00:00:00Z"
+    assert [counted(count, "record") for count in (0, 1, 336_776)] == ["0 records", "1 record", "336,776 records"]
+
+
+@given(st.lists(st.binary().filter(lambda line: b"\n" not in line), min_size=1))
+def test_lines_are_what_stands_between_line_feeds(written: list[bytes]) -> None:
+    assert list(lines(io.BytesIO(b"\n".join(written) + b"\n"))) == written
+    if written[-1]:
+        assert list(lines(io.BytesIO(b"\n".join(written)))) == written
+
+
+def test_no_lines() -> None:
+    assert list(lines(io.BytesIO(b""))) == []
+
+
+class Endless(io.RawIOBase):
+    """A file without a line end; counts what is taken from it."""
+
+    taken = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        assert size is not None
+        assert 0 < size <= LINE_BYTES_MAX + 1
+        self.taken += size
+        return b"x" * size
+
+
+def test_a_file_without_line_ends_is_refused_before_it_fills_the_memory() -> None:
+    source: BinaryIO = Endless()  # type: ignore[assignment]
+    with pytest.raises(RecordTooLargeError, match="line 1 is longer than 16777216 bytes"):
+        list(lines(source))
+
+
+def test_keys_end_at_the_first_separator() -> None:
+    source = io.BytesIO(b"a:1\nb:2:3\n:4\nc:\n")
+    assert list(split(source, b":")) == [(b"a", b"1"), (b"b", b"2:3"), (b"", b"4"), (b"c", b"")]
+    assert list(split(io.BytesIO(b"a:1\n"), None)) == [(None, b"a:1")]
+
+
+def test_a_line_without_the_separator_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match=r"line 2 has no b':': b'oops'; no line was committed"):
+        list(split(io.BytesIO(b"a:1\noops\n"), b":"))
+
+
+T = TransactionId.of(1, 42)
+
+
+def delivered(**fields: object) -> Delivered:
+    message = Message(
+        **{
+            "topic": "s.t.segment-0.epoch-4",
+            "partition": 0,
+            "offset": 17,
+            "key": b"k",
+            "value": b"v",
+            "headers": [("a", b"1"), (RECORD_HEADER, pack_record_header(T, 3)), ("b", None)],
+            "timestamp": (1, 1_388_534_400_000),
+            **fields,
+        }  # type: ignore[arg-type]
+    )
+    return Delivered(SegmentId.of(0, 4), message)
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        ("{value}", b"v"),
+        ("{key}\t{value}", b"k\tv"),
+        ("{dlsn} {offset} {segment}", b"4-0:17:3 17 0.#epoch.4"),
+        ("{topic}@{timestamp}", b"s.t.segment-0.epoch-4@1388534400000"),
+        ("{transaction}/{local_sequence}", f"{T}/3".encode()),
+        ("{headers}", b"a=1,b="),
+        ("{{{key}}}", b"{k}"),
+        ("", b""),
+    ],
+)
+def test_formats(template: str, line: bytes) -> None:
+    assert line_of(template, "null")(delivered()) == line + b"\n"
+
+
+def test_every_field_can_be_printed() -> None:
+    assert all(line_of(f"{{{field}}}", "-")(delivered()) != b"\n" for field in FIELDS)
+
+
+def test_nulls_and_bytes_that_are_no_text() -> None:
+    line = line_of("{key}={value}", "NULL")
+    assert line(delivered(key=None, value=None)) == b"NULL=NULL\n"
+    assert line(delivered(key=b"\xff", value=b"")) == b"\xff=\n"
+
+
+@pytest.mark.parametrize(
+    "template", ["{nope}", "{key.__class__}", "{key[0]}", "{key!r}", "{key:>9}", "{}", "{0}", "{", "}"]
+)
+def test_a_format_that_names_anything_else_is_refused(template: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is no field of a record|is no format"):
+        line_of(template, "")
+
+
+def test_a_record_as_json() -> None:
+    assert json.loads(json_line(delivered())) == {
+        "dlsn": str(DLSN(4, 0, 17, 3)),
+        "segment": "0.#epoch.4",
+        "topic": "s.t.segment-0.epoch-4",
+        "offset": 17,
+        "timestamp_ms": 1_388_534_400_000,
+        "transaction": str(T),
+        "local_sequence": 3,
+        "key": "k",
+        "value": "v",
+        "headers": [{"name": "a", "value": "1"}, {"name": "b", "value": None}],
+    }
+
+
+def test_json_of_a_plain_record_with_bytes_that_are_no_text() -> None:
+    document = json.loads(json_line(delivered(headers=None, key=b"\xff\x00", value=None)))
+    assert (document["transaction"], document["local_sequence"], document["headers"]) == (None, None, [])
+    assert document["key_base64"] == "/wA="
+    assert "key" not in document
+    assert document["value"] is None
+    assert document["dlsn"] == "4-0:17:0"
+
+
+def test_a_foreign_header_of_our_name_makes_no_transaction() -> None:
+    assert json.loads(json_line(delivered(headers=[(RECORD_HEADER, b"short")])))["transaction"] is None
+
+
+@given(histories(), st.data())
+def test_dividing_segments_gives_ranges_that_a_scale_accepts(history: EpochHistory, data: st.DataObject) -> None:
+    active = history.active.segments
+    low = data.draw(st.integers(0, len(active) - 1))
+    high = data.draw(st.integers(low + 1, len(active)))
+    count = data.draw(st.integers(1, 5))
+    seal = tuple(item.id.number for item in active[low:high])
+    ranges = divide(history.active, seal, count)
+    assert len(ranges) == count
+    check_partition(ranges, [item.range for item in active[low:high]])
+    assert len(history.plan_scale(seal, ranges, 0).segments) == len(active) - (high - low) + count
+
+
+FOUR = EpochHistory.create(even_ranges(4), 0)
+
+
+@pytest.mark.parametrize(
+    ("seal", "words"), [((0, 2), "do not lie side by side"), ((0, 9), "active are 0, 1, 2, 3"), ((9,), "not all of")]
+)
+def test_what_can_not_be_divided(seal: tuple[int, ...], words: str) -> None:
+    with pytest.raises(InvalidRangesError, match=words):
+        divide(FOUR.active, seal, 2)
+
+
+def test_a_history_as_a_table() -> None:
+    history = EpochHistory.create(even_ranges(2), 0)
+    history = history.with_records(history.plan_scale([0], [KeyRange(0.0, 0.5)], 1000))
+    history = history.with_sealed_ends(1, {SegmentId.of(0, 0): 1234})
+    history = history.with_records(*history.plan_rolling(0, 2000))
+    cells = [
+        [cell.strip() for cell in re.split(r" {2,}", line.strip())] for line in history_table(history).splitlines()
+    ]
+    assert cells == [
+        ["EPOCH", "REFERS TO", "CAUSE", "PLANNED", "BEGAN", "ENDED"],
+        ["0", "itself", "create", "1970-01-01 00:00:00Z", "0.#epoch.0 [0, 0.5)"],
+        ["1.#epoch.0 [0.5, 1)"],
+        ["1", "itself", "scale", "1970-01-01 00:00:01Z", "2.#epoch.1 [0, 0.5)", "0.#epoch.0 at 1,234"],
+        ["2", "0", "rolling-transactions", "1970-01-01 00:00:02Z", "0.#epoch.2 [0, 0.5)", "2.#epoch.1 is being sealed"],
+        ["1.#epoch.2 [0.5, 1)", "1.#epoch.0 is being sealed"],
+        ["3", "1", "rolling-active", "1970-01-01 00:00:02Z", "2.#epoch.3 [0, 0.5)", "0.#epoch.2 is being sealed"],
+        ["1.#epoch.3 [0.5, 1)", "1.#epoch.2 is being sealed"],
+    ]
