@@ -6,13 +6,14 @@ Python interpreter when waits are measured.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -21,7 +22,7 @@ from bridge.errors import RollbridgeError
 ANSWER_SECONDS: Final = 90.0
 """Longest that a helper may take for an answer; the longest of its steps is a commit that waits for a takeover."""
 _END_SECONDS: Final = 10.0
-_STOP: Final = "stop"
+_LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(processName)s %(name)s: %(message)s"
 
 
 class HelperFailed(RollbridgeError):
@@ -33,12 +34,12 @@ class HelperFailed(RollbridgeError):
 class Helper:
     """The parent's side of one helper process."""
 
-    def __init__(self, name: str, main: Callable[..., None], *arguments: object) -> None:
-        """Start ``main(connection, *arguments)`` in a process of its own."""
+    def __init__(self, name: str, log: Path, main: Callable[..., None], *arguments: object) -> None:
+        """Start ``main(connection, *arguments)`` in a process of its own, which logs to the end of a file."""
         self._name = name
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(name, main, theirs, arguments), name=name, daemon=True)
+        self._process = context.Process(target=_run, args=(name, log, main, theirs, arguments), name=name, daemon=True)
         with _interrupts_ignored():
             self._process.start()
         theirs.close()
@@ -49,23 +50,8 @@ class Helper:
         Raises:
             HelperFailed: it has ended, or does not answer in time.
         """
-        self.request(question, *arguments)
-        return self.answer(timeout_s)
-
-    def request(self, question: str, *arguments: object) -> None:
-        """Ask, and fetch the answer later with :meth:`answer`."""
         try:
             self._connection.send((question, arguments))
-        except OSError as exc:
-            raise HelperFailed(f"the {self._name} has ended early") from exc
-
-    def answer(self, timeout_s: float = ANSWER_SECONDS) -> Any:
-        """The answer to the oldest question that has not been answered.
-
-        Raises:
-            HelperFailed: it has ended, or does not answer in time.
-        """
-        try:
             if not self._connection.poll(timeout_s):
                 raise HelperFailed(f"the {self._name} did not answer within {timeout_s:g} s")
             outcome, value = self._connection.recv()
@@ -113,17 +99,15 @@ def serve(
             step()
 
 
-def poll_until(condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.02) -> bool:
-    """Whether a condition came true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(interval_s)
-    return True
+def log_to(file: Path) -> None:
+    """Let this process log to the end of a file, which several may do at once."""
+    logging.basicConfig(filename=file, level=logging.INFO, format=_LOG_FORMAT)
 
 
-def _run(name: str, main: Callable[..., None], connection: Connection, arguments: tuple[object, ...]) -> None:
+def _run(
+    name: str, log: Path, main: Callable[..., None], connection: Connection, arguments: tuple[object, ...]
+) -> None:
+    log_to(log)
     try:
         main(connection, *arguments)
     except Exception as exc:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from types import TracebackType
 from typing import Self
@@ -16,23 +15,18 @@ from spark_examples.small_writer import Commit
 _SAMPLE_SECONDS = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """How long a reader waited for records whose commit was answered already."""
-
-    longest_s: float
-    median_s: float
-
-
-def waits(commits: Sequence[Commit], arrived_s: Mapping[int, float]) -> Waits:
-    """From the answer to each commit to the arrival of its last record; 0 where the reader was faster.
+def waits(commits: Sequence[Commit], arrived_s: Mapping[int, float]) -> list[float]:
+    """How long a reader waited for records whose commit was answered already, in seconds, sorted.
 
     Args:
-        commits: Those to look at, at least one; all must have arrived.
+        commits: The small transactions to look at; all must have arrived.
         arrived_s: When each one's last record arrived, on the same clock.
+
+    Returns:
+        For each, the time from the answer to its commit to the arrival; 0 where the reader had it before the writer
+        had its answer.
     """
-    found = sorted(max(arrived_s[commit.number] - commit.answered_s, 0.0) for commit in commits)
-    return Waits(found[-1], found[len(found) // 2])
+    return sorted(max(arrived_s[commit.number] - commit.answered_s, 0.0) for commit in commits)
 
 
 def longest_silence(arrivals_s: Sequence[float], begin_s: float, end_s: float) -> float:
@@ -41,9 +35,12 @@ def longest_silence(arrivals_s: Sequence[float], begin_s: float, end_s: float) -
     return max(after - before for before, after in pairwise([begin_s, *inside, end_s]))
 
 
-def first_answer_after(commits: Sequence[Commit], moment_s: float) -> Commit | None:
-    """The first commit that was answered after a moment."""
-    return next((commit for commit in commits if commit.answered_s > moment_s), None)
+def takeover(commits: Sequence[Commit], killed_s: float) -> float | None:
+    """From a kill to the answer to the first commit that was asked for after it; None if there is none yet.
+
+    One that was asked for before the kill may have been decided before it.
+    """
+    return next((commit.answered_s - killed_s for commit in commits if commit.asked_s > killed_s), None)
 
 
 class PeakMemory:

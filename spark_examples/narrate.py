@@ -56,6 +56,12 @@ class Story:
             self.differences.append(f"{what}: {found} instead of {expected}")
         return found == expected
 
+    def check_within(self, what: str, found: int, low: int, high: int) -> bool:
+        """Note a difference unless ``low <= found <= high``; returns whether it holds."""
+        if not low <= found <= high:
+            self.differences.append(f"{what}: {found} instead of {low} to {high}")
+        return low <= found <= high
+
     def check_same_counts(self, what: str, found: Mapping[str, int], expected: Mapping[str, int]) -> bool:
         """Note the entries in which two counts differ; returns whether there are none."""
         wrong = sorted(name for name in {*found, *expected} if found.get(name, 0) != expected.get(name, 0))

@@ -6,6 +6,7 @@ gets nothing of what others write behind it until it ends.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -16,11 +17,14 @@ from confluent_kafka import Consumer, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from spark_examples import flights
-from spark_examples.helper import poll_until, serve
+from spark_examples.helper import serve
+
+logger = logging.getLogger(__name__)
 
 _SMALL: Final = b"small:"
 _RECORDS: Final = 10
 _PAUSE_SECONDS: Final = 0.05
+_CATCH_UP_SECONDS: Final = 30.0
 _TIMEOUT_MS: Final = 300_000
 """Enough for the demo; brokers allow at most 15 minutes."""
 
@@ -44,16 +48,17 @@ class NativeRival:
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
         self._topic = topic
         self._servers: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers}
-        admin = AdminClient(self._servers)
+        admin = AdminClient(self._servers, logger=logger)
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
-        self._producer = Producer({**self._servers, "linger.ms": 0})
+        self._producer = Producer({**self._servers, "linger.ms": 0}, logger=logger)
         self._transaction = Producer(
             {
                 **self._servers,
                 "transactional.id": topic,
                 "transaction.timeout.ms": _TIMEOUT_MS,
                 "queue.buffering.max.messages": 1_000_000,
-            }
+            },
+            logger=logger,
         )
         self._transaction.init_transactions(30)
         self._flights = flights.load()
@@ -78,7 +83,11 @@ class NativeRival:
         """Commit, wait until the reader has everything, and report."""
         self._transaction.commit_transaction(60)
         self._closed_s = time.monotonic()
-        poll_until(lambda: self._read_flights >= len(self._flights) and len(self._arrived_s) == len(self._acked_s), 30)
+        deadline = self._closed_s + _CATCH_UP_SECONDS
+        while self._read_flights < len(self._flights) or len(self._arrived_s) < len(self._acked_s):
+            if time.monotonic() > deadline:
+                break  # the report shows what is missing
+            time.sleep(0.01)
         arrived = dict(self._arrived_s)
         return RivalReport(
             open_s=self._closed_s - self._opened_s,
@@ -112,7 +121,8 @@ class NativeRival:
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
-            }
+            },
+            logger=logger,
         )
         consumer.subscribe([self._topic])
         while not self._ended.is_set():

@@ -7,6 +7,7 @@ those of one aircraft come in the order in which they were written.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from confluent_kafka import Consumer, KafkaException, Message
 
 from spark_examples.flights import parse_value
 from spark_examples.helper import serve
+
+logger = logging.getLogger(__name__)
 
 _BATCH = 5_000
 
@@ -42,9 +45,12 @@ class Seen:
     """Number of records of each small transaction."""
     arrived_s: dict[int, float] = field(default_factory=dict)
     """When the last record of each small transaction arrived, on the monotonic clock of the machine."""
+    found_s: dict[int, float] = field(default_factory=dict)
+    """When something arrived for the first time from the youngest of the topics that hold a small transaction."""
     arrivals_s: list[float] = field(default_factory=list)
     """When anything arrived, so that silences can be found."""
-    topics: set[str] = field(default_factory=set)
+    topics: dict[str, float] = field(default_factory=dict)
+    """When something arrived for the first time from each topic."""
 
     def counts(self) -> Counts:
         """How far that is."""
@@ -69,7 +75,8 @@ class PlainReader:
                 "partition.assignment.strategy": "cooperative-sticky",
                 # How soon a new topic that matches the pattern is found; the default is five minutes.
                 "topic.metadata.refresh.interval.ms": 100,
-            }
+            },
+            logger=logger,
         )
         self._consumer.subscribe([f"^{pattern}$"])
 
@@ -100,10 +107,12 @@ class PlainReader:
             seen.doubled += 1
             return
         self._offsets[topic, partition] = offset
+        found_s = seen.topics.setdefault(topic, now_s)
         if value.startswith(b"{"):
             number = json.loads(value)["note"]
             seen.notes[number] += 1
             seen.arrived_s[number] = now_s
+            seen.found_s[number] = max(found_s, seen.found_s.get(number, 0.0))
         else:
             row, carrier = parse_value(value)
             if row in seen.rows:
@@ -115,7 +124,6 @@ class PlainReader:
                 if row < self._last_row.get(key, -1):
                     seen.out_of_order += 1
                 self._last_row[key] = row
-        seen.topics.add(topic)
 
 
 def main(connection: Connection, bootstrap_servers: str, pattern: str, group: str) -> None:
