@@ -1,0 +1,70 @@
+"""The command line for tests: in this process where that is enough, as a process of its own where signals matter."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from bridge.cli.main import main
+from bridge.embedded import EmbeddedCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Cli:
+    """Runs ``rollbridge`` against one cluster, which it is told of by environment variables."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self._environment = {
+            "ROLLBRIDGE_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
+            "ROLLBRIDGE_ZOOKEEPER": cluster.zookeeper,
+        }
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> Answer:
+        """Run a command to its end."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+        source = io.TextIOWrapper(io.BytesIO(stdin))
+        with (
+            patch.dict(os.environ, self._environment),
+            patch.object(sys, "stdin", source),
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            code = main(arguments)
+        return Answer(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+
+    def json(self, *arguments: str, stdin: bytes = b"") -> Any:
+        """The answer of a command that is to succeed."""
+        answer = self(*arguments, "--json", stdin=stdin)
+        assert answer.code == 0, answer
+        return json.loads(answer.out)
+
+    def json_lines(self, *arguments: str) -> list[Any]:
+        """The lines of a command that prints one object in each."""
+        answer = self(*arguments, "--json")
+        assert answer.code == 0, answer
+        return [json.loads(line) for line in answer.out.splitlines()]
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command as a process, its output in pipes."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "bridge", *arguments],
+            env={**os.environ, **self._environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )

@@ -1,0 +1,241 @@
+"""``rollbridge produce`` and ``rollbridge consume`` against a real cluster."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+import bridge
+from bridge.cli.exit_codes import ExitCode
+from bridge.embedded import EmbeddedCluster
+from bridge.kafka.clients import producer_config
+from integration_tests.command_line import Cli
+
+KEYS = [b"k%d" % number for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def b(cluster: EmbeddedCluster) -> Iterator[bridge.Bridge]:
+    coordinator = cluster.start_coordinator()
+    with bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="cli-tests") as connection:
+        yield connection
+    cluster.stop_coordinator(coordinator)
+
+
+@pytest.fixture
+def cli(cluster: EmbeddedCluster, b: bridge.Bridge) -> Cli:
+    return Cli(cluster)
+
+
+@pytest.fixture
+def stream(b: bridge.Bridge, unique_name: Callable[[str], str]) -> str:
+    name = f"cli/{unique_name('stream')}"
+    b.admin.create_stream(name, segments=2)
+    return name
+
+
+def write(b: bridge.Bridge, stream: str, value: bytes) -> None:
+    """One transaction with a record for each key."""
+    with b.transaction(stream) as txn:
+        txn.write_all(stream, ((key, value) for key in KEYS))
+
+
+def by_key(out: str) -> dict[str, list[str]]:
+    """Values of each key in the order of the lines ``key=value``."""
+    found: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        key, _, value = line.partition("=")
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def grown(b: bridge.Bridge, stream: str) -> list[str]:
+    """A stream with a scale and a rolling commit in its history, an empty epoch among them; values in their order."""
+    write(b, stream, b"before")
+    late = b.begin(stream)
+    late.write_all(stream, ((key, b"rolled") for key in KEYS))
+    b.admin.scale(stream, seal=[0, 1], ranges=[(0.0, 0.3), (0.3, 1.0)])
+    write(b, stream, b"scaled")
+    b.admin.scale(stream, seal=[2, 3], ranges=[(0.0, 1.0)])
+    b.admin.scale(stream, seal=[4], ranges=[(0.0, 0.5), (0.5, 1.0)])
+    late.commit()
+    write(b, stream, b"after")
+    return ["before", "scaled", "rolled", "after"]
+
+
+def test_lines_become_records_of_one_transaction(cli: Cli, stream: str) -> None:
+    made = cli.json(
+        "produce",
+        stream,
+        "--key-separator",
+        ":",
+        "--label",
+        "first",
+        "--header",
+        "from=test",
+        stdin=b"a:1\nb:2:x\na:\n",
+    )
+    assert (made["records"], made["stream"], made["label"]) == (3, stream, "first")
+    read = cli.json_lines("consume", stream)
+    assert sorted((item["key"], item["value"], item["local_sequence"]) for item in read) == [
+        ("a", "", 2),
+        ("a", "1", 0),
+        ("b", "2:x", 1),
+    ]
+    assert {item["transaction"] for item in read} == {made["transaction"]}
+    assert all(item["headers"] == [{"name": "from", "value": "test"}] for item in read)
+    dlsns = sorted(bridge.DLSN.parse(item["dlsn"]) for item in read)
+    assert [str(dlsns[0]), str(dlsns[-1])] == [made["first"], made["last"]]
+
+
+def test_formats_and_limits(cli: Cli, stream: str) -> None:
+    assert cli("produce", stream, "-", stdin=b"one").out.startswith("Committed 1 record in ")
+    answer = cli("consume", stream, "--format", r"{key}\t{value}\t{offset}", "--null", "-")
+    assert answer.out == "-\tone\t0\n"
+    assert answer.err == f"1 record of {stream}\n"
+    assert cli("consume", stream, "--format", "").out == "\n"
+    cli("produce", stream, "-", stdin=b"two\nthree\n")
+    assert len(cli("consume", stream, "--max-records", "2").out.splitlines()) == 2
+
+
+def test_an_empty_file_is_an_empty_transaction(cli: Cli, stream: str) -> None:
+    made = cli.json("produce", stream, "-")
+    assert (made["records"], made["first"], made["last"]) == (0, None, None)
+    assert cli("consume", stream).out == ""
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_a_file_of_many_lines_arrives_whole_and_in_order_per_key(
+    cli: Cli, stream: str, tmp_path: Path, compression: str
+) -> None:
+    file = tmp_path / "lines"
+    file.write_text("".join(f"{number % 7}={number}\n" for number in range(5000)))
+    made = cli("produce", stream, str(file), "--key-separator", "=", "--compression", compression, "--progress")
+    assert made.out.startswith("Committed 5,000 records")
+    read = by_key(cli("consume", stream, "--format", "{key}={value}").out)
+    assert read == {str(key): [str(number) for number in range(key, 5000, 7)] for key in range(7)}
+
+
+@pytest.mark.parametrize(
+    ("stdin", "words"),
+    [
+        (b"a=1\nb=2\nno separator\n", "line 3 has no b'='"),
+        (b"a=1\nb=" + b"x" * 1_000_001, "1,000,000|1000000"),
+    ],
+    ids=["no separator", "too large"],
+)
+def test_a_bad_line_leaves_nothing_behind(cli: Cli, stream: str, stdin: bytes, words: str) -> None:
+    refused = cli("produce", stream, "-", "--key-separator", "=", stdin=stdin)
+    assert refused.code == ExitCode.REFUSED
+    assert refused.out == ""
+    assert "nothing of it will be visible" in refused.err
+    assert any(word in refused.err for word in words.split("|"))
+    cli("produce", stream, "-", "--key-separator", "=", stdin=b"c=3\n")
+    assert cli("consume", stream).out == "3\n"
+
+
+def test_a_lease_over_the_limit_is_refused(cli: Cli, stream: str) -> None:
+    for lease in ("8d", "0s"):
+        refused = cli("produce", stream, "-", "--timeout", lease, stdin=b"x\n")
+        assert refused.code == ExitCode.REFUSED
+        assert "a transaction may stay open for up to" in refused.err
+
+
+def test_records_of_a_key_keep_their_order_over_scales_and_rolling_commits(
+    cli: Cli, b: bridge.Bridge, stream: str
+) -> None:
+    values = grown(b, stream)
+    read = by_key(cli("consume", stream, "--format", "{key}={value}").out)
+    assert read == {key.decode(): values for key in KEYS}
+    causes = [epoch["cause"] for epoch in cli.json("stream", "history", stream)["epochs"]]
+    assert causes == ["create", "scale", "scale", "scale", "rolling-transactions", "rolling-active"]
+
+
+def test_what_is_open_or_aborted_is_not_read_and_does_not_hold_up(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+    open_one = b.begin(stream)
+    open_one.write_all(stream, [(None, b"open")])
+    open_one.flush()
+    aborted = b.begin(stream)
+    aborted.write_all(stream, [(None, b"aborted")])
+    aborted.abort()
+    write(b, stream, b"committed")
+    assert set(cli("consume", stream).out.splitlines()) == {"committed"}
+    open_one.abort()
+
+
+def test_an_open_native_transaction_is_waited_for_and_then_named(
+    cli: Cli, cluster: EmbeddedCluster, b: bridge.Bridge, stream: str
+) -> None:
+    write(b, stream, b"x")
+    topic = b.admin.describe(stream).config.name.segment_topic(bridge.SegmentId.of(0, 0))
+    producer = Producer({**producer_config(cluster.bootstrap_servers), "transactional.id": f"holds-{topic}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"undecided", on_delivery=lambda error, _: None)
+    producer.flush(30)
+    stalled = cli("consume", stream, "--wait", "1500ms")
+    assert stalled.code == ExitCode.UNAVAILABLE
+    assert "a native transaction is still open there" in stalled.err
+    assert "segments 0.#epoch.0 at" in stalled.err
+    producer.abort_transaction(30)
+    read = cli("consume", stream)
+    assert read.code == ExitCode.OK
+    assert read.out.splitlines() == ["x"] * len(KEYS)
+
+
+def read_lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout is not None
+    return [process.stdout.readline().rstrip("\n") for _ in range(count)]
+
+
+def test_following_goes_on_over_new_epochs_until_it_is_interrupted(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+    with cli.start("consume", stream, "--follow", "--format", "{key}={value}") as reader:
+        write(b, stream, b"0")
+        assert len(by_key("\n".join(read_lines(reader, len(KEYS))))) == len(KEYS)
+        values = grown(b, stream)
+        read = by_key("\n".join(read_lines(reader, len(KEYS) * len(values))))
+        assert read == {key.decode(): values for key in KEYS}
+        reader.send_signal(signal.SIGINT)
+        assert reader.wait(30) == ExitCode.INTERRUPTED
+        assert reader.stderr is not None
+        assert "interrupted" in reader.stderr.read()
+
+
+def test_following_from_the_end_leaves_out_what_was_there(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+    write(b, stream, b"old")
+    with cli.start("consume", stream, "--from-end", "--follow", "--max-records", "1") as reader:
+        number = 0
+        while reader.poll() is None:
+            write(b, stream, b"%d" % number)
+            number += 1
+        assert reader.stdout is not None
+        assert reader.stdout.read().strip() in {str(count) for count in range(number)}
+        assert reader.returncode == ExitCode.OK
+
+
+def test_a_reader_that_was_left_ends_without_a_complaint(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+    write(b, stream, b"x")
+    with cli.start("consume", stream, "--follow") as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "x\n"
+        reader.stdout.close()
+        while reader.poll() is None:
+            write(b, stream, b"y")
+        assert reader.returncode == ExitCode.OK
+        assert reader.stderr is not None
+        assert "Error" not in reader.stderr.read()
+
+
+def test_following_a_stream_that_is_deleted_ends_and_says_so(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+    write(b, stream, b"x")
+    with cli.start("consume", stream, "--follow") as reader:
+        assert read_lines(reader, len(KEYS)) == ["x"] * len(KEYS)
+        b.admin.delete_stream(stream)
+        assert reader.wait(60) == ExitCode.NOT_FOUND
+        assert reader.stderr is not None
+        assert f"stream {stream} does not exist" in reader.stderr.read()

@@ -1,0 +1,174 @@
+"""``rollbridge stream`` and ``rollbridge txn`` against a real cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+import bridge
+from bridge.cli.exit_codes import ExitCode
+from bridge.embedded import EmbeddedCluster
+from bridge.errors import TransactionAborted
+from integration_tests.command_line import Cli
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def b(cluster: EmbeddedCluster) -> Iterator[bridge.Bridge]:
+    coordinator = cluster.start_coordinator()
+    with bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="cli-tests") as connection:
+        yield connection
+    cluster.stop_coordinator(coordinator)
+
+
+@pytest.fixture
+def cli(cluster: EmbeddedCluster, b: bridge.Bridge) -> Cli:
+    return Cli(cluster)
+
+
+@pytest.fixture
+def stream(unique_name: Callable[[str], str]) -> str:
+    return f"cli/{unique_name('stream')}"
+
+
+def eventually(ask: Callable[[], Any]) -> Any:
+    """The first true answer."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
+    return answer
+
+
+def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -> None:
+    created = cli.json("stream", "create", stream, "--segments", "2")
+    assert [(item["segment"], item["low"], item["high"]) for item in created["segments"]] == [
+        ("0.#epoch.0", 0.0, 0.5),
+        ("1.#epoch.0", 0.5, 1.0),
+    ]
+    again = cli("stream", "create", stream)
+    assert again.code == ExitCode.CONFLICT
+    assert "exists" in again.err
+
+    assert stream in [item["stream"] for item in cli.json("stream", "list")]
+    assert stream in cli("stream", "list", "--scope", "cli").out
+    assert cli.json("stream", "list", "--scope", "no-such-scope") == []
+
+    scaled = cli.json("stream", "scale", stream, "--seal", "0", "--into", "2")
+    assert (scaled["epoch"], scaled["reference_epoch"], scaled["cause"]) == (1, 1, "scale")
+    assert [item["number"] for item in scaled["segments"]] == [2, 3, 1]
+    merged = cli("stream", "scale", stream, "--seal", "3,2", "--range", "0:0.5")
+    assert merged.code == ExitCode.OK
+    assert "[0, 0.5)" in merged.out
+
+    described = cli.json("stream", "describe", stream)
+    assert (described["epochs"], described["group"]) == (3, "cli/default")
+    assert described["leader"]
+    assert stream in cli("stream", "describe", stream).out
+
+    picture = tmp_path / "lineage.svg"
+    history = cli.json("stream", "history", stream, "--svg", str(picture))
+    assert [epoch["cause"] for epoch in history["epochs"]] == ["create", "scale", "scale"]
+    assert history["epochs"][1]["sealed_ends"] == {"0.#epoch.0": 0}
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    assert cli("stream", "history", stream, "--svg", "-").out == picture.read_text(encoding="utf-8")
+    assert "2.#epoch.1 at 0" in cli("stream", "history", stream).out
+
+    assert cli("stream", "delete", stream, "--yes").code == ExitCode.OK
+    for arguments in (["describe"], ["history"], ["delete", "--yes"], ["scale", "--seal", "0", "--into", "2"]):
+        gone = cli("stream", arguments[0], stream, *arguments[1:])
+        assert gone.code == ExitCode.NOT_FOUND
+        assert f"stream {stream} does not exist" in gone.err
+
+
+def test_a_deletion_is_asked_about(cli: Cli, stream: str) -> None:
+    cli("stream", "create", stream)
+    refused = cli("stream", "delete", stream)
+    assert refused.code == ExitCode.USAGE
+    assert "--yes" in refused.err
+    assert cli("stream", "describe", stream).code == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seal", "0", "--range", "0:0.4"], "must cover exactly [0, 0.5)"),
+        (["--seal", "0", "--range", "0:0.3", "--range", "0.2:0.5"], "overlap"),
+        (["--seal", "0", "--range", "0:2"], "is not a key range"),
+        (["--seal", "7", "--range", "0:0.5"], "not active: 7; active in epoch 0 are 0, 1"),
+        (["--seal", "7", "--into", "2"], "active are 0, 1"),
+    ],
+)
+def test_a_scale_that_can_not_be_changes_nothing(cli: Cli, stream: str, arguments: list[str], words: str) -> None:
+    cli("stream", "create", stream, "--segments", "2")
+    refused = cli("stream", "scale", stream, *arguments, "--json")
+    assert refused.code == ExitCode.REFUSED
+    assert words in json.loads(refused.err)["error"]["message"]
+    assert cli.json("stream", "describe", stream)["epochs"] == 1
+
+
+@pytest.mark.parametrize("arguments", [["stream", "describe"], ["stream", "history"], ["produce"], ["consume"]])
+def test_an_unknown_scope_is_named(cli: Cli, arguments: list[str], unique_name: Callable[[str], str]) -> None:
+    scope = unique_name("nowhere")
+    found = cli(*arguments, f"{scope}/t")
+    assert found.code == ExitCode.NOT_FOUND
+    assert f"there is no scope {scope}" in found.err
+
+
+def test_a_picture_that_can_not_be_written(cli: Cli, stream: str, tmp_path: Path) -> None:
+    cli("stream", "create", stream)
+    found = cli("stream", "history", stream, "--svg", str(tmp_path / "missing" / "x.svg"))
+    assert found.code == ExitCode.ENVIRONMENT
+    assert "No such file or directory" in found.err
+
+
+def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+    cli("stream", "create", stream)
+    label = f"load\x1b[31m of {stream}"
+    txn = b.begin(stream, label=label, timeout=timedelta(hours=2))
+    txn.write(stream, value=b"never seen").add_done_callback(lambda future: None)
+    txn.flush()
+    other = b.begin(stream)
+    other.flush()
+    mine = ["txn", "list", "--stream", stream]
+    eventually(lambda: len(cli.json(*mine)) == 2)
+
+    def ids(*arguments: str) -> list[str]:
+        return [item["transaction"] for item in cli.json(*mine, *arguments)]
+
+    assert ids() == [str(txn.id), str(other.id)], "oldest first"
+    assert ids("--label", "load") == [str(txn.id)]
+    assert ids("--client", "cli-tests", "--max-lease", "3h") == [str(txn.id)]
+    assert ids("--client", "somebody-else") == []
+    assert ids("--group", "cli/default", "--min-age", "100ms", "--state", "open") == [str(txn.id), str(other.id)]
+    assert ids("--group", "cli/other") == []
+    assert ids("--min-age", "1h") == []
+    assert ids("--state", "committing") == []
+
+    described = cli.json("txn", "describe", str(txn.id))
+    assert (described["label"], described["lease_ms"], described["streams"]) == (label, 7_200_000, {stream: 0})
+    assert described["lease_left_ms"] + described["age_ms"] == described["lease_ms"]
+    for text in (cli(*mine).out, cli("txn", "describe", str(txn.id)).out, cli("stream", "describe", stream).out):
+        assert f"load\ufffd[31m of {stream}" in text
+        assert "\x1b" not in text
+
+    aborted = cli.json("txn", "abort", str(txn.id), "--reason", "stuck since Monday")
+    assert aborted == {"transaction": str(txn.id), "aborted": True, "reason": "stuck since Monday"}
+    with pytest.raises(TransactionAborted, match="stuck since Monday"):
+        txn.commit()
+    assert ids() == [str(other.id)]
+    for command in ("describe", "abort"):
+        gone = cli("txn", command, str(txn.id))
+        assert gone.code == ExitCode.NOT_FOUND
+        assert "no open transaction" in gone.err
+    other.abort()
+    eventually(lambda: not cli.json(*mine))
+    assert "No open transaction" in cli(*mine).out
