@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from bridge.config import load_settings
 from bridge.errors import RollbridgeError
 from coordinator.config import CoordinatorSettings
 from coordinator.daemon import Daemon
@@ -47,10 +48,15 @@ def main(
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     try:
         more = {} if name is None else {"name": name}
+        # Security comes from where clients have it from, too: the environment or the TOML file that it names.
+        connection = load_settings(
+            {"bootstrap_servers": bootstrap_servers, "zookeeper": zookeeper, "zookeeper_root": zookeeper_root}
+        )
         settings = CoordinatorSettings(
-            bootstrap_servers=bootstrap_servers,
-            zookeeper=zookeeper,
-            zookeeper_root=zookeeper_root,
+            bootstrap_servers=connection.bootstrap_servers,
+            zookeeper=connection.zookeeper,
+            zookeeper_root=connection.zookeeper_root,
+            security=connection.kafka,
             session_timeout_s=session_timeout,
             **more,  # type: ignore[arg-type]
         )

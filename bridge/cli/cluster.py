@@ -163,6 +163,9 @@ def coordinator(context: CliContext, arguments: tuple[str, ...]) -> int:
             settings.zookeeper_root,
             *arguments,
         )
+    if context.config_file is not None:
+        # For what has no option of its own: security, which must not stand on a command line that others can see.
+        os.environ[CONFIG_VARIABLE] = str(context.config_file)
     sys.argv = ["rollbridge coordinator", *arguments]
     try:
         runpy.run_module("coordinator", run_name="__main__", alter_sys=True)

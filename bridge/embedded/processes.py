@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 MARK: Final = "ROLLBRIDGE_EMBEDDED"
 
 _POLL_SECONDS = 0.02
+_FOREIGN = ("ROLLBRIDGE_CONFIG", "ROLLBRIDGE_KAFKA_", "ROLLBRIDGE_ZOOKEEPER", "ROLLBRIDGE_BOOTSTRAP_SERVERS")
+"""Settings of another cluster, which the processes of this one must not inherit."""
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Our own children, kept so that they are reaped when they end while this process lives on."""
@@ -39,7 +41,8 @@ def spawn(
     env: Mapping[str, str] | None = None,
 ) -> psutil.Process:
     """Start a daemon in a session of its own, appending what it prints to ``output``."""
-    environment = {**os.environ, **(env or {}), MARK: f"{part}@{home.resolve()}"}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
+    environment = {**inherited, **(env or {}), MARK: f"{part}@{home.resolve()}"}
     with open(output, "ab") as log:
         child = subprocess.Popen(
             command,

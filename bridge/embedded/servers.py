@@ -245,6 +245,8 @@ class CoordinatorDaemon:
             self.state.bootstrap_servers,
             "--zookeeper",
             self.state.zookeeper,
+            "--zookeeper-root",
+            probes.ZOOKEEPER_ROOT,
         ]
 
     def answers(self) -> bool:

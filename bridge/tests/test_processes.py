@@ -107,3 +107,15 @@ def test_this_process_is_never_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
         [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == "{}"
+
+
+def test_settings_of_another_cluster_are_not_inherited(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLBRIDGE_KAFKA_SASL_PASSWORD", "hush")
+    monkeypatch.setenv("ROLLBRIDGE_CONFIG", "/elsewhere.toml")
+    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER_ROOT", "/elsewhere")
+    monkeypatch.setenv("ROLLBRIDGE_TEST_OTHER", "stays")
+    environment = start(tmp_path / "home", "a", OBEDIENT).environ()
+    assert {key for key in environment if key.startswith("ROLLBRIDGE_")} >= {"ROLLBRIDGE_TEST_OTHER", processes.MARK}
+    assert not {"ROLLBRIDGE_KAFKA_SASL_PASSWORD", "ROLLBRIDGE_CONFIG", "ROLLBRIDGE_ZOOKEEPER_ROOT"} & set(environment)
