@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from bridge.client.futures import Completion
-from bridge.errors import KafkaUnavailable
+from bridge.errors import KafkaUnavailable, NotFoundError
 from bridge.kafka.clients import consumer_config
 from bridge.kafka.metadata import Isolation
+from bridge.kafka.topics import TopicAdmin
 from bridge.kafka.translate import translate
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.names import GroupName
@@ -52,6 +54,10 @@ class OutcomeTail:
             self._consumer = Consumer(settings, logger=logger)
         except (KafkaException, ValueError, TypeError) as fault:
             raise translate(fault, "start a consumer") from fault
+        self._admin = TopicAdmin(bootstrap_servers, security=security, client_id=client_id)
+        # A consumer lets one thread in at a time, and one that polls again and again keeps all others out, so the
+        # polling thread itself begins to read what others ask for. Each partition has its offset already.
+        self._wanted: deque[TopicPartition] = deque()
         self._followed: set[GroupName] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -68,8 +74,7 @@ class OutcomeTail:
         with self._lock:
             if group in self._followed:
                 return
-            end = self._end_of(group, timeout_s)
-            self._consumer.incremental_assign([TopicPartition(group.commit_log_topic, 0, end)])
+            self._wanted.append(TopicPartition(group.commit_log_topic, 0, self._end_of(group, timeout_s)))
             self._followed.add(group)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._tail, name="rollbridge-outcomes", daemon=True)
@@ -86,25 +91,24 @@ class OutcomeTail:
         self.waiting.clear()
 
     def _end_of(self, group: GroupName, timeout_s: float) -> int:
+        """Asked for through an admin client, because the consumer belongs to the polling thread."""
         deadline = time.monotonic() + timeout_s
-        partition = TopicPartition(group.commit_log_topic, 0)
         while True:
-            left = deadline - time.monotonic()
             try:
-                _, end = self._consumer.get_watermark_offsets(partition, timeout=max(left, _RETRY_S))
-            except KafkaException as fault:
-                if left <= _RETRY_S:
+                return self._admin.end_offsets([group.commit_log_topic])[group.commit_log_topic]
+            except (NotFoundError, KafkaUnavailable) as fault:
+                if time.monotonic() >= deadline:
                     raise KafkaUnavailable(
                         f"the commit log {group.commit_log_topic} could not be read within {timeout_s:g} s: "
                         f"{fault}; nothing was written"
                     ) from fault
                 time.sleep(_RETRY_S)
-            else:
-                return int(end)
 
     def _tail(self) -> None:
         poll, consume = self._consumer.poll, self._consumer.consume
         while not self._stopping.is_set():
+            while self._wanted:
+                self._consumer.incremental_assign([self._wanted.popleft()])
             first = poll(_POLL_S)
             if first is not None:
                 # consume(n, t) waits until there are n messages or t has passed; with 0 it takes what is there.
