@@ -1,0 +1,168 @@
+"""Several coordinators: they share groups, take over from one that dies or is paused, and survive their servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import bridge
+from bridge.embedded import EmbeddedCluster
+from bridge.model import paths
+from bridge.model.names import GroupName
+from bridge.model.records import ControllerEpoch
+from bridge.zookeeper.session import ZooKeeperSession
+
+OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
+
+
+@contextmanager
+def coordinator(cluster: EmbeddedCluster, root: str, name: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A coordinator process with a short session."""
+    command = [
+        sys.executable,
+        "-m",
+        "coordinator",
+        f"--bootstrap-servers={cluster.bootstrap_servers}",
+        f"--zookeeper={cluster.zookeeper}",
+        f"--zookeeper-root={root}",
+        "--session-timeout=1",
+        f"--name={name}",
+    ]
+    with (log / f"{name}.log").open("ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGCONT)
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.fixture
+def root(unique_name: Callable[[str], str]) -> str:
+    """A ZooKeeper root path of this test's own."""
+    return f"/{unique_name('failover')}"
+
+
+@pytest.fixture
+def session(cluster: EmbeddedCluster, root: str) -> Iterator[ZooKeeperSession]:
+    with ZooKeeperSession(cluster.zookeeper, root=root) as opened:
+        yield opened
+
+
+def connected(cluster: EmbeddedCluster, root: str) -> bridge.Bridge:
+    return bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=OPTIONS)
+
+
+def until(condition: Callable[[], object], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the state that was waited for did not come"
+        time.sleep(0.05)
+
+
+def leader(session: ZooKeeperSession, group: GroupName) -> str | None:
+    node = session.get(paths.leader(group))
+    return None if node is None else node.value.decode()
+
+
+def epoch(session: ZooKeeperSession, group: GroupName) -> int:
+    node = session.get(paths.controller(group))
+    return 0 if node is None else ControllerEpoch.from_json(node.value).epoch
+
+
+def commit_one(b: bridge.Bridge, stream: str, value: bytes) -> bridge.CommitResult:
+    with b.transaction(stream) as txn:
+        txn.write(stream, key=value, value=value)
+    return txn.commit()
+
+
+def test_groups_are_shared_and_taken_over(
+    cluster: EmbeddedCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    scope = unique_name("shared")
+    groups = [GroupName(scope, f"g{number}") for number in range(6)]
+    with (
+        coordinator(cluster, root, "one", tmp_path) as first,
+        coordinator(cluster, root, "two", tmp_path),
+        connected(cluster, root) as b,
+    ):
+        until(lambda: len(session.children(paths.COORDINATORS)) == 2)
+        for number, group in enumerate(groups):
+            b.admin.create_stream(f"{scope}/s{number}", group=group.group)
+        until(lambda: {leader(session, group) for group in groups} == {"one", "two"})
+        first.kill()
+        first.wait(10)
+        until(lambda: {leader(session, group) for group in groups} == {"two"})
+        for number in range(len(groups)):
+            assert commit_one(b, f"{scope}/s{number}", b"after").records == 1
+
+
+def test_a_group_moves_to_its_first_choice_when_that_arrives(
+    cluster: EmbeddedCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    scope = unique_name("moves")
+    groups = [GroupName(scope, f"g{number}") for number in range(6)]
+    with coordinator(cluster, root, "one", tmp_path), connected(cluster, root) as b:
+        for number, group in enumerate(groups):
+            b.admin.create_stream(f"{scope}/s{number}", group=group.group)
+        assert {leader(session, group) for group in groups} == {"one"}
+        with coordinator(cluster, root, "two", tmp_path):
+            until(lambda: {leader(session, group) for group in groups} == {"one", "two"})
+            for number in range(len(groups)):
+                assert commit_one(b, f"{scope}/s{number}", b"during").records == 1
+        until(lambda: {leader(session, group) for group in groups} == {"one"})
+
+
+def test_a_paused_leader_that_comes_back_changes_nothing(
+    cluster: EmbeddedCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    stream = f"{unique_name('paused')}/s"
+    group = GroupName(stream.split("/")[0])
+    with coordinator(cluster, root, "old", tmp_path) as old, connected(cluster, root) as b:
+        b.admin.create_stream(stream, segments=2)
+        long = b.begin(stream)
+        long.write(stream, key=b"long", value=b"long")
+        results = [commit_one(b, stream, b"before")]
+        os.kill(old.pid, signal.SIGSTOP)
+        with coordinator(cluster, root, "new", tmp_path):
+            results.append(commit_one(b, stream, b"meanwhile"))
+            taken = epoch(session, group)
+            assert leader(session, group) == "new"
+            os.kill(old.pid, signal.SIGCONT)
+            until(lambda: "no longer the leader" in (tmp_path / "old.log").read_text())
+            results.append(commit_one(b, stream, b"after"))
+            results.append(long.commit())
+            assert epoch(session, group) >= taken
+        positions = [result.position for result in results]
+        assert positions == sorted(set(positions))
+
+
+@pytest.mark.parametrize("part", ["kafka", "zookeeper"])
+def test_a_server_that_restarts_is_waited_for(
+    root: str, unique_name: Callable[[str], str], tmp_path: Path, part: str
+) -> None:
+    stream = f"{unique_name('restart')}/s"
+    with (
+        EmbeddedCluster() as own,
+        coordinator(own, root, "one", tmp_path),
+        connected(own, root) as b,
+    ):
+        b.admin.create_stream(stream, segments=2)
+        before = b.begin(stream)
+        before.write(stream, key=b"k", value=b"before")
+        before.flush()
+        own.restart(part, gracefully=False)
+        before.write(stream, key=b"k", value=b"after")
+        result = before.commit()
+        assert result.records == 2
+        assert commit_one(b, stream, b"more").position > result.position
