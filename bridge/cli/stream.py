@@ -45,7 +45,13 @@ def stream() -> None:
 @click.option(
     "--replication-factor", type=int, default=-1, metavar="N", help="Of all its topics.  [default: the broker's]"
 )
-@click.option("--record-bytes-max", type=click.IntRange(0), default=0, metavar="N", help="[default: 1000000]")
+@click.option(
+    "--record-bytes-max",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Largest record, bytes.  [default: 1000000]",
+)
 @click.pass_obj
 def create(
     context: CliContext,

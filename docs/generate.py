@@ -1,0 +1,198 @@
+"""Write the parts of these pages that follow from the code: the state table, and the reference of the command line.
+
+``python docs/generate.py`` writes them; with ``--check`` it only says which are stale, and exits with 1 if any is. A
+test does the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+import bridge  # so that every module with error classes is loaded
+from bridge.cli.exit_codes import MEANINGS
+from bridge.cli.main import rollbridge
+from bridge.errors import RollbridgeError
+from bridge.model.transaction import TRANSITIONS, Event, Move, Reply, State
+
+HERE: Final = Path(__file__).parent
+_BOUNDS: Final = re.compile(r"\[[0-9]*<?=?x[<>]=?[0-9]+\]")
+"""What click says of the bounds of a number; the message of a wrong one says it better."""
+
+EVENTS: Final = {
+    Event.BEGIN: "a BEGIN frame; one stands in the buffer of each of its streams",
+    Event.DATA: "a DATA frame",
+    Event.COMMIT: "the COMMIT frame, in the buffer of its first stream",
+    Event.ABORT: "the ABORT frame, in the buffer of its first stream, or an admin request",
+    Event.EXPIRE: "its lease has run out, and the buffers have been read to their ends",
+    Event.REFUSE: "the leader found that it can not be merged: incomplete, corrupt or over a limit",
+    Event.MERGED: "the native transaction that holds its records and its commit record is committed",
+    Event.ABORT_LOGGED: "the native transaction that holds its abort record is committed",
+}
+STATES: Final = {
+    State.UNKNOWN: "the leader has no record of it",
+    State.OPEN: "it takes frames; its lease runs",
+    State.COMMITTING: "its commit was asked for; it waits for its merge",
+    State.COMMITTED: "its records are visible, its commit record is on the commit log",
+    State.ABORTING: "its abort is decided; it waits for its abort record",
+    State.ABORTED: "its abort record is on the commit log; nothing of it is or will be visible",
+}
+STATES_PAGE: Final = """\
+# The life of a transaction
+
+Every pair of state and event, refusals and repeats included. This page is written by `docs/generate.py` from
+`bridge/model/transaction.py`; a test fails when it is stale.
+
+```mermaid
+{diagram}
+```
+
+## States
+
+{states}
+
+## Events
+
+{events}
+
+## Table
+
+{table}
+
+An arrow is a change of state. The words for events that change nothing:
+
+{replies}
+"""
+
+
+def protocol_states() -> str:
+    """The page ``protocol-states.md``."""
+    return STATES_PAGE.format(
+        diagram="\n".join(_diagram()),
+        states=_markdown_table(("state", ""), [(f"`{state}`", STATES[state]) for state in State]),
+        events=_markdown_table(("event", ""), [(f"`{event}`", EVENTS[event]) for event in Event]),
+        table=_markdown_table(
+            ("", *(f"`{state}`" for state in State)),
+            [(f"`{event}`", *(_cell(TRANSITIONS[state, event]) for state in State)) for event in Event],
+        ),
+        replies=_markdown_table(("", ""), [(_word(reply), reply.value) for reply in Reply]),
+    )
+
+
+def _diagram() -> Iterator[str]:
+    yield "stateDiagram-v2"
+    yield f"    [*] --> {State.UNKNOWN}"
+    for state in State:
+        targets: dict[State, list[str]] = {}
+        for event in Event:
+            row = TRANSITIONS[state, event]
+            if isinstance(row, Move):
+                targets.setdefault(row.to, []).append(event.value)
+        for target, events in targets.items():
+            yield f"    {state} --> {target}: {', '.join(events)}"
+        if not targets:
+            yield f"    {state} --> [*]"
+
+
+def _cell(row: Move | Reply) -> str:
+    return f"**→ `{row.to}`**" if isinstance(row, Move) else _word(row)
+
+
+def _word(reply: Reply) -> str:
+    return reply.name.lower().replace("_", " ")
+
+
+def command_reference() -> str:
+    """Every command with its options, and the exit codes: the last part of ``cli.md``."""
+    parts = ["## Global options", "", "They may stand before or behind the command.", ""]
+    parts += [_options(rollbridge), "", "## Commands"]
+    for path, command in _commands(rollbridge, "rollbridge"):
+        context = click.Context(command, info_name=path)
+        usage = " ".join(command.collect_usage_pieces(context))
+        parts += ["", f"### `{path}`", "", f"`{path} {usage}`", "", _prose(command.help or "")]
+        if options := _options(command):
+            parts += ["", options]
+    parts += ["", "## Exit codes", "", "With `--json` an error is an object with its `code` on standard error.", ""]
+    rows = [
+        (str(int(code)), meaning, ", ".join(f"`{name}`" for name in _codes(int(code))) or "")
+        for code, meaning in MEANINGS.items()
+    ]
+    parts.append(_markdown_table(("exit code", "meaning", "`code` of the error"), rows))
+    return "\n".join(parts) + "\n"
+
+
+def _commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{path} {name}")
+        elif command is not None:
+            yield f"{path} {name}", command
+
+
+def _options(command: click.Command) -> str:
+    context = click.Context(command, info_name=command.name)
+    records = [
+        parameter.get_help_record(context) for parameter in command.params if isinstance(parameter, click.Option)
+    ]
+    rows = [
+        (f"`{' '.join(names.split())}`", " ".join(_BOUNDS.sub("", text).split()))
+        for names, text in filter(None, records)
+    ]
+    return _markdown_table(("option", ""), rows) if rows else ""
+
+
+def _prose(text: str) -> str:
+    return re.sub(r"(?<!`)(--[a-z-]+)", r"`\1`", inspect.cleandoc(text))
+
+
+def _codes(exit_code: int) -> list[str]:
+    found = {1: ["unexpected"], 2: ["usage"], 130: ["interrupted"]}.get(exit_code, [])
+    return found + sorted({error.code for error in _errors(RollbridgeError) if error.exit_code == exit_code})
+
+
+def _errors(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:
+    yield base
+    for error in base.__subclasses__():
+        yield from _errors(error)
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---" for _ in head], *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def pages() -> dict[Path, str]:
+    """Every page that this writes, as it should be."""
+    cli = HERE / "cli.md"
+    written, marker, _ = cli.read_text(encoding="utf-8").partition("<!-- From here on")
+    end_of_marker = " written by docs/generate.py; a test fails when it is stale. -->\n\n"
+    return {
+        HERE / "protocol-states.md": protocol_states(),
+        cli: written + (marker or "<!-- From here on") + end_of_marker + command_reference(),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check; returns the exit code."""
+    assert bridge.__all__
+    stale = []
+    for path, text in pages().items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(path.name)
+            if "--check" not in arguments:
+                path.write_text(text, encoding="utf-8")
+    if stale:
+        print(("stale" if "--check" in arguments else "written") + f": {', '.join(stale)}")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
