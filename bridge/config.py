@@ -11,6 +11,8 @@ From strongest to weakest:
        zookeeper = "zk-1:2181,zk-2:2181,zk-3:2181"
        [kafka]
        security.protocol = "SASL_SSL"
+       [coordinator]                      # only coordinators look at this table
+       cache_bytes_max = 268435456
 
 4. the embedded cluster, if one was started with ``rollbridge up`` and neither address is set above. Half an address is
    never completed from there: a foreign Kafka with the embedded ZooKeeper is what nobody wants.
@@ -200,8 +202,8 @@ def _from_file(path: Path, faults: list[str]) -> _Layer:
     values: dict[str, str] = {}
     for key, value in document.items():
         match value:
-            case _ if key == "kafka":
-                continue
+            case _ if key in ("kafka", "coordinator"):
+                continue  # the latter is for coordinators alone, which check it
             case _ if key not in _KEYS:
                 faults.append(f"{key} (in {path}): is unknown{_nearest(key, (*_KEYS, 'kafka'))}")
             case str():

@@ -8,59 +8,36 @@ import sys
 
 import click
 
-from bridge.config import load_settings
 from bridge.errors import RollbridgeError
-from coordinator.config import CoordinatorSettings
+from coordinator.config import load_coordinator_settings
 from coordinator.daemon import Daemon
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 
 
 @click.command(name="coordinator")
-@click.option("--bootstrap-servers", required=True, help="Kafka brokers, host:port,...")
-@click.option("--zookeeper", required=True, help="ZooKeeper servers, host:port,...")
-@click.option(
-    "--zookeeper-root",
-    default="/rollbridge",
-    show_default=True,
-    envvar="ROLLBRIDGE_ZOOKEEPER_ROOT",
-    help="Path under which everything stands.",
-)
+@click.option("--bootstrap-servers", default=None, help="Kafka brokers, host:port,...")
+@click.option("--zookeeper", default=None, help="ZooKeeper servers, host:port,...")
+@click.option("--zookeeper-root", default=None, help="Path under which everything stands (default: /rollbridge).")
 @click.option("--name", default=None, help="Name among the coordinators (default: host and process id).")
 @click.option(
     "--session-timeout",
-    default=6.0,
-    show_default=True,
-    envvar="ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT",
-    help="ZooKeeper session time-out in seconds: how soon another coordinator takes over.",
+    "session_timeout_s",
+    type=float,
+    default=None,
+    help="ZooKeeper session time-out in seconds, how soon another coordinator takes over (default: 6).",
 )
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
-def main(
-    bootstrap_servers: str,
-    zookeeper: str,
-    zookeeper_root: str,
-    name: str | None,
-    session_timeout: float,
-    log_level: str,
-) -> None:
-    """Run a coordinator: lead transaction groups, merge, scale and roll."""
+def main(log_level: str, **flags: str | float | None) -> None:
+    """Run a coordinator: lead transaction groups, merge, scale and roll.
+
+    Limits and delays come from ROLLBRIDGE_COORDINATOR_... variables or the [coordinator] table of the TOML file that
+    ROLLBRIDGE_CONFIG names.
+    """
     logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     try:
-        more = {} if name is None else {"name": name}
-        # Security comes from where clients have it from, too: the environment or the TOML file that it names.
-        connection = load_settings(
-            {"bootstrap_servers": bootstrap_servers, "zookeeper": zookeeper, "zookeeper_root": zookeeper_root}
-        )
-        settings = CoordinatorSettings(
-            bootstrap_servers=connection.bootstrap_servers,
-            zookeeper=connection.zookeeper,
-            zookeeper_root=connection.zookeeper_root,
-            security=connection.kafka,
-            session_timeout_s=session_timeout,
-            **more,  # type: ignore[arg-type]
-        )
-        daemon = Daemon(settings)
+        daemon = Daemon(load_coordinator_settings(flags))
         signal.signal(signal.SIGTERM, lambda _number, _frame: daemon.stop())
         signal.signal(signal.SIGINT, lambda _number, _frame: daemon.stop())
         daemon.run()

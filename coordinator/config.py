@@ -1,15 +1,29 @@
-"""Settings of a coordinator daemon."""
+"""Settings of a coordinator daemon, and where they come from.
+
+Addresses and security come from where clients have them from (:mod:`bridge.config`). Everything else comes from
+``ROLLBRIDGE_COORDINATOR_...`` variables, such as ``ROLLBRIDGE_COORDINATOR_CACHE_BYTES_MAX``, or from the table
+``[coordinator]`` of the TOML file that ``ROLLBRIDGE_CONFIG`` names; flags win over both.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import os
 import socket
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
 
+from bridge.config import CONFIG_VARIABLE, load_settings
 from bridge.errors import ConfigError
 from bridge.model.buffer import BufferLimits
 from coordinator.group import LeaderSettings
+
+PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
+_TABLE: Final = "coordinator"
 
 
 def _default_name() -> str:
@@ -44,17 +58,88 @@ class CoordinatorSettings:
     """Security settings for Kafka, named as in confluent-kafka's configuration."""
 
     def __post_init__(self) -> None:
-        faults = [
-            f"{name}: {value} is not positive"
-            for name, value in (
-                ("session_timeout_s", self.session_timeout_s),
-                ("seal_timeout_s", self.seal_timeout_s),
-                ("poll_s", self.poll_s),
-            )
-            if not value > 0
-        ]
+        numbers = {
+            "session_timeout_s": self.session_timeout_s,
+            "patience_s": self.patience_s,
+            "seal_timeout_s": self.seal_timeout_s,
+            "poll_s": self.poll_s,
+            **{item.name: getattr(self.limits, item.name) for item in dataclasses.fields(self.limits)},
+            **{item.name: getattr(self.leader, item.name) for item in dataclasses.fields(self.leader)},
+        }
+        faults = [f"{name}: {value} is not positive" for name, value in numbers.items() if not value > 0]
         faults += [f"{name}: missing" for name in ("bootstrap_servers", "zookeeper", "name") if not getattr(self, name)]
         if "/" in self.name:
             faults.append(f"name: {self.name!r} holds a slash")
         if faults:
             raise ConfigError("; ".join(faults))
+
+
+def load_coordinator_settings(
+    flags: Mapping[str, str | float | None], environ: Mapping[str, str] | None = None
+) -> CoordinatorSettings:
+    """The settings from flags, the environment and the TOML file, in this order of strength.
+
+    Raises:
+        ConfigError: something is wrong, unknown or missing; everything is named.
+    """
+    environ = os.environ if environ is None else environ
+    addresses = ("bootstrap_servers", "zookeeper", "zookeeper_root")
+    given = {name: flags.get(name) for name in addresses}
+    connection = load_settings({name: None if value is None else str(value) for name, value in given.items()})
+    own = _fields(CoordinatorSettings) - {*addresses, "security", "limits", "leader"}
+    limits, leader = _fields(BufferLimits), _fields(LeaderSettings)
+    values = _from_file(environ) | {
+        name: environ[variable]
+        for name in sorted(own | limits | leader)
+        if environ.get(variable := PREFIX + name.upper())
+    }
+    values |= {name: value for name, value in flags.items() if value is not None and name not in addresses}
+    faults = [
+        f"{_TABLE}.{name}: is unknown{_nearest(name, own | limits | leader)}"
+        for name in values.keys() - own - limits - leader
+    ]
+    parsed: dict[str, Any] = {}
+    for name in values.keys() & (own | limits | leader):
+        try:
+            parsed[name] = _parse(name, values[name])
+        except ValueError:
+            faults.append(f"{_TABLE}.{name}: {values[name]!r} is not a number")
+    if faults:
+        raise ConfigError("; ".join(sorted(faults)))
+    return CoordinatorSettings(
+        bootstrap_servers=connection.bootstrap_servers,
+        zookeeper=connection.zookeeper,
+        zookeeper_root=connection.zookeeper_root,
+        security=connection.kafka,
+        limits=BufferLimits(**{name: parsed[name] for name in parsed.keys() & limits}),
+        leader=LeaderSettings(**{name: parsed[name] for name in parsed.keys() & leader}),
+        **{name: parsed[name] for name in parsed.keys() & own},
+    )
+
+
+def _fields(kind: type) -> set[str]:
+    return {item.name for item in dataclasses.fields(kind)}
+
+
+def _parse(name: str, value: object) -> object:
+    """Names are text, delays in seconds may be fractions, everything else is a whole number."""
+    if name == "name":
+        return str(value)
+    return float(str(value)) if name.endswith("_s") else int(str(value))
+
+
+def _from_file(environ: Mapping[str, str]) -> dict[str, object]:
+    """The table of the TOML file, which has been read and checked for everything else before."""
+    path = environ.get(CONFIG_VARIABLE)
+    if not path:
+        return {}
+    with Path(path).expanduser().open("rb") as file:
+        table = tomllib.load(file).get(_TABLE, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{_TABLE} (in {path}): is {table!r}, but a table is expected")
+    return table
+
+
+def _nearest(key: str, known: set[str]) -> str:
+    nearest = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.6)
+    return f"; did you mean {nearest[0]}?" if nearest else ""

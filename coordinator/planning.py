@@ -56,16 +56,16 @@ Round = DirectRound | RollingRound | Refusal | Incomplete | None
 def plan_round(group: GroupState) -> Round:
     """What to do next for the transactions whose end is decided; None if there are none."""
     settings = group.settings
+    shapes = _Shapes(group)
     ready: list[BufferedTransaction] = []
     size = 0
     for transaction in group.fold.decided.values():
         if transaction.state is State.COMMITTING:
             if not transaction.is_complete():
                 return DirectRound(tuple(ready)) if ready else Incomplete(transaction)
-            fault = merge_fault(group, transaction)
+            fault, rolls = shapes.look_up(transaction)
             if fault is not None:
                 return DirectRound(tuple(ready)) if ready else Refusal(transaction, fault)
-            rolls = rolls_of(group, transaction)
             if rolls:
                 return DirectRound(tuple(ready)) if ready else _gather(group, rolls)
         if ready and (
@@ -77,11 +77,41 @@ def plan_round(group: GroupState) -> Round:
     return DirectRound(tuple(ready)) if ready else None
 
 
+class _Shapes:
+    """What is known of transactions that begin and end alike, for the length of one plan.
+
+    Frames with the same bytes are decoded to the same object, so most small transactions of a round share both their
+    begin and their manifest, and what follows from these two is worked out once.
+    """
+
+    def __init__(self, group: GroupState) -> None:
+        self._group = group
+        self._known: dict[tuple[int, int], tuple[str | None, dict[str, int]]] = {}
+
+    def look_up(self, transaction: BufferedTransaction) -> tuple[str | None, dict[str, int]]:
+        """Why a complete transaction can never be merged, and if it can, which rolls it needs."""
+        fault = transaction.manifest_fault()
+        if fault is not None:
+            return fault, {}
+        # Both are kept alive by the transaction, which stays where it is until the plan is made.
+        shape = (id(transaction.begin), id(transaction.manifest))
+        known = self._known.get(shape)
+        if known is None:
+            fault = _shape_fault(self._group, transaction)
+            known = (fault, {} if fault is not None else rolls_of(self._group, transaction))
+            self._known[shape] = known
+        return known
+
+
 def merge_fault(group: GroupState, transaction: BufferedTransaction) -> str | None:
     """Why a complete transaction can never be merged; None if it can."""
-    fault = transaction.manifest_fault()
-    if fault is not None or transaction.manifest is None:
-        return fault
+    return transaction.manifest_fault() or _shape_fault(group, transaction)
+
+
+def _shape_fault(group: GroupState, transaction: BufferedTransaction) -> str | None:
+    """The same, as far as it follows from its begin and its manifest alone."""
+    if transaction.manifest is None:
+        return None
     names = list(transaction.begin.streams)
     for piece in transaction.manifest.pieces:
         name = names[piece.stream]

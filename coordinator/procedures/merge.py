@@ -33,16 +33,16 @@ def append_round(
     spans: list[int] = []
     for transaction in transactions:
         if transaction.state is State.COMMITTING:
-            names = list(transaction.begin.streams.items())
+            epochs = transaction.begin.epochs
             for frame in transaction.merged_frames():
-                name, epoch = names[frame.piece.stream]
+                name, epoch = epochs[frame.piece.stream]
                 items.append((topics[name, epoch, frame.piece.segment], frame))
         spans.append(len(items))
     offsets = (yield from merge_frames(items)) if items else ()
     records = []
     start = 0
     for transaction, end in zip(transactions, spans, strict=True):
-        records.append(_control_record(group, transaction, items[start:end], offsets[start:end], now_ms))
+        records.append(_control_record(group, transaction, items, offsets, start, end, now_ms))
         start = end
     yield from append_control(group.commit_log, records)
 
@@ -80,14 +80,18 @@ def _control_record(
     transaction: BufferedTransaction,
     items: Sequence[tuple[str, FrameRef]],
     offsets: Sequence[int],
+    start: int,
+    end: int,
     now_ms: int,
 ) -> ControlRecord:
+    """The outcome of a transaction whose frames are the items from ``start`` to before ``end``."""
     placement: dict[str, dict[SegmentId, list[Run]]] = {}
     records = size = 0
-    for (topic, frame), offset in zip(items, offsets, strict=True):
+    for place in range(start, end):
+        topic, frame = items[place]
         stream, segment = _segment_of(topic)
         runs = placement.setdefault(stream, {}).setdefault(segment, [])
-        add_run(runs, frame.piece.part, offset, frame.records)
+        add_run(runs, frame.piece.part, offsets[place], frame.records)
         records += frame.records
         size += frame.size
     return ControlRecord(

@@ -37,6 +37,9 @@ def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more:
             "fetch.error.backoff.ms": 5,
             "fetch.message.max.bytes": 4 * 1024 * 1024,
             "queued.max.messages.kbytes": READ_AHEAD_KBYTES,
+            # What has been taken from a full read-ahead is fetched again at once; the default waits for a second.
+            "fetch.queue.backoff.ms": 5,
+            "socket.nagle.disable": True,
             "topic.metadata.refresh.interval.ms": 30_000,
             **more,
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -45,4 +47,31 @@ def test_a_faulty_setting_is_one_line_and_no_daemon(seen: list[CoordinatorSettin
     result = CliRunner().invoke(entry.main, ADDRESSES, env={"ROLLBRIDGE_KAFKA_SECURITY_PROTOCOL": "SLL"})
     assert result.exit_code == ConfigError.exit_code
     assert "kafka.security.protocol" in result.output
+    assert seen == []
+
+
+def test_limits_come_from_the_environment_over_the_file(seen: list[CoordinatorSettings], tmp_path: Path) -> None:
+    file = tmp_path / "rollbridge.toml"
+    file.write_text(
+        'bootstrap_servers = "b:1"\nzookeeper = "z:1"\n'
+        "[coordinator]\ncache_bytes_max = 1000\nlease_ms_max = 5\nsession_timeout_s = 2.5\n"
+    )
+    environment = {"ROLLBRIDGE_CONFIG": str(file), "ROLLBRIDGE_COORDINATOR_CACHE_BYTES_MAX": "2000"}
+    result = CliRunner().invoke(entry.main, ["--name", "me"], env=environment)
+    assert result.exit_code == 0, result.output
+    (settings,) = seen
+    assert (settings.bootstrap_servers, settings.name, settings.session_timeout_s) == ("b:1", "me", 2.5)
+    assert (settings.limits.cache_bytes_max, settings.limits.lease_ms_max) == (2000, 5)
+
+
+def test_every_faulty_limit_is_named(seen: list[CoordinatorSettings], tmp_path: Path) -> None:
+    file = tmp_path / "rollbridge.toml"
+    file.write_text('[coordinator]\ncach_bytes_max = 1\npoll_s = "soon"\n')
+    result = CliRunner().invoke(entry.main, ADDRESSES, env={"ROLLBRIDGE_CONFIG": str(file)})
+    assert result.exit_code == ConfigError.exit_code
+    assert "coordinator.cach_bytes_max: is unknown; did you mean cache_bytes_max?" in result.output
+    assert "coordinator.poll_s: 'soon' is not a number" in result.output
+    negative = {"ROLLBRIDGE_COORDINATOR_ROUND_BYTES_MAX": "-1"}
+    result = CliRunner().invoke(entry.main, ADDRESSES, env=negative)
+    assert "round_bytes_max: -1 is not positive" in result.output
     assert seen == []
