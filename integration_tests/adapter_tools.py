@@ -12,7 +12,8 @@ from bridge.kafka.clients import consumer_config
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import Partition, TopicAdmin
 
-TIMESTAMP = 1_700_000_000_000
+# Of today: brokers delete what is older than a week by its own timestamp.
+TIMESTAMP = int(time.time() * 1000)
 
 
 def batch_of(values: Iterable[bytes], compression: Compression = Compression.NONE) -> bytes:
@@ -30,9 +31,10 @@ def read_messages(
     partition: int = 0,
     isolation: Isolation = Isolation.READ_COMMITTED,
     settled: bool = True,
+    first: int = 0,
     timeout_s: float = 60.0,
 ) -> list[Message]:
-    """All records of a partition up to its end, read by librdkafka with checksums checked.
+    """All records of a partition from offset ``first`` to its end, read by librdkafka with checksums checked.
 
     ``settled`` waits first until no native transaction is open: a commit is answered before its markers are written.
     """
@@ -41,7 +43,7 @@ def read_messages(
     config = consumer_config(bootstrap_servers, isolation=isolation, extra={"fetch.wait.max.ms": 10})
     consumer = Consumer({**config, "enable.partition.eof": True})
     try:
-        consumer.assign([TopicPartition(topic, partition, 0)])
+        consumer.assign([TopicPartition(topic, partition, first)])
         found: list[Message] = []
         deadline = time.monotonic() + timeout_s
         while True:
@@ -66,9 +68,12 @@ def read_values(
     partition: int = 0,
     isolation: Isolation = Isolation.READ_COMMITTED,
     settled: bool = True,
+    first: int = 0,
 ) -> list[bytes | None]:
     """Values of :func:`read_messages`."""
-    messages = read_messages(bootstrap_servers, topic, partition=partition, isolation=isolation, settled=settled)
+    messages = read_messages(
+        bootstrap_servers, topic, partition=partition, isolation=isolation, settled=settled, first=first
+    )
     return [message.value() for message in messages]
 
 

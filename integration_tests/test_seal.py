@@ -1,0 +1,270 @@
+"""Sealing against a real broker: whoever writes, and however, nothing comes after the end that was returned."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from bridge.embedded import EmbeddedCluster
+from bridge.errors import InvalidRequestError
+from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.batches import Compression
+from bridge.kafka.clients import producer_config
+from bridge.kafka.errors import AppendRefusedError, SealTimeoutError, TopicNotFound
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.topics import TopicAdmin, TopicSpec
+from integration_tests.adapter_tools import await_settled, batch_of, eventually, read_messages, read_values
+
+
+@pytest.fixture
+def servers(cluster: EmbeddedCluster) -> str:
+    return cluster.bootstrap_servers
+
+
+@pytest.fixture
+def admin(servers: str) -> TopicAdmin:
+    return TopicAdmin(servers)
+
+
+@pytest.fixture
+def topic(admin: TopicAdmin, topic_prefix: str) -> str:
+    admin.create_topics([TopicSpec(name=topic_prefix)])
+    return topic_prefix
+
+
+class Hammer:
+    """Writes to a topic without pause, from a thread of its own, and notes which offsets were acknowledged."""
+
+    def __init__(self, servers: str, topic: str, value: bytes, **settings: object) -> None:
+        # As any Kafka user would configure it, so that successes are reported, too.
+        self._producer = Producer({**producer_config(servers), "delivery.report.only.error": False, **settings})
+        self._topic = topic
+        self._value = value
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.written: list[int] = []
+        self.refused: list[int | None] = []
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            # Enough under way to keep the broker busy, and no more than it can answer soon.
+            while len(self._producer) < 20:
+                self._producer.produce(self._topic, self._value, on_delivery=self._delivered)
+            self._producer.poll(0.001)
+        self._producer.flush(60)
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            offset = message.offset()
+            assert offset is not None
+            self.written.append(offset)
+        else:
+            self.refused.append(error.code())
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            eventually(lambda: len(self.written) > 20, "the hammer is at work")
+            yield
+            eventually(lambda: len(self.refused) > 20, "the hammer is refused")
+        finally:
+            self._stop.set()
+            self._thread.join(120)
+
+
+class TransactionHammer:
+    """Commits small native transactions to two topics, one of which is going to be sealed."""
+
+    def __init__(self, servers: str, topic: str, other: str) -> None:
+        self._appender = TransactionalAppender(servers, f"{topic}-hammer")
+        self._topics = (topic, other)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.committed: list[bytes] = []
+        self.refused = 0
+
+    def _run(self) -> None:
+        self._appender.init()
+        with self._appender:
+            n = 0
+            while not self._stop.is_set():
+                n += 1
+                value = b"%d" % n
+                try:
+                    self._appender.append((topic, batch_of([value])) for topic in self._topics)
+                except AppendRefusedError:
+                    self.refused += 1
+                    self._appender.abort()
+                    continue
+                self._appender.commit()
+                self.committed.append(value)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            eventually(lambda: len(self.committed) > 5, "transactions are committed")
+            yield
+            # More than one: the first refusal did not break the transactional id.
+            eventually(lambda: self.refused > 5, "transactions are refused")
+        finally:
+            self._stop.set()
+            self._thread.join(120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(20))
+def test_nothing_is_written_at_or_after_the_sealed_end(
+    servers: str, admin: TopicAdmin, topic: str, attempt: int
+) -> None:
+    """Idempotent and plain producers, large records and the tiniest, and native transactions, all at once."""
+    other = f"{topic}-other"
+    admin.create_topics([TopicSpec(name=other)])
+    hammers = [
+        Hammer(servers, topic, b"x" * 100),
+        Hammer(servers, topic, b"y" * 100, **{"enable.idempotence": False, "acks": "1"}),
+        Hammer(servers, topic, b"z", **{"enable.idempotence": False, "acks": "1", "batch.num.messages": 1}),
+    ]
+    transactions = TransactionHammer(servers, topic, other)
+    with hammers[0].at_work(), hammers[1].at_work(), hammers[2].at_work(), transactions.at_work():
+        end = admin.seal([topic])[topic]
+    everything = read_messages(servers, topic, isolation=Isolation.READ_UNCOMMITTED)
+    assert max(message.offset() or 0 for message in everything) < end
+    for hammer in hammers:
+        # Nothing that was acknowledged is beyond, and all of it is there.
+        assert max(hammer.written) < end
+        assert set(hammer.written) <= {message.offset() for message in everything}
+        assert set(hammer.refused) == {KafkaError.MSG_SIZE_TOO_LARGE}
+    committed = [value for value in read_values(servers, topic) if value is not None and value.isdigit()]
+    assert committed == transactions.committed == read_values(servers, other)
+
+
+def test_an_idempotent_pipeline_is_cut_once_and_stays_usable(servers: str, admin: TopicAdmin, topic: str) -> None:
+    """What lets a client re-route to the successors, order kept: all before the cut, none after."""
+    outcomes: list[tuple[int, int | None]] = []
+    producer = Producer({**producer_config(servers), "delivery.report.only.error": False})
+
+    def note(n: int) -> Callable[[KafkaError | None, Message], None]:
+        return lambda error, message: outcomes.append((n, None if error is None else error.code()))
+
+    def refused() -> bool:
+        for _ in range(20):
+            producer.produce(topic, b"v" * 50, on_delivery=note(len(sent)))
+            sent.append(None)
+        producer.poll(0.001)
+        return outcomes[-1:] != [] and outcomes[-1][1] is not None
+
+    sent: list[None] = []
+    sealing = threading.Thread(target=lambda: admin.seal([topic]))
+    refused()
+    sealing.start()
+    eventually(refused, "the pipeline is cut")
+    sealing.join(60)
+    producer.flush(60)
+    codes = [code for _, code in outcomes]
+    cut = codes.index(KafkaError.MSG_SIZE_TOO_LARGE)
+    assert [n for n, _ in outcomes] == list(range(len(sent)))
+    assert set(codes[:cut]) <= {None}
+    assert set(codes[cut:]) == {KafkaError.MSG_SIZE_TOO_LARGE}
+    successor = f"{topic}-successor"
+    admin.create_topics([TopicSpec(name=successor)])
+    producer.produce(successor, b"re-routed", on_delivery=note(-1))
+    producer.flush(60)
+    assert outcomes[-1] == (-1, None)
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_the_smallest_batch_of_every_codec_is_refused(
+    servers: str, admin: TopicAdmin, topic: str, compression: Compression
+) -> None:
+    end = admin.seal([topic])[topic]
+    producer = Producer(
+        {**producer_config(servers), "compression.type": compression.name.lower(), "batch.num.messages": 1}
+    )
+    refused: list[int | None] = []
+    for value in (None, b"", b"0123456789"):
+        producer.produce(topic, value, on_delivery=lambda error, _: refused.append(error.code() if error else None))
+    producer.flush(60)
+    assert refused == [KafkaError.MSG_SIZE_TOO_LARGE] * 3
+    with TransactionalAppender(servers, topic) as appender:
+        appender.init()
+        with pytest.raises(AppendRefusedError):
+            appender.append([(topic, batch_of([b""], compression))])
+    assert read_messages(servers, topic, isolation=Isolation.READ_UNCOMMITTED) == []
+    assert end == 0
+
+
+def test_a_native_transaction_that_is_open_is_waited_for(servers: str, admin: TopicAdmin, topic: str) -> None:
+    with TransactionalAppender(servers, topic) as appender:
+        appender.init()
+        appender.append([(topic, batch_of([b"in time"]))])
+        with pytest.raises(SealTimeoutError, match="native transaction") as hangs:
+            admin.seal([topic], timeout_s=0.3)
+        assert set(hangs.value.topics) == {topic}
+        # It can still be committed, but not go on.
+        appender.commit()
+        assert admin.seal([topic]) == {topic: 2}
+        with pytest.raises(AppendRefusedError):
+            appender.append([(topic, batch_of([b"late"]))])
+        appender.abort()
+    assert read_values(servers, topic) == [b"in time"]
+
+
+def test_a_librdkafka_transaction_that_meets_the_seal_can_abort_and_go_on(
+    servers: str, admin: TopicAdmin, topic: str, topic_prefix: str
+) -> None:
+    """Transactions version 1, as most clients speak: they, too, must not be stuck with a marker nobody takes."""
+    other = f"{topic_prefix}-other"
+    admin.create_topics([TopicSpec(name=other)])
+    admin.seal([topic])
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": f"{topic}-rdkafka"})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, b"late")
+    with pytest.raises(KafkaException):
+        producer.commit_transaction(60)
+    producer.abort_transaction(60)
+    producer.begin_transaction()
+    producer.produce(other, b"on time")
+    producer.commit_transaction(60)
+    await_settled(servers, [topic, other])
+    assert read_values(servers, other) == [b"on time"]
+    assert read_values(servers, topic) == []
+
+
+def test_sealing_can_be_repeated_at_any_point(servers: str, admin: TopicAdmin, topic: str) -> None:
+    with TransactionalAppender(servers, topic) as appender:
+        appender.init()
+        appender.append([(topic, batch_of([b"a", b"b"]))])
+        appender.commit()
+    assert admin.seal([topic, topic]) == {topic: 3}
+    assert admin.seal([topic]) == {topic: 3}
+    assert admin.seal([]) == {}
+
+
+def test_many_topics_are_sealed_at_once(servers: str, admin: TopicAdmin, topic_prefix: str) -> None:
+    topics = [f"{topic_prefix}-{n}" for n in range(40)]
+    admin.create_topics(TopicSpec(name=name) for name in topics)
+    with TransactionalAppender(servers, topic_prefix) as appender:
+        appender.init()
+        appender.append((name, batch_of([b"v"] * n)) for n, name in enumerate(topics) if n)
+        appender.commit()
+    assert admin.seal(topics) == {name: n + 1 if n else 0 for n, name in enumerate(topics)}
+    assert all(description.sealed for description in admin.describe(topics).values())
+
+
+def test_what_cannot_be_sealed_is_said_before_anything_changes(
+    admin: TopicAdmin, topic: str, topic_prefix: str
+) -> None:
+    wide = f"{topic_prefix}-wide"
+    admin.create_topics([TopicSpec(name=wide, partitions=2)])
+    with pytest.raises(InvalidRequestError, match="more than one partition"):
+        admin.seal([topic, wide])
+    with pytest.raises(TopicNotFound):
+        admin.seal([topic, f"{topic_prefix}-missing"])
+    assert not admin.describe([topic])[topic].sealed

@@ -1,0 +1,141 @@
+"""Administration of topics against a real broker: every call can be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bridge.embedded import EmbeddedCluster
+from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
+from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.errors import TopicMismatchError
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.topics import TopicAdmin, TopicSpec
+from integration_tests.adapter_tools import batch_of, read_values
+
+
+@pytest.fixture
+def admin(cluster: EmbeddedCluster) -> TopicAdmin:
+    return TopicAdmin(cluster.bootstrap_servers)
+
+
+@pytest.fixture
+def appender(cluster: EmbeddedCluster, topic_prefix: str) -> Iterator[TransactionalAppender]:
+    with TransactionalAppender(cluster.bootstrap_servers, topic_prefix) as appender:
+        appender.init()
+        yield appender
+
+
+def test_creating_is_repeatable(admin: TopicAdmin, topic_prefix: str) -> None:
+    a = TopicSpec(name=f"{topic_prefix}-a", config={"retention.ms": "-1", "max.message.bytes": "2000000"})
+    b = TopicSpec(name=f"{topic_prefix}-b", partitions=3)
+    assert admin.create_topics([a]) == {a.name}
+    ids = admin.topic_ids([a.name])
+    assert admin.create_topics([a, b]) == {b.name}
+    assert admin.create_topics([a, b]) == set()
+    assert admin.create_topics([]) == set()
+    assert admin.topic_ids([a.name]) == ids
+    described = admin.describe([a.name, b.name, "missing"])
+    assert set(described) == {a.name, b.name}
+    assert (described[a.name].partitions, described[b.name].partitions) == (1, 3)
+    assert described[a.name].topic_id == ids[a.name]
+    assert described[a.name].config["retention.ms"] == "-1"
+    assert not described[a.name].sealed
+
+
+def test_a_topic_that_differs_is_named_and_left_alone(admin: TopicAdmin, topic_prefix: str) -> None:
+    admin.create_topics([TopicSpec(name=topic_prefix, config={"retention.ms": "1000"})])
+    with pytest.raises(TopicMismatchError) as mismatch:
+        admin.create_topics([TopicSpec(name=topic_prefix, partitions=2, config={"retention.ms": "-1"})])
+    assert mismatch.value.topic == topic_prefix
+    assert mismatch.value.differences == {"partitions": ("2", "1"), "retention.ms": ("-1", "1000")}
+    assert admin.describe([topic_prefix])[topic_prefix].config["retention.ms"] == "1000"
+
+
+def test_a_sealed_topic_counts_as_created(admin: TopicAdmin, topic_prefix: str) -> None:
+    spec = TopicSpec(name=topic_prefix, config={"max.message.bytes": "2000000"})
+    admin.create_topics([spec])
+    admin.seal([topic_prefix])
+    assert admin.describe([topic_prefix])[topic_prefix].sealed
+    assert admin.create_topics([spec]) == set()
+
+
+def test_wrong_names_and_settings_are_invalid(admin: TopicAdmin, topic_prefix: str) -> None:
+    for spec in (
+        TopicSpec(name="no/slashes"),
+        TopicSpec(name="x" * 250),
+        TopicSpec(name=topic_prefix, config={"no.such.setting": "1"}),
+        TopicSpec(name=topic_prefix, partitions=0),
+    ):
+        with pytest.raises(InvalidRequestError):
+            admin.create_topics([spec])
+    assert admin.topic_ids([topic_prefix]) == {}
+
+
+def test_one_wrong_topic_does_not_hide_the_others(admin: TopicAdmin, topic_prefix: str) -> None:
+    with pytest.raises(InvalidRequestError, match="no/slashes"):
+        admin.create_topics([TopicSpec(name="no/slashes"), TopicSpec(name=topic_prefix)])
+    assert admin.create_topics([TopicSpec(name=topic_prefix)]) == set()
+
+
+def test_deleting_is_repeatable_and_a_new_topic_has_another_id(admin: TopicAdmin, topic_prefix: str) -> None:
+    spec = TopicSpec(name=topic_prefix)
+    admin.create_topics([spec])
+    before = admin.topic_ids([topic_prefix])[topic_prefix]
+    assert admin.delete_topics([topic_prefix]) == {topic_prefix}
+    assert admin.delete_topics([topic_prefix]) == set()
+    assert admin.delete_topics([]) == set()
+    assert admin.topic_ids([topic_prefix]) == {}
+    assert admin.describe([topic_prefix]) == {}
+    admin.create_topics([spec])
+    assert admin.topic_ids([topic_prefix])[topic_prefix] != before
+
+
+def test_settings_change_alone(admin: TopicAdmin, topic_prefix: str) -> None:
+    admin.create_topics([TopicSpec(name=topic_prefix, config={"retention.ms": "1000", "cleanup.policy": "compact"})])
+    admin.set_topic_config(topic_prefix, {"retention.ms": "2000"})
+    config = admin.describe([topic_prefix])[topic_prefix].config
+    assert (config["retention.ms"], config["cleanup.policy"]) == ("2000", "compact")
+    with pytest.raises(InvalidRequestError):
+        admin.set_topic_config(topic_prefix, {"retention.ms": "soon"})
+    with pytest.raises(NotFoundError):
+        admin.set_topic_config(f"{topic_prefix}-missing", {"retention.ms": "1"})
+    admin.set_topic_config([], {"retention.ms": "1"})
+
+
+def test_ends_and_truncation(
+    admin: TopicAdmin, appender: TransactionalAppender, cluster: EmbeddedCluster, topic_prefix: str
+) -> None:
+    admin.create_topics([TopicSpec(name=topic_prefix, partitions=2)])
+    appender.append([(topic_prefix, 1, batch_of([b"a", b"b", b"c"]))])
+    places: list[str | tuple[str, int]] = [topic_prefix, (topic_prefix, 1)]
+    assert admin.end_offsets(places) == {topic_prefix: 0, (topic_prefix, 1): 3}
+    assert admin.end_offsets(places, Isolation.READ_COMMITTED) == {topic_prefix: 0, (topic_prefix, 1): 0}
+    appender.commit()
+    assert admin.delete_records({(topic_prefix, 1): 2}) == {(topic_prefix, 1): 2}
+    # Deleting less than has been deleted changes nothing.
+    assert admin.delete_records({(topic_prefix, 1): 1}) == {(topic_prefix, 1): 2}
+    with pytest.raises(InvalidRequestError):
+        admin.delete_records({(topic_prefix, 1): 1_000})
+    with pytest.raises(NotFoundError):
+        admin.end_offsets([f"{topic_prefix}-missing"])
+    with pytest.raises(NotFoundError):
+        admin.delete_records({f"{topic_prefix}-missing": 0})
+    assert admin.end_offsets([]) == {}
+    assert admin.delete_records({}) == {}
+    assert read_values(cluster.bootstrap_servers, topic_prefix, partition=1, first=2) == [b"c"]
+
+
+def test_the_cluster_is_known_by_its_id(admin: TopicAdmin, cluster: EmbeddedCluster) -> None:
+    assert admin.cluster_id() == cluster.kafka_cluster_id
+
+
+def test_nobody_there_is_unavailable() -> None:
+    admin = TopicAdmin("127.0.0.1:1", timeout_s=0.3)
+    with pytest.raises(KafkaUnavailable):
+        admin.cluster_id()
+    with pytest.raises(KafkaUnavailable):
+        admin.create_topics([TopicSpec(name="x")])
+    with pytest.raises(KafkaUnavailable):
+        admin.seal(["x"], timeout_s=0.3)
