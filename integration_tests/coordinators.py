@@ -7,12 +7,56 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from bridge.embedded import EmbeddedCluster
+
 SESSION_TIMEOUT_S = 1.0
+
+
+def command(cluster: EmbeddedCluster, root: str, name: str) -> list[str]:
+    """The command line of a coordinator."""
+    return [
+        sys.executable,
+        "-m",
+        "coordinator",
+        f"--bootstrap-servers={cluster.bootstrap_servers}",
+        f"--zookeeper={cluster.zookeeper}",
+        f"--zookeeper-root={root}",
+        f"--session-timeout={SESSION_TIMEOUT_S}",
+        f"--name={name}",
+    ]
+
+
+@contextmanager
+def coordinator(
+    cluster: EmbeddedCluster, root: str, name: str, logs: Path, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A coordinator process with a short session, which may be killed or paused; it logs to ``logs/NAME.log``."""
+    with (logs / f"{name}.log").open("ab") as output:
+        process = subprocess.Popen(
+            command(cluster, root, name), stdout=output, stderr=output, env={**os.environ, **environment}
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGCONT)
+            process.terminate()
+            process.wait(30)
+
+
+def until(condition: Callable[[], object], timeout_s: float = 60) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the state that was waited for did not come"
+        time.sleep(0.05)
 
 
 class Relay:
@@ -21,18 +65,9 @@ class Relay:
     The last one has no crash point. ``deaths`` counts those that killed themselves as asked.
     """
 
-    def __init__(
-        self, bootstrap_servers: str, zookeeper: str, root: str, logs: Path, crash_points: Sequence[str] = ()
-    ) -> None:
-        self._command = [
-            sys.executable,
-            "-m",
-            "coordinator",
-            f"--bootstrap-servers={bootstrap_servers}",
-            f"--zookeeper={zookeeper}",
-            f"--zookeeper-root={root}",
-            f"--session-timeout={SESSION_TIMEOUT_S}",
-        ]
+    def __init__(self, cluster: EmbeddedCluster, root: str, logs: Path, crash_points: Sequence[str] = ()) -> None:
+        self._cluster = cluster
+        self._root = root
         self._logs = logs
         self._points: list[str | None] = [*crash_points, None]
         self._lock = threading.Lock()
@@ -67,7 +102,10 @@ class Relay:
                 if self._stopping:
                     return
                 self._process = subprocess.Popen(
-                    [*self._command, f"--name=coordinator-{number}"], stderr=log, stdout=log, env=environment
+                    command(self._cluster, self._root, f"coordinator-{number}"),
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
                 )
             if self._process.wait() == -signal.SIGKILL and point:
                 self.deaths += 1

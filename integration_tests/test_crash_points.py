@@ -6,7 +6,6 @@ rolled in, another is aborted. After it, what plain ``read_committed`` consumers
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from bridge.model.names import GroupName, StreamName
 from bridge.model.sequence import RECORD_HEADER, unpack_record_header
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
-from integration_tests.coordinators import Relay
+from integration_tests.coordinators import Relay, until
 
 POINTS = [
     "take_over/TakeIdentity:after",
@@ -124,12 +123,12 @@ class Story:
 
     def _await_record(self, b: bridge.Bridge) -> None:
         """Wait until the old transaction is registered, so that its record takes part in the story."""
-        _until(lambda: any(item.label == "old" for item in b.admin.transactions(str(self.group))))
+        until(lambda: any(item.label == "old" for item in b.admin.transactions(str(self.group))))
 
     def _await_rest(self, b: bridge.Bridge) -> None:
         """Wait until nothing is under way any more."""
         with ZooKeeperSession(self.cluster.zookeeper, root=self.root) as session:
-            _until(
+            until(
                 lambda: (
                     session.exists(paths.committing(self.group)) is None
                     and session.exists(paths.scaling(self.group)) is None
@@ -227,13 +226,6 @@ class Story:
         return found
 
 
-def _until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the state that was waited for did not come"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("points", POINTS)
 def test_the_next_leader_finishes_what_a_killed_one_began(
     cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path, points: str
@@ -242,7 +234,7 @@ def test_the_next_leader_finishes_what_a_killed_one_began(
     root = f"/{scope}"
     story = Story(cluster, root, scope)
     chain = points.split(" + ")
-    with Relay(cluster.bootstrap_servers, cluster.zookeeper, root, tmp_path, chain) as relay:
+    with Relay(cluster, root, tmp_path, chain) as relay:
         story.play()
         assert relay.deaths == len(chain)
     story.check()

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,32 +15,9 @@ from bridge.model import paths
 from bridge.model.names import GroupName
 from bridge.model.records import ControllerEpoch
 from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.coordinators import coordinator, until
 
 OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
-
-
-@contextmanager
-def coordinator(cluster: EmbeddedCluster, root: str, name: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A coordinator process with a short session."""
-    command = [
-        sys.executable,
-        "-m",
-        "coordinator",
-        f"--bootstrap-servers={cluster.bootstrap_servers}",
-        f"--zookeeper={cluster.zookeeper}",
-        f"--zookeeper-root={root}",
-        "--session-timeout=1",
-        f"--name={name}",
-    ]
-    with (log / f"{name}.log").open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGCONT)
-            process.terminate()
-            process.wait(30)
 
 
 @pytest.fixture
@@ -61,13 +34,6 @@ def session(cluster: EmbeddedCluster, root: str) -> Iterator[ZooKeeperSession]:
 
 def connected(cluster: EmbeddedCluster, root: str) -> bridge.Bridge:
     return bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=OPTIONS)
-
-
-def until(condition: Callable[[], object], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the state that was waited for did not come"
-        time.sleep(0.05)
 
 
 def leader(session: ZooKeeperSession, group: GroupName) -> str | None:
