@@ -336,46 +336,58 @@ def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compressio
     """
     merged = Rebatched([], [])
     waiting: list[Batch] = []
+    ends: list[int] = []
     waiting_bytes = HEADER_BYTES
-    waiting_count = 0
+    count = 0
 
     def close() -> None:
-        nonlocal waiting_bytes, waiting_count
+        nonlocal waiting_bytes, count
         if waiting:
-            merged.batches.append(waiting[0] if len(waiting) == 1 else _join(waiting, waiting_bytes, compression))
+            merged.batches.append(waiting[0] if len(waiting) == 1 else _join(waiting, ends, waiting_bytes, compression))
         waiting.clear()
+        ends.clear()
         waiting_bytes = HEADER_BYTES
-        waiting_count = 0
+        count = 0
 
     for batch in batches:
         header = parse_header(batch)
-        if header.compression == Compression.NONE:
-            bound = header.size - HEADER_BYTES + header.record_count * _REBATCH_GROWTH_BYTES
+        if header.attributes & _COMPRESSION_MASK == Compression.NONE:
+            bound = len(batch) - HEADER_BYTES + header.record_count * _REBATCH_GROWTH_BYTES
         else:
             bound = sum(record_size_max(r.key, r.value, r.headers) for r in read_records(batch))
         if waiting_bytes + bound > max_bytes:
             close()
-        merged.places.append(Place(len(merged.batches), waiting_count))
+        merged.places.append(Place(len(merged.batches), count))
         waiting.append(batch)
         waiting_bytes += bound
-        waiting_count += header.record_count
+        count += header.record_count
+        ends.append(count)
     close()
     return merged
 
 
-def _join(batches: Sequence[Batch], bound: int, compression: Compression) -> bytes:
-    """One batch with the records of several; a leader's hot loop, so records go from reader to builder directly."""
+def _join(batches: Sequence[Batch], ends: Sequence[int], bound: int, compression: Compression) -> bytes:
+    """One batch with the records of several, each of which ends at the given count.
+
+    A leader's hot loop, so records go from the compiled reader to the compiled builder directly.
+    """
     builder = _new_builder(bound, compression)
     append = builder.append
     count = 0
+    fits = True
     try:
-        for batch in batches:
+        for batch, until in zip(batches, ends, strict=True):
             for record in DefaultRecordBatch(batch):
-                if append(count, record.timestamp, record.key, record.value, record.headers) is None:
-                    raise AssertionError(f"merged batch exceeds its computed bound of {bound} bytes")
+                fits = fits and append(count, record.timestamp, record.key, record.value, record.headers) is not None
                 count += 1
-    except AssertionError:
+            if count != until:
+                raise CorruptDataError(
+                    f"a record batch does not hold the number of records that it claims, by {until - count}"
+                )
+    except CorruptDataError:
         raise
     except Exception as exc:  # the codecs behind it raise errors of half a dozen libraries
         raise CorruptDataError(f"record {count} of merged batches does not parse: {exc}") from exc
+    if not fits:
+        raise AssertionError(f"merged batch exceeds its computed bound of {bound} bytes")
     return bytes(builder.build())

@@ -93,9 +93,12 @@ class BeginFrame:
     lease_ms: int
     streams: Mapping[str, int]
     places: Mapping[str, int] = field(init=False)
+    epochs: tuple[tuple[str, int], ...] = field(init=False)
+    """The same as ``streams``, to be looked up by place."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "places", {name: place for place, name in enumerate(self.streams)})
+        object.__setattr__(self, "epochs", tuple(self.streams.items()))
 
     @property
     def home(self) -> str:

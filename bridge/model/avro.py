@@ -1,0 +1,47 @@
+"""Avro's binary form of single values, for records that are written thousands of times a second.
+
+A general Avro encoder walks schema and datum for every record. Where most of a record is the same each time, putting
+it together from remembered pieces takes a fraction of that. What is made here is, byte for byte, what the general
+encoder makes; tests hold them side by side.
+
+Source: Apache Avro specification, "Binary Encoding".
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from bridge.errors import InvalidRequestError
+
+_ONE_BYTE: Final = tuple(bytes([number]) for number in range(0x80))
+_LONG_MIN: Final = -(1 << 63)
+_LONG_MAX: Final = (1 << 63) - 1
+
+
+def encode_long(value: int) -> bytes:
+    """An int or a long: zigzag, then seven bits a byte, the lowest first.
+
+    Raises:
+        InvalidRequestError: it does not fit into 64 bits.
+    """
+    zigzag = value << 1 if value >= 0 else ~(value << 1)
+    if zigzag < 0x80:
+        return _ONE_BYTE[zigzag]
+    if zigzag < 0x4000:
+        return bytes((zigzag & 0x7F | 0x80, zigzag >> 7))
+    if not _LONG_MIN <= value <= _LONG_MAX:
+        raise InvalidRequestError(f"{value} has more than 64 bits; nothing was written")
+    out = bytearray()
+    while zigzag > 0x7F:
+        out.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    out.append(zigzag)
+    return bytes(out)
+
+
+@lru_cache(maxsize=4096)
+def encode_text(value: str) -> bytes:
+    """A string: its length in bytes, then UTF-8. Remembered, so meant for names and not for what differs each time."""
+    raw = value.encode()
+    return encode_long(len(raw)) + raw
