@@ -200,8 +200,8 @@ class Demo:
         check("aircraft that Spark has found", len(keys), len(self._flights.tail_numbers()))
         check("keys that Spark hashes or finds elsewhere", sum(not _agrees(item, history) for item in spark.keys), 0)
         self._story.say(
-            f"Spark's xxhash64(key) is rollbridge's for {len(keys):,} aircraft, and each one's records stand in the "
-            "segments that hold its hash"
+            f"Spark's xxhash64(key) is rollbridge's for all {len(keys):,} aircraft, and their records stand in the "
+            "segments that it names"
         )
 
     def _compare(
@@ -219,10 +219,10 @@ class Demo:
                 ["small writes committed beside it", f"{len(commits):,}", f"{rival.small_written:,}"],
                 ["a plain reader's longest wait for one of them", duration(for_known[-1]), stood_still],
                 ["  for half of them at most", duration(for_known[len(for_known) // 2]), ""],
-                ["  where a scale's new topics had to be found first", duration(for_all[-1]), ""],
+                ["  where a new topic had to be found first", duration(for_all[-1]), ""],
                 ["its longest silence, the takeover included", duration(silence_s), stood_still],
                 ["stream split and merged, order per key kept", "yes", "not possible"],
-                ["from the coordinator's SIGKILL to the next small commit", duration(takeover_s), ""],
+                ["coordinator killed; small commits go on after", duration(takeover_s), ""],
             ],
         )
         for handle in (self._cast.leader, self._cast.second):
@@ -243,9 +243,10 @@ def tell(out: Path) -> bool:
     story.say(f"{len(rows):,} flights of 2013 are read; starting Kafka, ZooKeeper and two coordinators")
     with ExitStack() as stack:
         cast = assemble(stack, out, STREAM, rows.tail_numbers()[:_BESIDE])
+        story.say(f"stream {STREAM} has two segments; {cast.leader.name} leads its group, the other one waits")
         story.say(
-            f"stream {STREAM} has two segments; beside the loader run: a writer of transactions of {RECORDS} records, "
-            "a plain confluent-kafka consumer (read_committed), and a native Kafka transaction with the same flights"
+            f"beside the loader run a writer of {RECORDS}-record transactions, a plain read_committed consumer, and a "
+            "native Kafka transaction"
         )
         Demo(story, cast, rows).run(out)
     story.note(f"everything is stopped and removed again; what the servers said: {out / 'logs'}")

@@ -61,11 +61,16 @@ class Helper:
             raise HelperFailed(f"the {self._name} failed: {value}")
         return value
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.is_alive()
+
     def stop(self) -> None:
         """End it, gently if it listens; return when it is gone."""
         self._connection.close()
         self._process.join(_END_SECONDS)
-        if self._process.is_alive():
+        if self.is_alive:
             self._process.kill()
             self._process.join()
 
@@ -90,12 +95,17 @@ def serve(
     """
     while True:
         try:
-            while connection.poll(None if step is None else 0):
-                question, arguments = connection.recv()
-                connection.send(("answered", answers[question](*arguments)))
-        except (EOFError, BrokenPipeError):
+            asked = connection.recv() if connection.poll(None if step is None else 0) else None
+        except (EOFError, ConnectionError):
             return
-        if step is not None:
+        if asked is not None:
+            question, arguments = asked
+            answer = answers[question](*arguments)
+            try:
+                connection.send(("answered", answer))
+            except ConnectionError:
+                return
+        elif step is not None:
             step()
 
 

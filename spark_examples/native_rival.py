@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from spark_examples import flights
+from spark_examples.flights import Flights
 from spark_examples.helper import serve
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class RivalReport:
 class NativeRival:
     """A transactional producer, an ordinary one beside it, and a reader of both."""
 
-    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+    def __init__(self, bootstrap_servers: str, topic: str, rows: Flights) -> None:
         self._topic = topic
         self._servers: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers}
         admin = AdminClient(self._servers, logger=logger)
@@ -61,7 +62,7 @@ class NativeRival:
             logger=logger,
         )
         self._transaction.init_transactions(30)
-        self._flights = flights.load()
+        self._flights = rows
         self._opened_s = self._closed_s = 0.0
         self._acked_s: dict[int, float] = {}
         self._arrived_s: dict[int, float] = {}
@@ -78,6 +79,10 @@ class NativeRival:
             self._transaction.produce(self._topic, value, key, on_delivery=_check)
         if self._transaction.flush(60):
             raise TimeoutError("the flights of the native transaction were not acknowledged within 60 s")
+
+    def read(self) -> tuple[int, int]:
+        """How many flights and how many small writes the reader has."""
+        return self._read_flights, len(self._arrived_s)
 
     def commit(self) -> RivalReport:
         """Commit, wait until the reader has everything, and report."""
@@ -142,7 +147,7 @@ class NativeRival:
 
 def main(connection: Connection, bootstrap_servers: str, topic: str) -> None:
     """The rival as a helper process; it answers ``ready``, ``begin`` and ``commit``."""
-    rival = NativeRival(bootstrap_servers, topic)
+    rival = NativeRival(bootstrap_servers, topic, flights.load())
     try:
         serve(connection, {"ready": lambda: None, "begin": rival.begin, "commit": rival.commit}, rival.step)
     finally:

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-from confluent_kafka import Consumer, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from spark_examples.flights import parse_value
 from spark_examples.helper import serve
@@ -98,6 +98,8 @@ class PlainReader:
 
     def _note(self, message: Message, now_s: float) -> None:
         if (fault := message.error()) is not None:
+            if fault.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return  # no topic matches the pattern yet
             raise KafkaException(fault)
         topic, partition, offset, value = message.topic(), message.partition(), message.offset(), message.value()
         if topic is None or partition is None or offset is None or value is None:

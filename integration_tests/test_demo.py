@@ -1,0 +1,254 @@
+"""The parts of the demo that need neither Spark nor the flights' package; ``make demo`` itself tests the rest."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from rich.console import Console
+
+from bridge.embedded import EmbeddedCluster
+from bridge.errors import EnvironmentProblem
+from integration_tests.kafka_tools import create_topic, produce
+from spark_examples import plain_reader
+from spark_examples.flights import HEADER, Flights, parse_value, read_csv, record
+from spark_examples.helper import Helper, HelperFailed
+from spark_examples.measure import longest_silence, takeover, waits
+from spark_examples.narrate import Story, duration
+from spark_examples.native_rival import NativeRival
+from spark_examples.plain_reader import Counts, PlainReader
+from spark_examples.small_writer import Commit
+
+WITH_TAIL = b"2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z"
+WITHOUT_TAIL = b"2013,1,2,NA,1545,NA,NA,1910,NA,AA,133,NA,JFK,LAX,NA,2475,15,45,2013-01-02T20:00:00Z"
+SAMPLE = Flights([WITH_TAIL, WITHOUT_TAIL, WITH_TAIL])
+
+
+def read_until(reader: PlainReader, condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{reader.seen.counts()} from {sorted(reader.seen.topics)} is all there is"
+        reader.step()
+
+
+def zipped(path: Path, text: bytes, name: str = "flights.csv") -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, text)
+    return path
+
+
+# -- the input ------------------------------------------------------------------------------------
+
+
+def test_a_flight_is_keyed_by_its_aircraft_and_numbered() -> None:
+    assert record(7, WITH_TAIL) == (b"N14228", b"7," + WITH_TAIL)
+    assert parse_value(b"7," + WITH_TAIL) == (7, b"UA")
+
+
+def test_a_flight_without_an_aircraft_has_no_key() -> None:
+    assert record(0, WITHOUT_TAIL)[0] is None
+
+
+def test_flights_are_counted_by_carrier_and_aircraft() -> None:
+    assert SAMPLE.carriers() == {"AA": 1, "UA": 2}
+    assert SAMPLE.tail_numbers() == [b"N14228"]
+    assert [value.split(b",")[0] for _, value in SAMPLE.records(1, 3)] == [b"1", b"2"]
+
+
+def test_the_file_is_read_without_its_heading(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "flights.csv.zip", b"\n".join([HEADER, WITH_TAIL, WITHOUT_TAIL, b""]))
+    assert list(read_csv(path).lines) == [WITH_TAIL, WITHOUT_TAIL]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "complaint"),
+    [
+        (b"month,year\n1,2013\n", "flights.csv", "other columns"),
+        (b"", "flights.csv", "cannot be read"),
+        (HEADER, "planes.csv", "cannot be read"),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, text: bytes, name: str, complaint: str) -> None:
+    with pytest.raises(EnvironmentProblem, match=complaint):
+        read_csv(zipped(tmp_path / "flights.csv.zip", text, name))
+
+
+def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="cannot be read"):
+        read_csv(tmp_path / "none.zip")
+    (tmp_path / "broken.zip").write_bytes(b"PK")
+    with pytest.raises(EnvironmentProblem, match="cannot be read"):
+        read_csv(tmp_path / "broken.zip")
+
+
+# -- the plain reader -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(cluster: EmbeddedCluster, topic_prefix: str) -> Iterator[PlainReader]:
+    reader = PlainReader(cluster.bootstrap_servers, rf"{re.escape(topic_prefix)}\.segment-[0-9]+", topic_prefix)
+    yield reader
+    reader.close()
+
+
+def small(number: int, records: int = 2) -> list[bytes]:
+    return [b'{"note": %d, "place": %d}' % (number, place) for place in range(records)]
+
+
+def test_the_reader_goes_on_in_old_topics_and_finds_new_ones(
+    cluster: EmbeddedCluster, topic_prefix: str, reader: PlainReader
+) -> None:
+    servers = cluster.bootstrap_servers
+    first, second, other = (f"{topic_prefix}.{name}" for name in ("segment-1", "segment-2", "buffer"))
+    for topic in (first, other):
+        create_topic(servers, topic)
+    produce(servers, other, small(9))
+    produce(servers, first, small(1))
+    read_until(reader, lambda: reader.seen.counts() == Counts(0, 2))
+    create_topic(servers, second)
+    produce(servers, second, small(2))
+    produce(servers, first, small(3))
+    read_until(reader, lambda: reader.seen.counts() == Counts(0, 6))
+    seen = reader.seen
+    assert seen.notes == {1: 2, 2: 2, 3: 2}
+    assert seen.topics.keys() == {first, second}
+    assert seen.found_s[2] == seen.topics[second]
+    assert seen.found_s[3] == seen.topics[first] < seen.arrived_s[3]
+    assert seen.doubled == 0
+
+
+def test_the_reader_sees_nothing_of_an_open_transaction(
+    cluster: EmbeddedCluster, topic_prefix: str, reader: PlainReader
+) -> None:
+    servers, first, second = cluster.bootstrap_servers, f"{topic_prefix}.segment-1", f"{topic_prefix}.segment-2"
+    for topic in (first, second):
+        create_topic(servers, topic)
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic_prefix})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for key, value in SAMPLE.records(0, 3):
+        producer.produce(first, value, key, partition=0)
+    assert producer.flush(30) == 0
+    produce(servers, second, small(1))
+    read_until(reader, lambda: reader.seen.counts().small_records == 2)
+    assert reader.seen.counts().flights == 0
+    producer.commit_transaction(30)
+    read_until(reader, lambda: reader.seen.counts().flights == 3)
+    assert reader.seen.carriers == SAMPLE.carriers()
+    assert (reader.seen.doubled, reader.seen.out_of_order) == (0, 0)
+
+
+def test_the_reader_notices_doubled_and_reordered_flights(
+    cluster: EmbeddedCluster, topic_prefix: str, reader: PlainReader
+) -> None:
+    topic = f"{topic_prefix}.segment-1"
+    create_topic(cluster.bootstrap_servers, topic)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
+    for row in (5, 3, 5):
+        key, value = record(row, WITH_TAIL)
+        producer.produce(topic, value, key, partition=0)
+    assert producer.flush(30) == 0
+    read_until(reader, lambda: reader.seen.carriers.total() == 3)
+    assert reader.seen.rows == {3, 5}
+    assert reader.seen.doubled == 1
+    assert reader.seen.out_of_order == 1
+
+
+# -- the rival ------------------------------------------------------------------------------------
+
+
+def test_a_native_transaction_keeps_its_reader_from_what_is_written_behind_it(
+    cluster: EmbeddedCluster, topic_prefix: str
+) -> None:
+    rival = NativeRival(cluster.bootstrap_servers, topic_prefix, SAMPLE)
+    try:
+        rival.begin()
+        for _ in range(5):
+            rival.step()
+        assert rival.read() == (0, 0)
+        report = rival.commit()
+    finally:
+        rival.close()
+    assert (report.flights, report.small_read, report.small_written) == (3, 5, 5)
+    assert rival.read() == (3, 5)
+    assert report.longest_wait_s > 0
+
+
+# -- helpers --------------------------------------------------------------------------------------
+
+
+def test_a_helper_answers_and_ends_with_its_parent(cluster: EmbeddedCluster, topic_prefix: str, tmp_path: Path) -> None:
+    topic = f"{topic_prefix}.segment-1"
+    create_topic(cluster.bootstrap_servers, topic)
+    produce(cluster.bootstrap_servers, topic, small(1))
+    arguments = (cluster.bootstrap_servers, re.escape(topic), topic_prefix)
+    with Helper("reader", tmp_path / "log", plain_reader.main, *arguments) as helper:
+        deadline = time.monotonic() + 60
+        while helper.ask("counts") != Counts(0, 2):
+            assert time.monotonic() < deadline, "the helper's reader gets nothing"
+        assert helper.ask("seen").notes == {1: 2}
+        assert helper.is_alive
+    assert not helper.is_alive
+
+
+def test_a_helper_that_fails_says_why(tmp_path: Path) -> None:
+    arguments = ("localhost:1", "[", "group")  # no regular expression
+    with (
+        Helper("reader", tmp_path / "log", plain_reader.main, *arguments) as helper,
+        pytest.raises(HelperFailed, match=r"the reader failed: .*subscription"),
+    ):
+        helper.ask("counts")
+
+
+# -- measuring and telling ------------------------------------------------------------------------
+
+
+def test_waits_count_from_the_answer_and_never_below_zero() -> None:
+    commits = [Commit(0, 10.0, 11.0), Commit(1, 11.0, 12.0), Commit(2, 12.0, 13.0)]
+    assert waits(commits, {0: 11.5, 1: 11.9, 2: 15.0}) == [0.0, 0.5, 2.0]
+
+
+def test_silence_includes_both_ends() -> None:
+    assert longest_silence([1.0, 4.0, 5.0, 9.0], 2.0, 8.0) == 3.0
+    assert longest_silence([], 2.0, 8.0) == 6.0
+
+
+def test_a_takeover_ends_with_the_first_commit_asked_for_after_the_kill() -> None:
+    commits = [Commit(0, 1.0, 1.5), Commit(1, 1.9, 2.1), Commit(2, 2.2, 8.5), Commit(3, 8.6, 8.7)]
+    assert takeover(commits, killed_s=2.0) == 6.5
+    assert takeover(commits[:2], killed_s=2.0) is None
+
+
+def quiet_story() -> Story:
+    return Story(Console(file=io.StringIO(), width=100))
+
+
+def test_a_story_without_differences_ends_well() -> None:
+    story = quiet_story()
+    story.check_equal("flights", 3, 3)
+    story.check_within("small", 3, 3, 4)
+    story.check_same_counts("carriers", {"AA": 1, "UA": 0}, {"AA": 1})
+    assert story.conclude()
+
+
+def test_a_story_names_each_difference() -> None:
+    story = quiet_story()
+    story.check_equal("flights", 2, 3)
+    story.check_within("small", 5, 3, 4)
+    story.check_same_counts("carriers", {"AA": 1}, {"AA": 1, "UA": 2})
+    assert not story.conclude()
+    assert story.differences == [
+        "flights: 2 instead of 3",
+        "small: 5 instead of 3 to 4",
+        "carriers: 1 differ: UA 0 instead of 2",
+    ]
+
+
+def test_durations_have_the_unit_that_suits_them() -> None:
+    assert [duration(seconds) for seconds in (0.0123, 0.999, 1.0, 61.25)] == ["12 ms", "999 ms", "1.0 s", "61.2 s"]
