@@ -18,6 +18,7 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from crc32c import crc32c
 
 from bridge.errors import CorruptDataError
+from bridge.kafka.inflate import decompress
 
 Batch = bytes | bytearray | memoryview
 Headers = Sequence[tuple[str, bytes | None]]
@@ -28,6 +29,7 @@ _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _FROM_ATTRIBUTES: Final = struct.Struct(">hiqqqhii")
 _UP_TO_CRC: Final = struct.Struct(">qiibI")
 HEADER_BYTES: Final = _HEADER.size
+_LENGTH_OFFSET: Final = 8
 _LENGTH_OVERHEAD: Final = 12
 _CRC_START: Final = 21
 _MAGIC: Final = 2
@@ -37,6 +39,9 @@ _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 
 SEQUENCE_MAX: Final = (1 << 31) - 1
+
+DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+"""Most that the records of one batch may take decompressed, unless the reader says otherwise."""
 
 # Offset and timestamp deltas are varints: at a new place in a larger batch, each record may need 4 bytes more for the
 # offset delta, 9 for the timestamp delta and 2 for the length.
@@ -233,30 +238,44 @@ def next_sequence(sequence: int, count: int) -> int:
     return (sequence + count) & SEQUENCE_MAX
 
 
-def read_records(batch: Batch) -> Iterator[Record]:
+def read_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
     """Iterate over the records of a complete batch, decompressed; the checksum is not looked at.
 
+    Args:
+        batch: One complete batch.
+        limit_bytes: Most memory that its records may take decompressed.
+
     Raises:
-        CorruptDataError: While iterating, at the first byte that does not parse.
+        CorruptDataError: While iterating, at the first byte that does not parse, or if it is larger than allowed.
     """
     header = parse_header(batch)
-    try:
-        # The compiled reader takes immutable bytes or other buffers; slices it returns are copies.
-        records = iter(DefaultRecordBatch(batch))
-    except Exception as exc:  # the codecs behind it raise errors of half a dozen libraries
-        raise CorruptDataError(f"record batch of {header.record_count} records does not parse: {exc}") from exc
+    records = iter(DefaultRecordBatch(_uncompressed(header, batch, limit_bytes)))
     seen = 0
     while True:
         try:
             record = next(records)
         except StopIteration:
             break
-        except Exception as exc:
+        except Exception as exc:  # the compiled reader raises whatever it trips over
             raise CorruptDataError(f"record {seen} of {header.record_count} does not parse: {exc}") from exc
         seen += 1
         yield Record(record.offset, record.timestamp, record.key, record.value, record.headers)
     if seen != header.record_count:
         raise CorruptDataError(f"record batch claims {header.record_count} records and holds {seen}")
+
+
+def _uncompressed(header: BatchHeader, batch: Batch, limit_bytes: int) -> Batch:
+    """The same batch with its records as they are; its checksum is not renewed."""
+    if header.compression == Compression.NONE:
+        return batch
+    if header.compression > Compression.ZSTD:
+        raise CorruptDataError(f"record batch has unknown compression {header.compression}")
+    codec = Compression(header.compression).name.lower()
+    records = decompress(codec, memoryview(batch)[HEADER_BYTES:], limit_bytes)
+    head = bytearray(memoryview(batch)[:HEADER_BYTES])
+    struct.pack_into(">i", head, _LENGTH_OFFSET, HEADER_BYTES - _LENGTH_OVERHEAD + len(records))
+    struct.pack_into(">h", head, _CRC_START, header.attributes & ~_COMPRESSION_MASK)
+    return b"".join((head, records))
 
 
 def _new_builder(max_bytes: int, compression: Compression) -> DefaultRecordBatchBuilder:

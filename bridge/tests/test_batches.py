@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import cramjam
 import pytest
 from crc32c import crc32c
 from hypothesis import example, given
@@ -321,3 +322,29 @@ def test_rebatching_refuses_what_is_no_batch() -> None:
     damaged[HEADER_BYTES] = 0x7E
     with pytest.raises(CorruptDataError):
         rebatch([bytes(damaged), build([(NOW, None, b"v", [])])], 1000)
+
+
+@pytest.mark.parametrize("compression", set(Compression) - {Compression.NONE})
+def test_a_batch_that_inflates_beyond_the_limit_is_corrupt(compression: Compression) -> None:
+    bomb = build([(NOW, None, bytes(1 << 20), [])], compression)
+    assert len(bomb) < 1 << 17
+    assert len(contents(bomb)) == 1
+    assert len(list(read_records(bomb, limit_bytes=(1 << 20) + 100))) == 1
+    with pytest.raises(CorruptDataError, match="1000000"):
+        list(read_records(bomb, limit_bytes=1_000_000))
+
+
+def test_snappy_without_framing_is_read_too() -> None:
+    plain = build([(NOW, b"k", b"v" * 100, [])])
+    batch = bytearray(plain[:HEADER_BYTES]) + bytes(cramjam.snappy.compress_raw(plain[HEADER_BYTES:]))
+    struct.pack_into(">i", batch, 8, len(batch) - 12)
+    struct.pack_into(">h", batch, 21, Compression.SNAPPY)
+    assert contents(bytes(batch)) == [(NOW, b"k", b"v" * 100, [])]
+
+
+@pytest.mark.parametrize("size", [-1, -4, 0, 1 << 30])
+def test_snappy_blocks_of_impossible_sizes_end_the_reading(size: int) -> None:
+    batch = bytearray(build([(NOW, None, b"v" * 100, [])], Compression.SNAPPY))
+    struct.pack_into(">i", batch, HEADER_BYTES + 16, size)
+    with pytest.raises(CorruptDataError, match="snappy block"):
+        list(read_records(bytes(batch)))
