@@ -11,7 +11,7 @@ from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound,
 from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.requests import answer_waiting, handle_requests
 from coordinator.procedures.rolling import roll
-from coordinator.procedures.upkeep import await_frames, expire_overdue, long_unrecorded, record_long, remove_records
+from coordinator.procedures.upkeep import await_frames, expire_overdue, record_long, remove_records
 
 
 def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
@@ -32,8 +32,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from drain(group, now_ms)
     if group.answers:
         yield from answer_waiting(group, now_ms)
-    if long_unrecorded(group, now_ms):
-        yield from record_long(group, now_ms)
+    yield from record_long(group, now_ms)
     if group.finished:
         yield from remove_records(group)
     return left

@@ -11,7 +11,7 @@ marked, so that waiting transactions can be collected).
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -184,6 +184,7 @@ class BufferFold:
         self._terminated = terminated
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
         self._deadlines: list[tuple[int, bytes]] = []
+        self._young: deque[BufferedTransaction] = deque()
         self.open: dict[bytes, BufferedTransaction] = {}
         self.decided: OrderedDict[bytes, BufferedTransaction] = OrderedDict()
         self.positions: dict[Partition, int] = {}
@@ -255,6 +256,16 @@ class BufferFold:
                 kept.append(entry)
         for entry in kept:
             heapq.heappush(self._deadlines, entry)
+        return found
+
+    def come_of_age(self, begun_before_ms: int) -> list[BufferedTransaction]:
+        """Transactions begun before a time that are still open; each is given once, oldest first."""
+        young = self._young
+        found = []
+        while young and (young[0].state is not State.OPEN or young[0].begun_ms < begun_before_ms):
+            item = young.popleft()
+            if item.state is State.OPEN:
+                found.append(item)
         return found
 
     def next_deadline_ms(self) -> int | None:
@@ -335,6 +346,7 @@ class BufferFold:
         item.first_offsets[partition] = offset
         self.open[header.transaction] = item
         heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
+        self._young.append(item)
         if len(self.open) - len(self.decided) > self._limits.open_transactions_max:
             self.refuse(item.id, f"more than {self._limits.open_transactions_max} transactions are open", appended_ms)
 

@@ -9,7 +9,6 @@ from bridge.model.buffer import BufferedTransaction, Partition
 from bridge.model.identifiers import TransactionId
 from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation
 from bridge.model.records import TransactionRecord
-from bridge.model.transaction import State
 from coordinator.effects import Steps, append_control, commit_round, end_offsets, read_nodes, write
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState
@@ -45,7 +44,13 @@ def await_frames(group: GroupState, transaction: BufferedTransaction, now_ms: in
 
 def record_long(group: GroupState, now_ms: int) -> Steps[None]:
     """Give transactions that outlive a moment a BEGIN record and a ZooKeeper record."""
-    due = long_unrecorded(group, now_ms)[:RECORDS_PER_WRITE]
+    aged = group.fold.come_of_age(now_ms - group.settings.record_after_ms)
+    due = [item for item in aged if item.id not in group.recorded]
+    for start in range(0, len(due), RECORDS_PER_WRITE):
+        yield from _record(group, due[start : start + RECORDS_PER_WRITE], now_ms)
+
+
+def _record(group: GroupState, due: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
     unlogged = [item for item in due if item.id not in group.begun]
     if unlogged:
         yield from append_control(group.commit_log, [begin_record(group, item, now_ms) for item in unlogged])
@@ -54,18 +59,6 @@ def record_long(group: GroupState, now_ms: int) -> Steps[None]:
     if not (yield from write(*(CreateNode(*_record_node(group, item)) for item in due))):
         raise StaleStateError(f"a transaction record of {group.name} exists that this leader has not written")
     group.recorded.update(item.id for item in due)
-
-
-def long_unrecorded(group: GroupState, now_ms: int) -> list[BufferedTransaction]:
-    """Open transactions that should have a ZooKeeper record and have none."""
-    if len(group.recorded) >= len(group.fold.open):
-        return []
-    limit = now_ms - group.settings.record_after_ms
-    return [
-        item
-        for item in group.fold.open.values()
-        if item.state is State.OPEN and item.begun_ms <= limit and item.id not in group.recorded
-    ]
 
 
 def remove_records(group: GroupState) -> Steps[None]:
