@@ -27,9 +27,18 @@ from bridge.kafka.errors import (
     NotAuthorizedError,
     ProducerFencedError,
 )
+from bridge.kafka.group_offsets import GroupMember, send_group_offsets
 from bridge.kafka.metadata import Cluster, Isolation
 from bridge.kafka.offsets import read_end_offset
-from bridge.kafka.pipeline import IN_FLIGHT_MAX, Addressed, PartitionRefused, Pipeline, Producer, Session
+from bridge.kafka.pipeline import (
+    IN_FLIGHT_MAX,
+    Addressed,
+    PartitionRefused,
+    Pipeline,
+    Producer,
+    Session,
+    TopicPartition,
+)
 from bridge.kafka.states import AFTER, PERMISSIONS, Operation, Permission, Result, State
 
 logger = logging.getLogger(__name__)
@@ -167,6 +176,30 @@ class TransactionalAppender:
                 self._move(Operation.APPEND, Result.OK)
             return offsets
 
+    def send_offsets(self, member: GroupMember | str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Add a consumer group's offsets to the open transaction: they count if, and only if, it is committed.
+
+        Args:
+            member: The group, for somebody outside of it; or who of its members commits.
+            offsets: (topic, partition) to the offset of the next record to read.
+
+        Raises: as :meth:`append` does.
+        """
+        self._enter(Operation.SEND_OFFSETS)
+        if not offsets:
+            return
+        with self._translated(Operation.SEND_OFFSETS):
+            send_group_offsets(
+                self._cluster,
+                self._session,
+                self._current,
+                GroupMember(group_id=member) if isinstance(member, str) else member,
+                offsets,
+                retry_timeout_s=self._retry_timeout_ms / 1000,
+            )
+            self._session.joined = True
+            self._move(Operation.SEND_OFFSETS, Result.OK)
+
     def commit(self) -> None:
         """Commit what was appended since the last end; nothing, successfully, if that is nothing.
 
@@ -294,7 +327,7 @@ class TransactionalAppender:
     def _failed(
         self, operation: Operation, meaning: Meaning, code: ErrorCode, topic: str | None, exc: Exception
     ) -> Exception:
-        if meaning is Meaning.FENCED and operation is Operation.APPEND:
+        if meaning is Meaning.FENCED and operation in (Operation.APPEND, Operation.SEND_OFFSETS):
             meaning = self._fenced_or_timed_out()
         match meaning:
             case Meaning.FENCED:

@@ -172,33 +172,22 @@ class Coordination:
         session: Session,
         fencing_suspect: Producer | None = None,
     ) -> T:
-        """Find the coordinator and ask until the answer is final; FENCED is checked for ``fencing_suspect``."""
-        deadline = time.monotonic() + self._retry_timeout_s
-        backoff_s = _BACKOFF_FIRST_S
-        while True:
-            try:
-                node = self._cluster.coordinator(CoordinatorType.TRANSACTION, self._transactional_id)
-                code, result = attempt(session.connection(self._cluster, node))
-            except CodeError as exc:
-                code = exc.code
-            else:
-                if code == ErrorCode.none:
-                    return result
-            meaning = codes.meaning(table, code)
-            if meaning is Meaning.FENCED and fencing_suspect is not None:
-                # While the markers of a transaction are being written, the coordinator answers "fenced" to an end
-                # that follows it already, though nobody else is there.
-                if self.standing(fencing_suspect) is Standing.TAKEN:
-                    raise RequestRefused(subject, code, meaning)
-                meaning = Meaning.RETRY
-            if meaning is Meaning.REFRESH:
-                self._cluster.forget_coordinator(CoordinatorType.TRANSACTION, self._transactional_id)
-            elif meaning is not Meaning.RETRY:
-                raise RequestRefused(subject, code, meaning)
-            if time.monotonic() >= deadline:
-                raise RequestRefused(subject, code, Meaning.UNKNOWN, f"still so after {self._retry_timeout_s:g} s")
-            time.sleep(backoff_s)
-            backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
+        def taken() -> bool:
+            # While the markers of a transaction are being written, the coordinator answers "fenced" to an end that
+            # follows it already, though nobody else is there.
+            return fencing_suspect is None or self.standing(fencing_suspect) is Standing.TAKEN
+
+        return ask_coordinator(
+            self._cluster,
+            CoordinatorType.TRANSACTION,
+            self._transactional_id,
+            subject,
+            table,
+            attempt,
+            session,
+            retry_timeout_s=self._retry_timeout_s,
+            fenced=taken,
+        )
 
     def _patiently(self, attempt: Callable[[], Producer]) -> Producer:
         """Repeat ``attempt``, which may be repeated, over lost connections and brokers that are restarting."""
@@ -214,3 +203,45 @@ class Coordination:
                 logger.debug("transactional id %s: trying again: %s", self._transactional_id, exc)
             time.sleep(backoff_s)
             backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
+
+
+def ask_coordinator(
+    cluster: Cluster,
+    kind: CoordinatorType,
+    key: str,
+    subject: str,
+    table: Mapping[ErrorCode, Meaning],
+    attempt: Callable[[Connection], tuple[ErrorCode, T]],
+    session: Session,
+    *,
+    retry_timeout_s: float,
+    fenced: Callable[[], bool] = lambda: True,
+) -> T:
+    """Find the coordinator of ``key`` and ask until the answer is final; one that means FENCED must be so, too.
+
+    Raises:
+        RequestRefused: The answer, if it is final or was not another for ``retry_timeout_s``.
+        KafkaUnavailable: It could not be reached, or was lost with the request under way.
+    """
+    deadline = time.monotonic() + retry_timeout_s
+    backoff_s = _BACKOFF_FIRST_S
+    while True:
+        try:
+            node = cluster.coordinator(kind, key)
+            code, result = attempt(session.connection(cluster, node))
+        except CodeError as exc:
+            code = exc.code
+        else:
+            if code == ErrorCode.none:
+                return result
+        meaning = codes.meaning(table, code)
+        if meaning is Meaning.FENCED and not fenced():
+            meaning = Meaning.RETRY
+        if meaning is Meaning.REFRESH:
+            cluster.forget_coordinator(kind, key)
+        elif meaning is not Meaning.RETRY:
+            raise RequestRefused(subject, code, meaning)
+        if time.monotonic() >= deadline:
+            raise RequestRefused(subject, code, Meaning.UNKNOWN, f"still so after {retry_timeout_s:g} s")
+        time.sleep(backoff_s)
+        backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)

@@ -1,0 +1,90 @@
+"""Consumer group offsets inside a native transaction: they count if, and only if, it is committed.
+
+With transactions v2 the group coordinator adds its partition to the transaction by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kio.schema.errors import ErrorCode
+from kio.schema.txn_offset_commit.v5 import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from kio.schema.txn_offset_commit.v5.request import TxnOffsetCommitRequestPartition, TxnOffsetCommitRequestTopic
+from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
+from kio.static.primitive import i16, i32, i64
+
+from bridge.kafka import codes
+from bridge.kafka.coordination import ask_coordinator
+from bridge.kafka.metadata import Cluster, CoordinatorType
+from bridge.kafka.pipeline import Producer, Session, TopicPartition
+from bridge.kafka.wire import Connection
+
+_DONE = (ErrorCode.none, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """Who commits: a member of a group, or (as here by default) somebody outside of it who manages its offsets."""
+
+    group_id: str
+    generation: int = -1
+    member_id: str = ""
+    instance_id: str | None = None
+
+
+def send_group_offsets(
+    cluster: Cluster,
+    session: Session,
+    producer: Producer,
+    member: GroupMember,
+    offsets: Mapping[TopicPartition, int],
+    *,
+    retry_timeout_s: float,
+) -> None:
+    """Add offsets (of the next record to read) to the open transaction.
+
+    Raises:
+        RequestRefused, KafkaUnavailable: As from any coordinator.
+    """
+    topics: dict[str, list[TxnOffsetCommitRequestPartition]] = {}
+    for (topic, partition), offset in offsets.items():
+        topics.setdefault(topic, []).append(
+            TxnOffsetCommitRequestPartition(
+                partition_index=i32(partition), committed_offset=i64(offset), committed_metadata=""
+            )
+        )
+    request = TxnOffsetCommitRequest(
+        transactional_id=TransactionalId(producer.transactional_id),
+        group_id=GroupId(member.group_id),
+        producer_id=ProducerId(producer.producer_id),
+        producer_epoch=i16(producer.epoch),
+        generation_id=i32(member.generation),
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        topics=tuple(
+            TxnOffsetCommitRequestTopic(name=TopicName(topic), partitions=tuple(partitions))
+            for topic, partitions in topics.items()
+        ),
+    )
+
+    def attempt(connection: Connection) -> tuple[ErrorCode, None]:
+        answer = connection.call(request, TxnOffsetCommitResponse)
+        failures = (
+            partition.error_code
+            for topic in answer.topics
+            for partition in topic.partitions
+            if partition.error_code != ErrorCode.none
+        )
+        return next(((code, None) for code in failures), _DONE)
+
+    ask_coordinator(
+        cluster,
+        CoordinatorType.GROUP,
+        member.group_id,
+        f"offsets of group {member.group_id}",
+        codes.OFFSETS,
+        attempt,
+        session,
+        retry_timeout_s=retry_timeout_s,
+    )

@@ -1,0 +1,117 @@
+"""Consumer group offsets in native transactions against a real broker: with the records, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from bridge.embedded import EmbeddedCluster
+from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.clients import consumer_config
+from bridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError
+from bridge.kafka.group_offsets import GroupMember
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.states import State
+from bridge.kafka.topics import TopicAdmin, TopicSpec
+from integration_tests.adapter_tools import batch_of, eventually, read_values
+
+
+@pytest.fixture
+def servers(cluster: EmbeddedCluster) -> str:
+    return cluster.bootstrap_servers
+
+
+@pytest.fixture
+def topic(servers: str, topic_prefix: str) -> str:
+    TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix, partitions=2)])
+    return topic_prefix
+
+
+@pytest.fixture
+def appender(servers: str, topic_prefix: str) -> Iterator[TransactionalAppender]:
+    with TransactionalAppender(servers, topic_prefix) as appender:
+        appender.init()
+        yield appender
+
+
+@pytest.fixture
+def committed(servers: str, topic: str) -> Iterator[Callable[[], list[int]]]:
+    """What the group named like the topic would start from, per partition; -1001 for nothing."""
+    consumer = Consumer(consumer_config(servers, isolation=Isolation.READ_COMMITTED, group_id=topic))
+
+    def look() -> list[int]:
+        found = consumer.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)], timeout=30)
+        return [place.offset for place in found]
+
+    yield look
+    consumer.close()
+
+
+def test_offsets_are_committed_with_the_records(
+    appender: TransactionalAppender, servers: str, topic: str, committed: Callable[[], list[int]]
+) -> None:
+    appender.append([(topic, batch_of([b"a", b"b"]))])
+    appender.send_offsets(topic, {(topic, 0): 7, (topic, 1): 9})
+    appender.commit()
+    eventually(lambda: committed() == [7, 9], "the offsets are committed")
+    assert read_values(servers, topic) == [b"a", b"b"]
+
+
+def test_offsets_alone_make_a_transaction(
+    appender: TransactionalAppender, topic: str, committed: Callable[[], list[int]]
+) -> None:
+    for offset in range(3):
+        appender.send_offsets(topic, {(topic, 1): offset})
+        assert appender.state is State.IN_TRANSACTION
+        appender.commit()
+        # The same transactional id again at once: it has to wait for its own markers.
+        appender.send_offsets(topic, {(topic, 1): offset + 100})
+        appender.abort()
+    eventually(lambda: committed()[1] == 2, "the last offset is committed")
+
+
+def test_offsets_of_an_aborted_transaction_never_count(
+    appender: TransactionalAppender, topic: str, committed: Callable[[], list[int]]
+) -> None:
+    appender.send_offsets(topic, {(topic, 0): 1})
+    appender.commit()
+    appender.send_offsets(topic, {(topic, 0): 50})
+    appender.append([(topic, batch_of([b"no"]))])
+    appender.abort()
+    appender.send_offsets(topic, {(topic, 1): 2})
+    appender.commit()
+    eventually(lambda: committed() == [1, 2], "the committed offsets, and no other")
+
+
+def test_no_offsets_are_no_transaction(appender: TransactionalAppender, topic: str) -> None:
+    appender.send_offsets(topic, {})
+    assert appender.state is State.READY
+    appender.close()
+    with pytest.raises(InvalidStateError):
+        appender.send_offsets(topic, {(topic, 0): 1})
+
+
+def test_a_member_that_is_none_is_refused(
+    appender: TransactionalAppender, topic: str, committed: Callable[[], list[int]]
+) -> None:
+    with pytest.raises(AppendRefusedError) as refused:
+        appender.send_offsets(GroupMember(group_id=topic, generation=3, member_id="ghost"), {(topic, 0): 1})
+    assert refused.value.kafka_error in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION")
+    assert appender.state is State.MUST_ABORT
+    appender.abort()
+    assert committed() == [-1001, -1001]
+
+
+def test_a_fenced_user_commits_no_offsets(
+    appender: TransactionalAppender, servers: str, topic: str, topic_prefix: str, committed: Callable[[], list[int]]
+) -> None:
+    appender.send_offsets(topic, {(topic, 0): 1})
+    with TransactionalAppender(servers, topic_prefix) as newer:
+        newer.init()
+        with pytest.raises(ProducerFencedError):
+            appender.send_offsets(topic, {(topic, 0): 2})
+        newer.send_offsets(topic, {(topic, 1): 5})
+        newer.commit()
+    eventually(lambda: committed() == [-1001, 5], "the newer user's offset alone")
