@@ -42,7 +42,7 @@ from bridge.errors import (
     TransactionNotFound,
 )
 from bridge.kafka.topics import TopicAdmin
-from bridge.model.frames import BeginFrame
+from bridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
 from bridge.model.records import TransactionRecord
@@ -52,7 +52,6 @@ from bridge.zookeeper.session import ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
-LABEL_CHARACTERS_MAX: Final = 1000
 JOIN_TIMEOUT_S: Final = 10.0
 _UNNAMED: Final = "rollbridge"
 """The client name of settings that name none; a process that begins transactions deserves one of its own."""
@@ -270,6 +269,10 @@ class Bridge:
         """What is derived from the arguments of a begin, until a stream changes."""
         if not streams:
             raise InvalidRequestError("a transaction needs at least one stream; nothing was written")
+        if len(streams) > STREAMS_MAX:
+            raise InvalidRequestError(
+                f"a transaction spans at most {STREAMS_MAX} streams, not {len(streams)}; nothing was written"
+            )
         if len(set(streams)) < len(streams):
             raise InvalidRequestError(f"a stream is named twice: {', '.join(streams)}; nothing was written")
         if label is not None and len(label) > LABEL_CHARACTERS_MAX:

@@ -20,14 +20,22 @@ from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Delivered
 from bridge.client.writing import Timeout, Writing
 from bridge.errors import InvalidRequestError, OutcomeUnknown, RollbridgeError
-from bridge.model.frames import HEADER, MAGIC, VERSION, FrameKind, Manifest, PieceKey, encode_abort
+from bridge.model.frames import (
+    HEADER,
+    MAGIC,
+    REASON_CHARACTERS_MAX,
+    VERSION,
+    FrameKind,
+    Manifest,
+    PieceKey,
+    encode_abort,
+)
 from bridge.model.identifiers import OWNER_PART
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REASON_CHARACTERS_MAX: Final = 1000
 ABORT_ON_ERROR_S: Final = 10.0
 """How long a ``with`` block that ends by an exception waits to see the abort logged."""
 

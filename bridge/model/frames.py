@@ -28,12 +28,19 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 import schemas
-from bridge.errors import CorruptDataError
+from bridge.errors import CorruptDataError, InvalidNameError
 from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from bridge.model.names import StreamName, check_client_name
 
 HEADER: Final = Struct(">2sBB16sIIQII")
 MAGIC: Final = b"RB"
 VERSION: Final = 1
+
+LABEL_CHARACTERS_MAX: Final = 1_000
+REASON_CHARACTERS_MAX: Final = 1_000
+STREAMS_MAX: Final = 1_000
+"""Most streams of a transaction. These three keep its ZooKeeper record far below ZooKeeper's limit of 1 MiB, also where
+a client does not keep to them."""
 
 _CACHED_BYTES_MAX: Final = 512
 """Larger values are decoded each time: with them the caches could grow to gigabytes."""
@@ -122,7 +129,8 @@ def decode_begin(value: bytes) -> BeginFrame:
     """Decode a BEGIN frame's value. Transactions of one client mostly carry the same bytes, hence the cache.
 
     Raises:
-        CorruptDataError: not such a value, one without streams, or one that names a stream twice.
+        CorruptDataError: not such a value, one without streams, one that names a stream twice, or one that holds what
+            no client may send: a name that is none, a label that is too long, too many streams.
     """
     return _cached_begin(value) if len(value) <= _CACHED_BYTES_MAX else _begin(value)
 
@@ -134,6 +142,14 @@ def _begin(value: bytes) -> BeginFrame:
     streams = {item["stream"]: item["reference_epoch"] for item in datum["streams"]}
     if len(streams) < len(datum["streams"]) or min(streams.values()) < 0:
         raise CorruptDataError("a BEGIN frame names a stream twice or with a negative epoch")
+    if len(streams) > STREAMS_MAX or len(datum["label"] or "") > LABEL_CHARACTERS_MAX:
+        raise CorruptDataError(f"a BEGIN frame has {len(streams)} streams or too long a label")
+    try:
+        check_client_name(datum["client_name"])
+        for name in streams:
+            StreamName.parse(name)
+    except InvalidNameError as fault:
+        raise CorruptDataError(f"a BEGIN frame holds a name that is none: {fault}") from fault
     return BeginFrame(
         client_name=datum["client_name"],
         client_epoch=datum["client_epoch"],
@@ -205,12 +221,12 @@ def encode_abort(reason: str) -> bytes:
 
 
 def decode_abort(value: bytes) -> str:
-    """The reason in an ABORT frame's value.
+    """The reason in an ABORT frame's value, at most 1,000 characters of it.
 
     Raises:
         CorruptDataError: not such a value.
     """
-    return str(_decode("abort_frame", value)["reason"])
+    return str(_decode("abort_frame", value)["reason"])[:REASON_CHARACTERS_MAX]
 
 
 def _decode(schema: str, value: bytes) -> schemas.Datum:

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from bridge.errors import CorruptDataError
 from bridge.model.frames import (
     HEADER,
+    LABEL_CHARACTERS_MAX,
+    REASON_CHARACTERS_MAX,
+    STREAMS_MAX,
     BeginFrame,
     FrameHeader,
     FrameKind,
@@ -37,7 +40,7 @@ headers = st.builds(
 )
 begins = st.builds(
     BeginFrame,
-    st.text(max_size=20),
+    st.sampled_from(["client", "loader-1", "team:a@host"]),
     int32,
     st.none() | st.text(max_size=20),
     st.integers(-(1 << 63), (1 << 63) - 1),
@@ -84,7 +87,7 @@ def test_manifests_round_trip(manifest: Manifest) -> None:
 
 @given(st.text())
 def test_reasons_round_trip(reason: str) -> None:
-    assert decode_abort(encode_abort(reason)) == reason
+    assert decode_abort(encode_abort(reason)) == reason[:REASON_CHARACTERS_MAX]
 
 
 def begin_with(*streams: tuple[str, int]) -> bytes:
@@ -116,6 +119,37 @@ def test_the_hand_made_begin_frame_is_one() -> None:
 def test_corrupt_begin_frames(raw: bytes) -> None:
     with pytest.raises(CorruptDataError):
         decode_begin(raw)
+
+
+def with_streams(names: list[str], client_name: str = "c", label: str | None = None) -> bytes:
+    return BeginFrame(client_name, 0, label, 1, dict.fromkeys(names, 0)).encode()
+
+
+def test_the_largest_begin_frame_that_a_client_may_send() -> None:
+    raw = with_streams([f"s/{number}" for number in range(STREAMS_MAX)], "c" * 128, "x" * LABEL_CHARACTERS_MAX)
+    assert len(decode_begin(raw).streams) == STREAMS_MAX
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        with_streams([f"s/{number}" for number in range(STREAMS_MAX + 1)]),
+        with_streams(["s/a"], label="x" * (LABEL_CHARACTERS_MAX + 1)),
+        with_streams(["s/a"], client_name="c" * 129),
+        with_streams(["s/a"], client_name="a b"),
+        with_streams(["s/a", "no-slash"]),
+        with_streams(["s/" + "t" * 250]),
+    ],
+    ids=["streams", "label", "client name", "no client name", "no stream name", "long stream name"],
+)
+def test_what_would_not_fit_into_the_records_of_a_leader_is_corrupt(raw: bytes) -> None:
+    """One such frame from one client would otherwise stop the leader of its group at each attempt to record it."""
+    with pytest.raises(CorruptDataError):
+        decode_begin(raw)
+
+
+def test_a_reason_without_end_is_cut() -> None:
+    assert decode_abort(encode_abort("x" * 1_000_000)) == "x" * REASON_CHARACTERS_MAX
 
 
 def one_entry(key: PieceKey, count: int) -> bytes:
