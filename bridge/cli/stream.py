@@ -193,7 +193,7 @@ def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRa
     """Even ranges that hold exactly what the named segments hold; these must lie side by side.
 
     Raises:
-        InvalidRangesError: a number is not active, or there is a gap between the segments.
+        InvalidRangesError: a number is not active, there is a gap between the segments, or they are too narrow.
     """
     sealed = sorted(item.range for item in active.segments if item.id.number in seal)
     if len(sealed) < len(set(seal)):
@@ -207,6 +207,8 @@ def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRa
     width = whole.high - whole.low
     # Ends are computed as even_ranges does, so they are the same from both sides and the outermost are exact.
     cuts = [whole.low, *(whole.low + width * item.low for item in even_ranges(count)[1:]), whole.high]
+    if any(before >= after for before, after in pairwise(cuts)):
+        raise InvalidRangesError(f"{whole} is too narrow to be cut into {count} ranges; nothing was written")
     return [KeyRange(low, high) for low, high in pairwise(cuts)]
 
 

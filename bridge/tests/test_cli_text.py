@@ -11,7 +11,7 @@ from typing import BinaryIO
 import click
 import pytest
 from confluent_kafka import Message
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bridge.cli import values
@@ -257,11 +257,18 @@ def test_dividing_segments_gives_ranges_that_a_scale_accepts(history: EpochHisto
     low = data.draw(st.integers(0, len(active) - 1))
     high = data.draw(st.integers(low + 1, len(active)))
     count = data.draw(st.integers(1, 5))
+    assume(active[high - 1].range.high - active[low].range.low > 1e-9)
     seal = tuple(item.id.number for item in active[low:high])
     ranges = divide(history.active, seal, count)
     assert len(ranges) == count
     check_partition(ranges, [item.range for item in active[low:high]])
     assert len(history.plan_scale(seal, ranges, 0).segments) == len(active) - (high - low) + count
+
+
+def test_what_is_too_narrow_to_be_divided() -> None:
+    thin = EpochHistory.create([KeyRange(0.0, 5e-324), KeyRange(5e-324, 1.0)], 0)
+    with pytest.raises(InvalidRangesError, match="is too narrow to be cut into 2 ranges"):
+        divide(thin.active, (0,), 2)
 
 
 FOUR = EpochHistory.create(even_ranges(4), 0)
