@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 import bridge
 from bridge.embedded import EmbeddedCluster
-from bridge.model.names import StreamName
-from integration_tests.coordinators import Relay
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import StreamName, parse_segment_topic
+from bridge.model.sequence import DLSN, RECORD_HEADER, unpack_record_header
+from bridge.zookeeper.metadata import Metadata
+from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.coordinators import coordinator, until
+
+__all__ = ["Site", "header_of", "headers_of", "place_of", "read_committed", "until"]
 
 PATIENCE_S = 30.0
-
-
-def until(reached: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-    """Return once a condition holds; AssertionError if it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not reached():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        time.sleep(0.02)
 
 
 class Site:
@@ -50,9 +47,9 @@ class Site:
     def start_coordinator(self) -> None:
         """Start a coordinator, in the background."""
         self._started += 1
-        logs = self._logs / str(self._started)
-        logs.mkdir(parents=True)
-        self._coordinators.enter_context(Relay(self.cluster.bootstrap_servers, self.cluster.zookeeper, self.root, logs))
+        self._coordinators.enter_context(
+            coordinator(self.cluster, self.root, f"coordinator-{self._started}", self._logs)
+        )
 
     def stop_coordinator(self) -> None:
         """Stop it, and return when it is gone."""
@@ -70,20 +67,20 @@ class Site:
             options=options,
         )
 
-    def topics(self, stream: str) -> list[str]:
-        """The segments' topics of a stream, in order of their epochs."""
-        name = StreamName.parse(stream)
-        with self.connect() as client:
-            return [name.segment_topic(segment) for segment in client.admin.history(stream).segments()]
-
     def committed(self, stream: str) -> list[Message]:
-        """Everything that a plain ``read_committed`` consumer finds in a stream's segments."""
-        return read_committed(self.cluster.bootstrap_servers, self.topics(stream))
+        """What a plain ``read_committed`` consumer finds in a stream's segments, in order of their epochs."""
+        name = StreamName.parse(stream)
+        with ZooKeeperSession(self.cluster.zookeeper, root=self.root) as session:
+            history = Metadata(session).history(name)
+        assert history is not None
+        return read_committed(
+            self.cluster.bootstrap_servers, [name.segment_topic(segment) for segment in history.segments()]
+        )
 
 
-def read_committed(bootstrap_servers: str, topics: Iterable[str]) -> list[Message]:
+def read_committed(bootstrap_servers: str, topics: Sequence[str]) -> list[Message]:
     """All committed records of single-partition topics, topic by topic."""
-    found: list[Message] = []
+    found: dict[str, list[Message]] = {topic: [] for topic in topics}
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -91,27 +88,47 @@ def read_committed(bootstrap_servers: str, topics: Iterable[str]) -> list[Messag
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,
         }
     )
     try:
-        for topic in topics:
-            consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-            deadline = time.monotonic() + PATIENCE_S
-            while True:
-                message = consumer.poll(1.0)
-                assert time.monotonic() < deadline, f"the end of {topic} was not reached"
-                if message is None:
-                    continue
-                error = message.error()
-                if error is None:
-                    found.append(message)
-                elif error.name() == "_PARTITION_EOF":
-                    break
+        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING) for topic in topics])
+        unread = set(topics)
+        deadline = time.monotonic() + PATIENCE_S
+        while unread:
+            assert time.monotonic() < deadline, f"the ends of {unread} were not reached"
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            topic, error = message.topic(), message.error()
+            assert topic is not None
+            if error is None:
+                found[topic].append(message)
+            elif error.name() == "_PARTITION_EOF":
+                unread.discard(topic)
     finally:
         consumer.close()
-    return found
+    return [message for topic in topics for message in found[topic]]
 
 
-def topic_names(bootstrap_servers: str) -> set[str]:
-    """All topics of the cluster."""
-    return set(AdminClient({"bootstrap.servers": bootstrap_servers}).list_topics(timeout=10).topics)
+def place_of(message: Message) -> DLSN:
+    """Where a record stands, by what Kafka and its header say."""
+    topic, offset = message.topic(), message.offset()
+    assert topic is not None
+    assert offset is not None
+    return DLSN.of(parse_segment_topic(topic)[1], offset, header_of(message)[1])
+
+
+def headers_of(message: Message) -> list[tuple[str, str | bytes | None]]:
+    """All headers of a record, in order."""
+    headers = message.headers()
+    assert isinstance(headers, list)
+    return headers
+
+
+def header_of(message: Message) -> tuple[TransactionId, int]:
+    """Our header, which stands last."""
+    name, raw = headers_of(message)[-1]
+    assert name == RECORD_HEADER
+    assert isinstance(raw, bytes)
+    return unpack_record_header(raw)

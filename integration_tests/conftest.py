@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import bridge
 from bridge.embedded import EmbeddedCluster
+from integration_tests.clients import Site
 
 _run = uuid.uuid4().hex[:8]
 _numbers = itertools.count(1)
@@ -40,3 +42,39 @@ def unique_name() -> Callable[[str], str]:
 def topic_prefix(request: pytest.FixtureRequest, unique_name: Callable[[str], str]) -> str:
     """A prefix for the topics of one test, which says whose they are."""
     return unique_name(re.sub(r"[^A-Za-z0-9_-]+", "-", request.node.name)[:80])
+
+
+@pytest.fixture(scope="module")
+def site(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A rollbridge with a coordinator for the tests of one module, under a ZooKeeper path of its own."""
+    with Site(cluster, f"/site-{_run}-{next(_numbers)}", tmp_path_factory.mktemp("coordinators")) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def client(site: Site) -> Iterator[bridge.Bridge]:
+    """A client named ``tester`` for the tests of one module."""
+    with site.connect("tester") as client:
+        yield client
+
+
+@pytest.fixture
+def scope(unique_name: Callable[[str], str]) -> str:
+    """A scope for the streams of one test."""
+    return unique_name("scope")
+
+
+@pytest.fixture
+def orders(client: bridge.Bridge, scope: str) -> str:
+    """A stream of two segments."""
+    name = f"{scope}/orders"
+    client.admin.create_stream(name, segments=2)
+    return name
+
+
+@pytest.fixture
+def payments(client: bridge.Bridge, scope: str) -> str:
+    """A stream of three segments in the same group."""
+    name = f"{scope}/payments"
+    client.admin.create_stream(name, segments=3)
+    return name

@@ -1,0 +1,204 @@
+"""Bad input, each kind: what is refused, when, with which error, and that the rest is untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+import bridge
+from bridge.embedded import EmbeddedCluster
+from bridge.errors import (
+    GroupMismatchError,
+    IncompleteError,
+    InvalidNameError,
+    InvalidRangesError,
+    InvalidRequestError,
+    InvalidTimeoutError,
+    RecordTooLargeError,
+    RollbridgeError,
+    ScopeNotFound,
+    StreamBusy,
+    StreamExists,
+    StreamNotFound,
+    TransactionCommitted,
+    TransactionExpired,
+    WrongClusterError,
+)
+from bridge.kafka.topics import TopicAdmin
+from bridge.model.names import StreamName
+from bridge.zookeeper.metadata import Metadata
+from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.clients import Site, until
+
+
+def test_after_the_commit_nothing_can_be_written_or_aborted(site: Site, client: bridge.Bridge, orders: str) -> None:
+    transaction = client.begin(orders)
+    transaction.write(orders, key=b"k", value=b"v")
+    transaction.commit()
+    with pytest.raises(TransactionCommitted):
+        transaction.write(orders, value=b"late")
+    with pytest.raises(TransactionCommitted):
+        transaction.write_all(orders, [(b"k", b"late")])
+    with pytest.raises(TransactionCommitted):
+        transaction.abort()
+    assert [message.value() for message in site.committed(orders)] == [b"v"]
+
+
+def test_an_expired_transaction_says_so_everywhere(site: Site, client: bridge.Bridge, orders: str) -> None:
+    transaction = client.begin(orders, timeout=timedelta(milliseconds=300))
+    future = transaction.write(orders, key=b"k", value=b"v")
+    assert isinstance(future.exception(30), TransactionExpired)
+    with pytest.raises(TransactionExpired):
+        transaction.write(orders, value=b"late")
+    with pytest.raises(TransactionExpired):
+        transaction.commit()
+    transaction.abort()
+    assert site.committed(orders) == []
+
+
+def test_a_commit_after_the_lease_ended_is_refused_by_the_leader(
+    site: Site, client: bridge.Bridge, orders: str
+) -> None:
+    """The commit is asked for before the client has heard of the expiry; the log says what it is told."""
+    transaction = client.begin(orders, timeout=timedelta(milliseconds=1))
+    transaction.write(orders, key=b"k", value=b"v")
+    transaction.flush()
+    try:
+        transaction.commit()
+    except TransactionExpired:
+        assert site.committed(orders) == []
+    else:
+        assert len(site.committed(orders)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("nowhere/orders", ScopeNotFound),
+        ("{scope}/nothing", StreamNotFound),
+        ("orders", InvalidNameError),
+        ("a/b/c", InvalidNameError),
+        ("sales/or.ders", InvalidNameError),
+        ("sales/" + "x" * 230, InvalidNameError),
+        ("__sales/orders", InvalidNameError),
+    ],
+)
+def test_unknown_and_invalid_streams_are_refused(
+    client: bridge.Bridge, orders: str, scope: str, name: str, error: type[RollbridgeError]
+) -> None:
+    wanted = name.format(scope=scope)
+    for attempt in (
+        lambda: client.begin(wanted),
+        lambda: client.admin.describe(wanted),
+        lambda: client.admin.scale(wanted, seal=[0], ranges=[(0.0, 0.5)]),
+        lambda: client.admin.delete_stream(wanted),
+    ):
+        with pytest.raises(error):
+            attempt()
+
+
+@pytest.mark.parametrize("lease", [timedelta(0), timedelta(seconds=-1), timedelta(days=8)])
+def test_a_lease_must_be_positive_and_within_the_limit(client: bridge.Bridge, orders: str, lease: timedelta) -> None:
+    with pytest.raises(InvalidTimeoutError):
+        client.begin(orders, timeout=lease)
+
+
+def test_streams_of_another_group_are_refused(client: bridge.Bridge, scope: str, orders: str) -> None:
+    bulk = f"{scope}/bulk-orders"
+    client.admin.create_stream(bulk, group="bulk")
+    with pytest.raises(GroupMismatchError) as refused:
+        client.begin(orders, bulk)
+    assert f"{scope}/default" in str(refused.value)
+    assert f"{scope}/bulk" in str(refused.value)
+    with client.transaction(bulk) as transaction:
+        transaction.write(bulk, key=b"k", value=b"v")
+
+
+def test_a_begin_must_name_streams_once(client: bridge.Bridge, orders: str) -> None:
+    for streams, label in (((), None), ((orders, orders), None), ((orders,), "x" * 2_000)):
+        with pytest.raises(InvalidRequestError):
+            client.begin(*streams, label=label)
+
+
+def test_a_record_over_the_limit_is_refused_and_the_rest_commits(site: Site, client: bridge.Bridge, scope: str) -> None:
+    small = f"{scope}/small"
+    client.admin.create_stream(small, record_bytes_max=100_000)
+    with client.transaction(small) as transaction:
+        largest = transaction.write(small, key=b"k", value=b"x" * 99_900)
+        with pytest.raises(RecordTooLargeError) as refused:
+            transaction.write(small, key=b"k", value=b"x" * 100_000)
+        transaction.write(small, key=b"k", value=b"small")
+    assert refused.value.limit_bytes == 100_000
+    assert [len(message.value() or b"") for message in site.committed(small)] == [99_900, 5]
+    assert largest.result().offset == 0
+
+
+def test_the_largest_record_of_the_default_limit_arrives(site: Site, client: bridge.Bridge, orders: str) -> None:
+    with client.transaction(orders) as transaction:
+        transaction.write(orders, key=b"k", value=b"x" * 999_000)
+    assert [len(message.value() or b"") for message in site.committed(orders)] == [999_000]
+
+
+def test_a_write_to_a_stream_that_was_not_named_is_refused(client: bridge.Bridge, orders: str, payments: str) -> None:
+    transaction = client.begin(orders)
+    with pytest.raises(InvalidRequestError, match="payments"):
+        transaction.write(payments, value=b"v")
+    transaction.abort()
+
+
+def test_admin_requests_that_can_not_be_met_say_why(client: bridge.Bridge, orders: str) -> None:
+    with pytest.raises(StreamExists):
+        client.admin.create_stream(orders)
+    for ranges in ([(0.0, 0.4), (0.5, 1.0)], [(0.0, 0.6), (0.5, 1.0)], [(0.0, 0.5)], [(0.5, 0.5)]):
+        with pytest.raises(InvalidRangesError):
+            client.admin.create_stream(orders + "-2", ranges=ranges)
+        with pytest.raises(InvalidRangesError):
+            client.admin.scale(orders, seal=[0, 1], ranges=ranges)
+    with pytest.raises(InvalidRangesError, match="not active"):
+        client.admin.scale(orders, seal=[7], ranges=[(0.0, 1.0)])
+    with pytest.raises(InvalidRequestError, match="not both"):
+        client.admin.create_stream(orders + "-2", segments=2, ranges=[(0.0, 1.0)])
+    open_one = client.begin(orders)
+    open_one.write(orders, value=b"v")
+    open_one.flush()
+    until(lambda: bool(client.admin.describe(orders).open_transactions))
+    with pytest.raises(StreamBusy):
+        client.admin.delete_stream(orders)
+    open_one.abort()
+    assert len(client.admin.history(orders).records) == 1
+
+
+def test_a_frame_that_the_brokers_refuse_makes_the_transaction_incomplete(
+    site: Site, client: bridge.Bridge, orders: str
+) -> None:
+    admin = TopicAdmin(site.cluster.bootstrap_servers)
+    admin.set_topic_config(StreamName.parse(orders).buffer_topic, {"max.message.bytes": "1000"})
+    transaction = client.begin(orders)
+    future = transaction.write(orders, key=b"k", value=b"x" * 5_000)
+    with pytest.raises(IncompleteError):
+        transaction.flush()
+    with pytest.raises(IncompleteError):
+        transaction.commit()
+    assert isinstance(future.exception(0), IncompleteError)
+    with pytest.raises(RollbridgeError):
+        transaction.write(orders, value=b"late")
+    small = client.begin(orders)
+    large = client.begin(orders)
+    small.write(orders, key=b"k", value=b"fits")
+    large.write(orders, key=b"k", value=b"x" * 5_000)
+    unsure = large.commit_async()  # the refusal comes after the commit was asked for
+    assert small.commit().records == 1
+    assert isinstance(unsure.exception(60), IncompleteError)
+    assert [message.value() for message in site.committed(orders)] == [b"fits"]
+
+
+def test_a_path_of_another_cluster_is_refused(cluster: EmbeddedCluster, unique_name: Callable[[str], str]) -> None:
+    root = "/" + unique_name("foreign")
+    with ZooKeeperSession(cluster.zookeeper, root=root) as session:
+        Metadata(session).claim_cluster("another-cluster")
+    with pytest.raises(WrongClusterError) as refused:
+        bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root)
+    assert "another-cluster" in str(refused.value)
+    assert cluster.kafka_cluster_id in str(refused.value)

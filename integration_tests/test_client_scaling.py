@@ -1,0 +1,108 @@
+"""Streams that change while they are in use: scales, rolling commits, deletion, and what other clients hear of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import cast
+
+import bridge
+from bridge.errors import (
+    StreamNotFound,
+)
+from bridge.model.epochs import EpochCause
+from bridge.model.sequence import DLSN
+from integration_tests.clients import Site, place_of, until
+
+
+def test_a_transaction_that_outlives_scales_keeps_the_order_of_every_key(
+    site: Site, client: bridge.Bridge, orders: str
+) -> None:
+    """Before, across and after two scales; each key's records come out in the order of the commits."""
+    expected: dict[bytes, list[bytes]] = defaultdict(list)
+    keys = [b"key-%d" % number for number in range(20)]
+
+    def small(name: bytes) -> None:
+        with client.transaction(orders) as transaction:
+            for key in keys:
+                transaction.write(orders, key=key, value=name)
+                expected[key].append(name)
+
+    old = client.begin(orders, label="old")
+    for number in range(100):
+        old.write(orders, key=keys[number % 20], value=b"old-%d" % number)
+    small(b"before")
+    first = client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+    assert (first.epoch, first.cause) == (1, EpochCause.SCALE)
+    small(b"between")
+    middle = client.begin(orders, label="middle")
+    middle_futures = [middle.write(orders, key=key, value=b"middle") for key in keys]
+    client.admin.scale(orders, seal=[1, 2], ranges=[(0.0, 0.1), (0.1, 0.25), (0.5, 1.0)])
+    small(b"after")
+    for number in range(100, 200):
+        old.write(orders, key=keys[number % 20], value=b"old-%d" % number)
+    result = old.commit()
+    for key in keys:
+        expected[key] += [b"old-%d" % number for number in range(200) if keys[number % 20] == key]
+    small(b"later")
+    middle.commit()
+    for key in keys:
+        expected[key].append(b"middle")
+    small(b"last")
+
+    history = client.admin.history(orders)
+    assert [record.cause for record in history.records[-4:]] == [
+        EpochCause.ROLLING_TRANSACTIONS,
+        EpochCause.ROLLING_ACTIVE,
+    ] * 2
+    found: dict[bytes, list[tuple[DLSN, bytes]]] = defaultdict(list)
+    for message in site.committed(orders):
+        key, value = cast("tuple[bytes, bytes]", (message.key(), message.value()))
+        found[key].append((place_of(message), value))
+    # Segments of one key's lineage have rising epochs, so its records in order of their DLSNs are in order of time.
+    assert {key: [value for _, value in sorted(records)] for key, records in found.items()} == dict(expected)
+    assert result.records == 200
+    places = {place for records in found.values() for place, _ in records}
+    assert all(future.result() in places for future in middle_futures)
+
+
+def test_a_client_hears_of_a_scale_by_another(site: Site, client: bridge.Bridge, orders: str) -> None:
+    with site.connect("other") as other:
+        other.begin(orders).commit()
+        client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 1.0)])
+
+        def epoch_of_a_new_one() -> int:
+            with other.transaction(orders) as transaction:
+                transaction.write(orders, key=b"k", value=b"v")
+            return transaction.id.epoch
+
+        until(lambda: epoch_of_a_new_one() == 1)
+
+
+def test_a_stream_that_was_deleted_and_made_again_is_a_new_one(site: Site, client: bridge.Bridge, orders: str) -> None:
+    with site.connect("other") as other:
+        with other.transaction(orders) as transaction:
+            transaction.write(orders, key=b"k", value=b"first life")
+        client.admin.delete_stream(orders)
+
+        def is_gone() -> bool:
+            try:
+                other.begin(orders).abort_async()
+            except StreamNotFound:
+                return True
+            return False
+
+        until(is_gone)
+        client.admin.create_stream(orders)
+        with other.transaction(orders) as transaction:
+            transaction.write(orders, key=b"k", value=b"second life")
+    assert [message.value() for message in site.committed(orders)] == [b"second life"]
+
+
+def test_streams_are_listed_and_described(client: bridge.Bridge, scope: str, orders: str, payments: str) -> None:
+    assert [str(config.name) for config in client.admin.list_streams(scope)] == [orders, payments]
+    assert {orders, payments} <= {str(config.name) for config in client.admin.list_streams()}
+    described = client.admin.describe(payments)
+    assert (described.epochs, described.reference_epoch, len(described.active.segments)) == (1, 0, 3)
+    assert described.config.group.group == "default"
+    assert described.leader is not None
+    assert described.open_transactions == ()
