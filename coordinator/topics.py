@@ -7,7 +7,7 @@ from typing import Final
 from bridge.model.frames import BUFFER_OVERHEAD_BYTES
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName
-from bridge.model.records import StreamConfig
+from bridge.model.records import RECORD_BYTES_MAX_DEFAULT, StreamConfig
 from coordinator.effects import TopicSpec
 
 BATCH_OVERHEAD_BYTES: Final = 48_588
@@ -18,8 +18,12 @@ _KEEP: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy":
 
 
 def segment_bytes_max(config: StreamConfig) -> int:
-    """``max.message.bytes`` of a stream's segments: a batch with one record of the largest size fits."""
-    return config.record_bytes_max + BATCH_OVERHEAD_BYTES
+    """``max.message.bytes`` of a stream's segments: a batch with one record of the largest size fits.
+
+    However small the records are, it is not less than the broker's default: the limit holds for a whole batch, and
+    both clients and leaders put many records into one.
+    """
+    return max(config.record_bytes_max, RECORD_BYTES_MAX_DEFAULT) + BATCH_OVERHEAD_BYTES
 
 
 def segment_topic_spec(config: StreamConfig, segment: SegmentId) -> TopicSpec:

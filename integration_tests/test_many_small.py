@@ -1,0 +1,36 @@
+"""Many small transactions at once, whose frames are joined on the way: into requests, and into batches of a segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridge.embedded import EmbeddedCluster
+from integration_tests.clients import Site
+
+TRANSACTIONS = 500
+RECORDS = 5
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("record_bytes_max", [0, 1_000])
+def test_all_of_them_commit_whole_and_in_order(
+    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path, segments: int, record_bytes_max: int
+) -> None:
+    stream = f"{unique_name('many')}/small"
+    with Site(cluster, f"/{unique_name('root')}", tmp_path) as site, site.connect("many") as client:
+        client.admin.create_stream(stream, segments=segments, record_bytes_max=record_bytes_max)
+        answers = []
+        for number in range(TRANSACTIONS):
+            transaction = client.begin(stream)
+            for count in range(RECORDS):
+                transaction.write(stream, key=b"key %d" % count, value=b"%05d " % number + b"v" * 500)
+            answers.append(transaction.commit_async())
+        positions = [answer.result(60).position for answer in answers]
+        assert positions == sorted(positions), "one client's commits keep their order"
+        seen: dict[bytes | None, list[int]] = {}
+        for message in site.committed(stream):
+            seen.setdefault(message.key(), []).append(int((message.value() or b"")[:5]))
+        assert seen == {b"key %d" % count: list(range(TRANSACTIONS)) for count in range(RECORDS)}
