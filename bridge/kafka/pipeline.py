@@ -102,7 +102,7 @@ class Session:
         connection = self.connections.get(node)
         if connection is None:
             self.connections[node] = connection = cluster.connection(node)
-        elif not connection.usable():
+        elif not connection.alive():
             connection.close()
             raise ConnectionLostError(f"connection to Kafka at {connection.address} was lost during a transaction")
         return connection

@@ -109,20 +109,22 @@ class Connection:
         """Requests sent and not answered yet."""
         return len(self._waiting)
 
-    def usable(self) -> bool:
-        """Whether the next request has a chance: open, nothing under way, not idle too long, not closed by the broker.
+    def alive(self) -> bool:
+        """Whether the next request has a chance: open, nothing under way, and not closed by the broker.
 
         Costs one system call. A broker that goes away right after is found out only by the request.
         """
         if self._closed or self._waiting:
             return False
-        now = time.monotonic()
-        if now >= self._expires_at or now - self._last_used >= _IDLE_MAX_S:
-            return False
         # With nothing under way the broker has nothing to say, so that readable means closed.
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         return not poller.poll(0)
+
+    def usable(self) -> bool:
+        """Whether to start something new on this connection: alive, and neither idle nor authenticated too long."""
+        now = time.monotonic()
+        return now < self._expires_at and now - self._last_used < _IDLE_MAX_S and self.alive()
 
     def close(self) -> None:
         """Close the socket; what was under way stays unknown. May be called again."""

@@ -1,0 +1,202 @@
+"""TLS and SASL against a real broker, with the same settings for our own connections and for librdkafka's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
+from bridge.embedded.cluster import Cluster as EmbeddedServers
+from bridge.embedded.plan import Wishes
+from bridge.embedded.ports import free_port
+from bridge.embedded.reaper import Reaper
+from bridge.embedded.servers import KAFKA
+from bridge.embedded.state import Home
+from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.errors import AuthenticationError, KafkaUnavailable
+from bridge.kafka.topics import TopicAdmin, TopicSpec
+from integration_tests.adapter_tools import batch_of, read_values
+
+CERTIFICATES = Path(__file__).parent / "certificates"
+CA = str(CERTIFICATES / "ca.pem")
+USER, PASSWORD = "al=ice,the first", "hunter2"
+
+PASSWORD_ONLY = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": "bob",
+    "sasl.password": PASSWORD,
+}
+TLS = {"security.protocol": "SSL", "ssl.ca.location": CA}
+MUTUAL_TLS = {
+    **TLS,
+    "ssl.certificate.location": str(CERTIFICATES / "client.pem"),
+    "ssl.key.location": str(CERTIFICATES / "client.key"),
+    "ssl.key.password": "only-a-test",
+}
+
+
+def scram(mechanism: str, password: str = PASSWORD) -> dict[str, str]:
+    return {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": CA,
+        "sasl.mechanism": mechanism,
+        "sasl.username": USER,
+        "sasl.password": password,
+    }
+
+
+class Addresses:
+    """One broker, listening in five ways."""
+
+    def __init__(self) -> None:
+        self._ports: dict[str, int] = {}
+        for name in ("PLAINTEXT", "CONTROLLER", "TLS", "MUTUAL", "PASSWORD", "SCRAM"):
+            self._ports[name] = free_port(self._ports.values())
+
+    def port(self, listener: str) -> int:
+        return self._ports[listener]
+
+    def __getitem__(self, listener: str) -> str:
+        return f"127.0.0.1:{self._ports[listener]}"
+
+    def listeners(self, *without: str) -> str:
+        return ",".join(f"{name}://{self[name]}" for name in self._ports if name not in without)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    addresses = Addresses()
+    settings = {
+        "controller.quorum.voters": f"1@{addresses['CONTROLLER']}",
+        "listeners": addresses.listeners(),
+        "advertised.listeners": addresses.listeners("CONTROLLER"),
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": (
+            "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,TLS:SSL,MUTUAL:SSL,PASSWORD:SASL_PLAINTEXT,SCRAM:SASL_SSL"
+        ),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(CERTIFICATES / "server.pem"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": CA,
+        "listener.name.mutual.ssl.client.auth": "required",
+        "listener.name.password.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.password.plain.sasl.jaas.config": (
+            f'org.apache.kafka.common.security.plain.PlainLoginModule required user_bob="{PASSWORD}";'
+        ),
+        "listener.name.password.plain.connections.max.reauth.ms": "1000",
+        "listener.name.scram.sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512",
+        **{
+            f"listener.name.scram.{mechanism}.sasl.jaas.config": (
+                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+            )
+            for mechanism in ("scram-sha-256", "scram-sha-512")
+        },
+    }
+    home = Home(tmp_path_factory.mktemp("secure") / "home")
+    reaper = Reaper(home.path)
+    servers = EmbeddedServers(home)
+    servers.up(
+        Wishes(kafka_port=addresses.port("PLAINTEXT"), ephemeral=True, coordinators=0, kafka_settings=settings),
+        only=[KAFKA],
+    )
+    try:
+        _create_scram_user(addresses["PLAINTEXT"])
+        yield addresses
+    finally:
+        servers.down()
+        reaper.dismiss()
+
+
+def _create_scram_user(servers: str) -> None:
+    kinds = (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
+    changes = [UserScramCredentialUpsertion(USER, ScramCredentialInfo(kind, 4096), PASSWORD.encode()) for kind in kinds]
+    admin = AdminClient({"bootstrap.servers": servers})
+    for change in changes:
+        for future in admin.alter_user_scram_credentials([change]).values():
+            future.result(30)
+
+
+@pytest.mark.parametrize(
+    ("listener", "security"),
+    [
+        ("TLS", TLS),
+        ("MUTUAL", MUTUAL_TLS),
+        ("PASSWORD", PASSWORD_ONLY),
+        ("PASSWORD", {**PASSWORD_ONLY, "sasl.mechanisms": "PLAIN"}),
+        ("SCRAM", scram("SCRAM-SHA-256")),
+        ("SCRAM", scram("SCRAM-SHA-512")),
+    ],
+)
+def test_the_same_settings_serve_appender_and_administration(
+    broker: Addresses, topic_prefix: str, listener: str, security: dict[str, str]
+) -> None:
+    admin = TopicAdmin(broker[listener], security=security)
+    admin.create_topics([TopicSpec(name=topic_prefix)])
+    large = bytes(700_000)
+    with TransactionalAppender(broker[listener], topic_prefix, security=security) as appender:
+        appender.init()
+        for n in range(3):
+            appender.append((topic_prefix, batch_of([b"%d" % n, large])) for _ in range(2))
+            appender.commit()
+    admin.seal([topic_prefix])
+    assert read_values(broker["PLAINTEXT"], topic_prefix) == [b"0", large] * 2 + [b"1", large] * 2 + [b"2", large] * 2
+
+
+@pytest.mark.parametrize(
+    ("listener", "security", "said"),
+    [
+        ("SCRAM", scram("SCRAM-SHA-256", "wrong"), "refused our credentials"),
+        ("SCRAM", scram("PLAIN"), r"does not offer PLAIN, but SCRAM-SHA-\d+, SCRAM-SHA-\d+"),
+        ("PASSWORD", {**PASSWORD_ONLY, "sasl.password": "wrong"}, "refused our credentials"),
+        ("PASSWORD", {**PASSWORD_ONLY, "sasl.mechanism": "SCRAM-SHA-512"}, "does not offer SCRAM-SHA-512, but PLAIN"),
+        ("TLS", {**TLS, "ssl.ca.location": str(CERTIFICATES / "stranger.pem")}, "cannot trust the certificate"),
+        ("PLAINTEXT", TLS, "TLS handshake"),
+    ],
+)
+def test_who_is_not_trusted_is_told_so_without_secrets(
+    broker: Addresses, listener: str, security: dict[str, str], said: str
+) -> None:
+    with TransactionalAppender(broker[listener], "t", security=security) as appender:
+        with pytest.raises(AuthenticationError, match=said) as refused:
+            appender.init()
+        assert "wrong" not in str(refused.value)
+        assert "wrong" not in repr(appender)
+
+
+def test_a_certificate_for_another_name_is_trusted_only_if_told_to(broker: Addresses) -> None:
+    by_name = f"localhost:{broker.port('TLS')}"
+    with (
+        TransactionalAppender(by_name, "t", security=TLS) as appender,
+        pytest.raises(AuthenticationError, match=r"Hostname mismatch|not valid for"),
+    ):
+        appender.init()
+    lenient = {**TLS, "ssl.endpoint.identification.algorithm": "none"}
+    with TransactionalAppender(by_name, "t", security=lenient) as appender:
+        appender.init()
+
+
+def test_a_broker_that_wants_a_certificate_gets_none(broker: Addresses) -> None:
+    # With TLS 1.3 the handshake is over for the client before the server looks for its certificate.
+    with (
+        TransactionalAppender(broker["MUTUAL"], "t", security=TLS, retry_timeout_ms=0) as appender,
+        pytest.raises((AuthenticationError, KafkaUnavailable)),
+    ):
+        appender.init()
+
+
+def test_credentials_that_have_to_be_renewed_are(broker: Addresses, topic_prefix: str) -> None:
+    """The broker closes connections whose authentication is older than a second; transactions go on."""
+    TopicAdmin(broker["PLAINTEXT"]).create_topics([TopicSpec(name=topic_prefix)])
+    with TransactionalAppender(broker["PASSWORD"], topic_prefix, security=PASSWORD_ONLY) as appender:
+        appender.init()
+        started = time.monotonic()
+        written: list[bytes | None] = []
+        while time.monotonic() - started < 3:
+            written.append(b"%d" % len(written))
+            appender.append([(topic_prefix, batch_of([b"%d" % (len(written) - 1)]))])
+            appender.commit()
+    assert read_values(broker["PLAINTEXT"], topic_prefix) == written
