@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import BinaryIO, Final
 
@@ -20,12 +20,14 @@ from bridge.cli.connecting import connected
 from bridge.cli.context import CliContext
 from bridge.cli.tables import counted
 from bridge.client.transaction import Transaction
-from bridge.errors import InvalidRequestError, RecordTooLargeError
+from bridge.errors import InvalidRequestError, RecordTooLargeError, RollbridgeError
 from bridge.kafka.batches import Compression
 from bridge.model.names import StreamName
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest line that is looked at: far above any record limit, so that a file without line ends can not fill memory."""
+
+ABORT_TIMEOUT_S: Final = 10.0
 
 Header = tuple[str, bytes]
 
@@ -70,15 +72,17 @@ def produce(
     shown = sys.stderr.isatty() and not context.json if progress is None else progress
     began = time.monotonic()
     with connected(context, bridge.ClientOptions(compression=compression)) as b:
-        with b.begin(stream_name, timeout=timeout, label=label) as txn:
+        txn = b.begin(stream_name, timeout=timeout, label=label)
+        with _progress(file, shown) as source:
             try:
-                with _progress(file, shown) as source:
-                    _write(txn, stream_name, split(source, separator), list(headers))
-            except BaseException:
+                _write(txn, stream_name, split(source, separator), list(headers))
+            except BaseException as exc:
                 if not context.json:
                     context.tell(f"aborting transaction {txn.id}: nothing of it will be visible")
+                with suppress(RollbridgeError):  # at the latest its lease aborts it; what went wrong is told
+                    txn.abort(reason=f"{type(exc).__name__}: {exc}", timeout=ABORT_TIMEOUT_S)
                 raise
-        result = txn.commit()  # the answer that the end of the block has waited for
+            result = txn.commit()
     seconds = time.monotonic() - began
     ends = f", from {result.first} to {result.last}" if result.first is not None else ""
     context.answer(
@@ -149,14 +153,16 @@ class _Counting:
     def __init__(self, file: BinaryIO, bar: Progress, size: int | None) -> None:
         self._file = file
         self._bar = bar
-        self._task = bar.add_task("reading", total=size)
+        self._task = bar.add_task("writing", total=size)
         self._read = 0
         self._told = 0
 
     def readline(self, limit: int) -> bytes:
         line = self._file.readline(limit)
         self._read += len(line)
-        if self._read - self._told >= 1 << 16 or not line:
+        if not line:
+            self._bar.update(self._task, completed=self._read, total=self._read, description="committing")
+        elif self._read - self._told >= 1 << 16:
             self._bar.update(self._task, completed=self._read)
             self._told = self._read
         return line

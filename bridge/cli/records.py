@@ -18,9 +18,17 @@ from bridge.reading import Delivered
 Line = Callable[[Delivered], bytes]
 
 
-def origin(record: Delivered) -> tuple[TransactionId, int] | None:
+Headers = list[tuple[str, bytes | None]]
+
+
+def _headers(record: Delivered) -> Headers:
+    # What a consumer hands out is narrower than the type that it shares with what a producer takes.
+    return cast("Headers", record.message.headers() or [])
+
+
+def _origin(headers: Headers) -> tuple[TransactionId, int] | None:
     """Transaction and local sequence number of a record; None for one that was written plainly."""
-    for name, value in _headers(record):
+    for name, value in headers:
         if name == RECORD_HEADER and value is not None:
             try:
                 return unpack_record_header(value)
@@ -29,30 +37,23 @@ def origin(record: Delivered) -> tuple[TransactionId, int] | None:
     return None
 
 
-def position(record: Delivered) -> DLSN:
-    """Where a record stands."""
-    found = origin(record)
-    return DLSN.of(record.segment, record.message.offset() or 0, 0 if found is None else found[1])
+def _position(record: Delivered, origin: tuple[TransactionId, int] | None) -> str:
+    return str(DLSN.of(record.segment, record.message.offset() or 0, 0 if origin is None else origin[1]))
 
 
-def user_headers(record: Delivered) -> list[tuple[str, bytes | None]]:
+def _of_users(headers: Headers) -> Headers:
     """Headers as they were written, without the one that rollbridge adds."""
-    return [(name, value) for name, value in _headers(record) if name != RECORD_HEADER]
-
-
-def _headers(record: Delivered) -> list[tuple[str, bytes | None]]:
-    # What a consumer hands out is narrower than the type that it shares with what a producer takes.
-    return cast("list[tuple[str, bytes | None]]", record.message.headers() or [])
+    return [(name, value) for name, value in headers if name != RECORD_HEADER]
 
 
 def _transaction(record: Delivered) -> bytes:
-    found = origin(record)
-    return b"" if found is None else str(found[0]).encode()
+    origin = _origin(_headers(record))
+    return b"" if origin is None else str(origin[0]).encode()
 
 
 def _local_sequence(record: Delivered) -> bytes:
-    found = origin(record)
-    return b"" if found is None else b"%d" % found[1]
+    origin = _origin(_headers(record))
+    return b"" if origin is None else b"%d" % origin[1]
 
 
 _FIELDS: Final[dict[str, Callable[[Delivered], bytes | None]]] = {
@@ -62,11 +63,11 @@ _FIELDS: Final[dict[str, Callable[[Delivered], bytes | None]]] = {
     "segment": lambda record: str(record.segment).encode(),
     "topic": lambda record: (record.message.topic() or "").encode(),
     "timestamp": lambda record: b"%d" % record.message.timestamp()[1],
-    "dlsn": lambda record: str(position(record)).encode(),
+    "dlsn": lambda record: _position(record, _origin(_headers(record))).encode(),
     "transaction": _transaction,
     "local_sequence": _local_sequence,
     "headers": lambda record: b",".join(
-        name.encode() + b"=" + (b"" if value is None else value) for name, value in user_headers(record)
+        name.encode() + b"=" + (b"" if value is None else value) for name, value in _of_users(_headers(record))
     ),
 }
 FIELDS: Final = tuple(_FIELDS)
@@ -103,18 +104,19 @@ def line_of(template: str, null: str) -> Line:
 
 def json_line(record: Delivered) -> bytes:
     """One JSON object; bytes that are not UTF-8 are under ``..._base64`` instead."""
-    found = origin(record)
+    headers = _headers(record)
+    origin = _origin(headers)
     document: dict[str, Any] = {
-        "dlsn": str(position(record)),
+        "dlsn": _position(record, origin),
         "segment": str(record.segment),
         "topic": record.message.topic(),
         "offset": record.message.offset(),
         "timestamp_ms": record.message.timestamp()[1],
-        "transaction": None if found is None else str(found[0]),
-        "local_sequence": None if found is None else found[1],
+        "transaction": None if origin is None else str(origin[0]),
+        "local_sequence": None if origin is None else origin[1],
         **_text("key", record.message.key()),
         **_text("value", record.message.value()),
-        "headers": [{"name": name, **_text("value", value)} for name, value in user_headers(record)],
+        "headers": [{"name": name, **_text("value", value)} for name, value in _of_users(headers)],
     }
     return json.dumps(document, ensure_ascii=False).encode() + b"\n"
 

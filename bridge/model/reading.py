@@ -86,7 +86,9 @@ class ReadingPlan:
             raise CorruptDataError(f"segment {segment} was sealed at {sealed} but holds a record at {offset}")
         limit = self._limit(segment)
         wanted = limit is None or offset < limit
-        self.reached(segment, offset + wanted)
+        self._position[segment] = offset + wanted
+        if limit is not None and offset + 1 >= limit:
+            self._open([segment])
         return wanted
 
     def reached(self, segment: SegmentId, position: int) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bridge.errors import InvalidRangesError, InvalidRequestError
 from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment, check_chain
 from bridge.model.identifiers import Epoch, SegmentId
-from bridge.model.keyspace import KeyRange, even_ranges
+from bridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_key
 from bridge.tests.strategies import histories, partitions
 
 positions = st.floats(0.0, 1.0, exclude_max=True)
@@ -44,6 +44,13 @@ def test_a_position_lies_in_exactly_one_segment_of_each_epoch(history: EpochHist
     for record in history.records:
         holders = [item for item in record.segments if position in item.range]
         assert holders == [record.segment_at(position)]
+
+
+@given(st.binary(), st.sampled_from([1, 2, 4, 64, 4096]))
+def test_a_key_goes_to_the_segment_of_its_hash(key: bytes, segments: int) -> None:
+    """With a power of two segments of the same size, the upper bits of the hash are the number of the segment."""
+    active = EpochHistory.create(even_ranges(segments), 0).active
+    assert active.segment_at(position_of_key(key)).id.number == key_hash(key) * segments >> 64
 
 
 @given(histories())
