@@ -174,23 +174,27 @@ def test_a_frame_that_the_brokers_refuse_makes_the_transaction_incomplete(
     site: Site, client: bridge.Bridge, orders: str
 ) -> None:
     admin = TopicAdmin(site.cluster.bootstrap_servers)
-    admin.set_topic_config(StreamName.parse(orders).buffer_topic, {"max.message.bytes": "1000"})
+    buffer = StreamName.parse(orders).buffer_topic
+    admin.set_topic_config(buffer, {"max.message.bytes": "1000"})
     transaction = client.begin(orders)
+    transaction.flush()
     future = transaction.write(orders, key=b"k", value=b"x" * 5_000)
-    with pytest.raises(IncompleteError):
+    with pytest.raises(IncompleteError, match="too large"):
         transaction.flush()
     with pytest.raises(IncompleteError):
         transaction.commit()
     assert isinstance(future.exception(0), IncompleteError)
     with pytest.raises(RollbridgeError):
         transaction.write(orders, value=b"late")
-    small = client.begin(orders)
-    large = client.begin(orders)
-    small.write(orders, key=b"k", value=b"fits")
-    large.write(orders, key=b"k", value=b"x" * 5_000)
-    unsure = large.commit_async()  # the refusal comes after the commit was asked for
-    assert small.commit().records == 1
-    assert isinstance(unsure.exception(60), IncompleteError)
+    with client.transaction(orders) as small:
+        small.write(orders, key=b"k", value=b"fits")
+    late = client.begin(orders)
+    late.flush()
+    late.write(orders, key=b"k", value=b"x" * 5_000)
+    assert isinstance(late.commit_async().exception(60), IncompleteError), "refused after the commit was asked for"
+    admin.set_topic_config(buffer, {"max.message.bytes": "10"})
+    unheard = client.begin(orders)
+    assert isinstance(unheard.commit_async().exception(60), IncompleteError), "not even its begin has arrived"
     assert [message.value() for message in site.committed(orders)] == [b"fits"]
 
 

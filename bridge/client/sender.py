@@ -30,6 +30,7 @@ Delivered = Callable[[KafkaError | None, Message], None]
 """Takes the error of a delivery, or None, and the message."""
 
 BUFFER_BYTES_DEFAULT: Final = 64 * 1024 * 1024
+BATCH_BYTES: Final = 1_000_000
 _QUEUE_MESSAGES_MAX: Final = 1_000_000
 _POLL_S: Final = 0.1
 
@@ -62,6 +63,8 @@ class Sender:
             "linger.ms": linger_ms,
             "message.timeout.ms": 0,  # without end; who waits for the outcome has a time-out of its own
             "message.max.bytes": 1_000_000_000,  # the topic's limit decides, and frames respect it
+            # Several frames go in one batch, for which a buffer topic's limit holds; none is set below this.
+            "batch.size": BATCH_BYTES,
             "queue.buffering.max.kbytes": max(buffer_bytes // 1024, 1),
             "queue.buffering.max.messages": _QUEUE_MESSAGES_MAX,
             "delivery.report.only.error": False,  # acknowledgements are counted

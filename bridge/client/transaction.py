@@ -14,6 +14,8 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Final, TypeVar
 
+from confluent_kafka import KafkaError, Message
+
 from bridge.client.futures import Completion, OutcomeFuture
 from bridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
 from bridge.client.runtime import Plan, Runtime
@@ -68,7 +70,9 @@ class Transaction(Writing):
         runtime.outcomes.waiting[key] = completion
         header = self._key_of(FrameKind.BEGIN)
         try:
-            for place in range(len(self._buffers)):
+            runtime.sender.send(*self._buffers[0], header, plan.begin_value, self._begin_delivered)
+            self._sent = 1
+            for place in range(1, len(self._buffers)):
                 self._emit(place, header, plan.begin_value)
         except RollbridgeError:
             del runtime.outcomes.waiting[key]
@@ -240,12 +244,19 @@ class Transaction(Writing):
 
     # On the delivery thread; these take no lock, see bridge.client.sender.
 
-    def _delivered_elsewhere(self, fault: object, message: object) -> None:
+    def _begin_delivered(self, fault: KafkaError | None, message: Message) -> None:
+        self._delivered(fault, message)
+        if fault is not None and fault.code() > 0:
+            # The broker itself refused it, so no leader will ever hear of this transaction, or say a word about it.
+            self._runtime.outcomes.waiting.pop(self._completion.key, None)
+            self._completion.fail()
+
+    def _delivered_elsewhere(self, fault: KafkaError | None, message: Message) -> None:
         super()._delivered_elsewhere(fault, message)
         if self._held and self._acked_elsewhere >= self._sent_elsewhere:
             self._send_held()
 
-    def _commit_delivered(self, fault: object, _: object) -> None:
+    def _commit_delivered(self, fault: KafkaError | None, _: Message) -> None:
         if fault is not None:
             self._fail(fault)
             # It may have arrived all the same: whichever of both the leader meets first decides.
@@ -290,7 +301,7 @@ def _manifest(entries: tuple[tuple[int, int, int, int], ...]) -> bytes:
     return Manifest({PieceKey(*entry[:3]): entry[3] for entry in entries}).encode()
 
 
-def _ignore(fault: object, _: object) -> None:
+def _ignore(fault: KafkaError | None, _: Message) -> None:
     """An abort that does not arrive is one by expiry in the end."""
     if fault is not None:
         logger.warning("an abort could not be sent: %s", fault)

@@ -7,11 +7,14 @@ import threading
 from collections.abc import Iterable
 from datetime import timedelta
 
+from confluent_kafka import KafkaError, Message
+
 from bridge.client.frame_writer import Headers, PartWriter
 from bridge.client.futures import Completion, WriteFuture
 from bridge.client.results import PartHandle
 from bridge.client.runtime import Plan, Runtime
 from bridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
+from bridge.kafka.translate import translate
 from bridge.model.identifiers import TransactionId
 
 logger = logging.getLogger(__name__)
@@ -180,20 +183,20 @@ class Writing:
 
     # On the delivery thread; these take no lock, see bridge.client.sender.
 
-    def _delivered(self, fault: object, _: object) -> None:
+    def _delivered(self, fault: KafkaError | None, _: Message) -> None:
         if fault is not None:
             self._fail(fault)
         self._acked += 1
 
-    def _delivered_elsewhere(self, fault: object, _: object) -> None:
+    def _delivered_elsewhere(self, fault: KafkaError | None, _: Message) -> None:
         if fault is not None:
             self._fail(fault)
         self._acked_elsewhere += 1
 
-    def _fail(self, fault: object) -> None:
+    def _fail(self, fault: KafkaError) -> None:
         if self._completion.failure is None:
             logger.warning("a frame of transaction %s was refused: %s", self.id, fault)
-            self._completion.failure = UnavailableError(str(fault))
+            self._completion.failure = translate(fault, "send a frame")
 
 
 class Part(Writing):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from bridge.client.frame_writer import FrameLimits
 from bridge.client.futures import Completion
@@ -36,6 +37,8 @@ from bridge.model.records import StreamConfig
 
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"
 GROUP = GroupName("sales")
+REFUSED = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+LOST = KafkaError(KafkaError._PURGE_INFLIGHT)
 
 
 @dataclass
@@ -76,7 +79,7 @@ class RecordingSender:
         topic = StreamName.parse(stream).buffer_topic
         return [item.kind for item in self.sent if item.topic == topic]
 
-    def acknowledge(self, count: int | None = None, fault: object = None) -> None:
+    def acknowledge(self, count: int | None = None, fault: KafkaError | None = None) -> None:
         """Report the fate of the oldest frames that have none yet."""
         end = len(self.sent) if count is None else self.acknowledged + count
         for item in self.sent[self.acknowledged : end]:
@@ -200,17 +203,42 @@ def test_a_frame_refused_before_the_commit_makes_it_incomplete(bench: Bench) -> 
     bench.use(ORDERS)
     transaction = bench.begin()
     future = transaction.write(ORDERS, key=b"k", value=b"v")
-    bench.sender.acknowledge(fault="no such topic")
-    with pytest.raises(IncompleteError, match="no such topic"):
+    bench.sender.acknowledge()
+    with pytest.raises(UnavailableError):
+        transaction.flush()
+    bench.sender.acknowledge(fault=REFUSED)
+    with pytest.raises(IncompleteError, match="too large"):
         transaction.commit()
-    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.ABORT]
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.DATA, FrameKind.ABORT]
     assert isinstance(future.exception(0), IncompleteError)
     with pytest.raises(IncompleteError):
         transaction.write(ORDERS, key=b"k", value=b"v")
-    bench.settle(transaction, ControlKind.ABORT, reason="incomplete: no such topic")
+    bench.settle(transaction, ControlKind.ABORT, reason="incomplete: too large")
     with pytest.raises(IncompleteError):
         transaction.commit()
     transaction.abort()
+
+
+def test_a_transaction_whose_begin_was_refused_ends_at_once(bench: Bench) -> None:
+    """No leader will ever hear of it, so there is nothing to wait for."""
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    future = transaction.commit_async()
+    bench.sender.acknowledge(1, fault=REFUSED)
+    assert isinstance(future.exception(0), IncompleteError)
+    assert bench.outcomes.waiting == {}
+    transaction.abort()
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.COMMIT]
+
+
+def test_a_begin_that_may_have_arrived_is_taken_back(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    bench.sender.acknowledge(1, fault=LOST)
+    assert transaction.id.bytes in bench.outcomes.waiting
+    with pytest.raises(IncompleteError):
+        transaction.commit()
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.ABORT]
 
 
 def test_a_frame_of_another_stream_refused_after_the_commit_was_asked_for_aborts(bench: Bench) -> None:
@@ -218,7 +246,7 @@ def test_a_frame_of_another_stream_refused_after_the_commit_was_asked_for_aborts
     transaction.write(PAYMENTS, key=b"k", value=b"v")
     future = transaction.commit_async()
     bench.sender.acknowledge(2)
-    bench.sender.acknowledge(1, fault="no such topic")
+    bench.sender.acknowledge(1, fault=REFUSED)
     assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.ABORT]
     assert bench.sender.sent[-1].soon, "the delivery thread must never wait"
     assert not future.done(), "the log has the last word"
@@ -233,7 +261,7 @@ def test_after_a_refused_commit_frame_the_log_decides(bench: Bench, kind: Contro
     transaction = bench.begin()
     bench.sender.acknowledge()
     future = transaction.commit_async()
-    bench.sender.acknowledge(fault="not known whether it arrived")
+    bench.sender.acknowledge(fault=REFUSED)
     assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.COMMIT, FrameKind.ABORT]
     bench.settle(transaction, kind, reason="" if committed else "its commit was refused")
     if committed:
@@ -345,8 +373,8 @@ def test_flush_sends_what_is_open_and_waits_for_it(bench: Bench) -> None:
 def test_flush_tells_of_a_refused_frame(bench: Bench) -> None:
     bench.use(ORDERS)
     transaction = bench.begin()
-    bench.sender.acknowledge(fault="no such topic")
-    with pytest.raises(IncompleteError, match="no such topic"):
+    bench.sender.acknowledge(fault=REFUSED)
+    with pytest.raises(IncompleteError, match="too large"):
         transaction.flush()
 
 
