@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from bridge.embedded import EmbeddedCluster
 from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.coordination import Coordination, RequestRefused
+from bridge.kafka.coordination import Coordination, RequestRefused, Standing
 from bridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
@@ -23,7 +23,7 @@ from bridge.kafka.errors import (
     ProducerFencedError,
 )
 from bridge.kafka.metadata import Cluster, Isolation
-from bridge.kafka.pipeline import Producer
+from bridge.kafka.pipeline import Producer, Session
 from bridge.kafka.states import State
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from integration_tests.adapter_tools import await_settled, batch_of, eventually, read_values
@@ -376,6 +376,39 @@ def test_nobody_there_is_said_at_once() -> None:
         with pytest.raises(KafkaUnavailable, match=r"127\.0\.0\.1:1"):
             appender.init()
         assert appender.state is State.NEW
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [False, True])
+def test_epochs_run_out_without_anybody_noticing(
+    proxy: FaultProxy, opener: Opener, servers: str, topics: list[str], topic_prefix: str, lost: bool
+) -> None:
+    """Every transaction uses up an epoch, of which there are 32,767: then the coordinator gives another producer id."""
+    with Cluster(servers) as brokers:
+        coordination = Coordination(brokers, topic_prefix, transaction_timeout_ms=60_000, retry_timeout_s=60)
+        producer = coordination.take_over()
+        session = Session()
+        while producer.epoch < 32_760:
+            producer = coordination.end(session, producer, committed=False)
+    appender = opener(servers)
+    expected = []
+    for n in range(15):
+        value = b"%d" % n
+        appender.append((name, batch_of([value])) for name in topics)
+        if lost:
+            proxy.strike(Api.END_TXN, Point.BEFORE_ANSWER)
+            with pytest.raises(AppendUnknownError):
+                appender.commit()
+            appender.init()
+        else:
+            appender.commit()
+        expected.append(value)
+    for name in topics:
+        assert read_values(servers, name) == expected
+    with Cluster(servers) as brokers:
+        coordination = Coordination(brokers, topic_prefix, transaction_timeout_ms=60_000, retry_timeout_s=60)
+        assert coordination.standing(producer) is Standing.TAKEN
+        assert coordination.take_over().producer_id != producer.producer_id
 
 
 @pytest.mark.slow

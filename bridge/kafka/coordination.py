@@ -40,6 +40,8 @@ T = TypeVar("T")
 _TRANSACTIONS_V2: Final = 2
 _BACKOFF_FIRST_S: Final = 0.002
 _BACKOFF_MAX_S: Final = 0.25
+# Markers take milliseconds, and a new leader waits for those of the old one.
+_MARKERS_BACKOFF_MAX_S: Final = 0.01
 
 
 class Standing(Enum):
@@ -243,5 +245,6 @@ def ask_coordinator(
             raise RequestRefused(subject, code, meaning)
         if time.monotonic() >= deadline:
             raise RequestRefused(subject, code, Meaning.UNKNOWN, f"still so after {retry_timeout_s:g} s")
-        time.sleep(backoff_s)
+        markers = code == ErrorCode.concurrent_transactions
+        time.sleep(min(backoff_s, _MARKERS_BACKOFF_MAX_S) if markers else backoff_s)
         backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)

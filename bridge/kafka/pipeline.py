@@ -312,8 +312,8 @@ class Pipeline:
         self._failed.clear()
         self._catching_up = True
         self._again = deque(sorted(backlog, key=lambda item: item.index))
-        if self._backoff_s or not at_once:
-            time.sleep(self._backoff_s)
+        # The broker holds "concurrent transactions" back until it is worth asking again.
+        time.sleep(0 if at_once else self._backoff_s)
         self._backoff_s = min(_BACKOFF_MAX_S, max(_BACKOFF_FIRST_S, self._backoff_s * 2))
 
     def _finish(self) -> None:
