@@ -21,13 +21,13 @@ from typing import Final, Self
 from bridge.admin import Admin
 from bridge.client.catalog import Catalog
 from bridge.client.counters import CounterSupply
-from bridge.client.frame_writer import FrameLimits
 from bridge.client.futures import Completion
 from bridge.client.housekeeping import Housekeeper
 from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Sender
+from bridge.client.slots import FrameLimits
 from bridge.client.transaction import Transaction
 from bridge.client.writing import Part, Timeout
 from bridge.config import ConnectionSettings, load_settings

@@ -77,8 +77,12 @@ class Catalog:
 
     def _read(self, stream: str) -> StreamView:
         name = StreamName.parse(stream)
-        history = self._metadata.history(name, lambda: self._changed(stream))
+        before = self._views.get(stream)
         config = self._metadata.stream(name)
+        known = before.history if before is not None and before.config == config else None
+        history = self._metadata.history(name, lambda: self._changed(stream), known)
+        if known is not None and self._metadata.stream(name) != config:
+            return self._read_anew(stream)  # deleted and made again in between: nothing that was known holds
         if history is None or config is None or config.state is StreamState.DELETING:
             if name.scope not in self._metadata.scopes():
                 raise ScopeNotFound(f"there is no scope {name.scope}; create a stream in it first; nothing was written")
@@ -89,6 +93,10 @@ class Catalog:
                 self._views[stream] = view
                 self.generation += 1
         return view
+
+    def _read_anew(self, stream: str) -> StreamView:
+        self.forget(stream)
+        return self._read(stream)
 
     def _changed(self, stream: str) -> None:
         self._stale.add(stream)

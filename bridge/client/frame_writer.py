@@ -2,8 +2,8 @@
 
 Nothing here knows Kafka: finished frames go to ``emit``. This is the client's hot loop, so it does per record only what
 can not be done per batch: hash the key, number the record, append it to a compiled batch builder. Sizes are checked
-when a batch is started, which each record too large for the rest of a batch causes; that is enough, since a frame is
-never allowed to be larger than the largest record.
+when a batch is started, which each record too large for the rest of a batch causes. That is enough where the largest
+record is not smaller than a frame; elsewhere each record is checked.
 """
 
 from __future__ import annotations
@@ -20,145 +20,22 @@ from xxhash import xxh64_intdigest
 from bridge.client.futures import Completion, WriteFuture
 from bridge.client.results import Piece
 from bridge.client.routing import Route
+from bridge.client.slots import FrameLimits, HeaderList, Headers, Lane, Slot, no_batch
 from bridge.errors import InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
 from bridge.model.frames import HEADER, MAGIC, VERSION, FrameKind
-from bridge.model.identifiers import SegmentId, local_sequence
+from bridge.model.identifiers import local_sequence
 from bridge.model.keyspace import HASH_SEED
-from bridge.model.sequence import DLSN, HEADER_VALUE, RECORD_HEADER
+from bridge.model.sequence import HEADER_VALUE, RECORD_HEADER
 
-Headers = Sequence[tuple[str, bytes | None]]
-HeaderList = list[tuple[str, bytes | None]]
 Emit = Callable[[int, bytes, bytes], None]
 """Takes the place of the stream, the key and the value of a frame. It may raise; then it is called again later."""
-
-FRAME_BYTES_DEFAULT: Final = 256 * 1024
-FRAME_BYTES_MIN: Final = 16 * 1024
-"""Below it a frame's own overhead outweighs what it carries. Segments take batches this much larger than a record."""
 
 _DATA: Final = int(FrameKind.DATA)
 _CHUNK: Final = 512
 
 
-class FrameLimits:
-    """Bounds of frames and of a transaction's part, in bytes; the codec is a number as in a batch's attributes."""
-
-    __slots__ = ("compression", "frame_bytes", "record_bytes", "transaction_bytes")
-
-    def __init__(
-        self,
-        *,
-        frame_bytes: int = FRAME_BYTES_DEFAULT,
-        transaction_bytes: int = 16 * 1024**3,
-        record_bytes: int = 64 * 1024**2,
-        compression: int = 0,
-    ) -> None:
-        self.frame_bytes = frame_bytes
-        self.transaction_bytes = transaction_bytes
-        self.record_bytes = record_bytes
-        self.compression = compression
-
-
-def _no_batch(offset: int, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers) -> None:
-    """Stands in for a batch's ``append`` while there is no open batch: nothing fits."""
-
-
 def _nowhere(place: int, key: bytes, value: bytes) -> None:
     """Takes frames that are cut after the end of the transaction: nobody needs them."""
-
-
-class Slot:
-    """One segment as one part writes to it: the open batch, and what has been written so far."""
-
-    __slots__ = (
-        "_ends",
-        "_runs",
-        "append",
-        "before",
-        "builder",
-        "completion",
-        "first",
-        "first_in_batch",
-        "in_batch",
-        "last",
-        "number",
-        "opened_s",
-        "part",
-        "place",
-        "ready",
-        "segment",
-        "stream",
-    )
-
-    def __init__(self, completion: Completion, part: int, stream: str, place: int, number: int) -> None:
-        self.completion = completion
-        self.part = part
-        self.stream = stream
-        self.place = place
-        self.number = number
-        self.append: Callable[..., object] = _no_batch
-        self.builder: DefaultRecordBatchBuilder | None = None
-        self.in_batch = 0
-        self.first_in_batch = 0
-        self.opened_s = 0.0
-        self.ready: tuple[bytes, bytes] | None = None
-        self.before = 0
-        self.first = 0
-        self.last = 0
-        self.segment: SegmentId | None = None
-        self._runs: list[int] = []
-        self._ends: list[int] = []
-
-    @property
-    def records(self) -> int:
-        """How many records were written to the segment: in batches that were cut, and in the open one."""
-        return self.before + self.in_batch
-
-    def local_sequence(self, count: int) -> int:
-        """The local sequence number of this part's ``count``-th record."""
-        return local_sequence(self.part, count)
-
-    def locate(self, index: int, count: int) -> DLSN:
-        """The DLSN of the ``index``-th record that the part wrote to this segment; raises what the transaction met."""
-        error = self.completion.error()
-        if error is not None:
-            raise error
-        if not self._ends:
-            self._find_runs()
-        if index >= self._ends[-1]:
-            raise self.completion.committed_error()  # without this part, or without this record of it
-        run = bisect_right(self._ends, index)
-        before = self._ends[run - 1] if run else 0
-        assert self.segment is not None
-        return DLSN.of(self.segment, self._runs[run] + index - before, local_sequence(self.part, count))
-
-    def _find_runs(self) -> None:
-        """Where the commit record says that this part's records stand in the segment."""
-        record = self.completion.record
-        ends, total = [], 0
-        for segment, runs in (record.placement.get(self.stream, {}) if record else {}).items():
-            if segment.number == self.number:
-                self.segment = segment
-                for run in runs:
-                    if run.part == self.part:
-                        total += run.count
-                        self._runs.append(run.base_offset)
-                        ends.append(total)
-        self._ends = ends or [0]
-
-
-class Lane:
-    """One stream as one part writes to it."""
-
-    __slots__ = ("bounds", "frame_bytes", "open_slots", "place", "record_bytes_max", "route", "slots", "sticky")
-
-    def __init__(self, route: Route, place: int, limits: FrameLimits, sticky: int) -> None:
-        self.route = route
-        self.place = place
-        self.bounds = route.bounds
-        self.record_bytes_max = min(route.record_bytes_max, limits.record_bytes)
-        self.frame_bytes = min(limits.frame_bytes, max(self.record_bytes_max, FRAME_BYTES_MIN))
-        self.slots: list[Slot | None] = [None] * len(route.numbers)
-        self.sticky = sticky % len(route.numbers)
 
 
 class PartWriter:
@@ -416,7 +293,7 @@ class PartWriter:
         )
         slot.ready = (key, value)
         slot.builder = None
-        slot.append = _no_batch
+        slot.append = no_batch
         slot.before += slot.in_batch
         slot.in_batch = 0
         self.bytes += len(value)

@@ -30,7 +30,7 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.sequence import DLSN
 
 if TYPE_CHECKING:
-    from bridge.client.frame_writer import Slot
+    from bridge.client.slots import Slot
     from bridge.client.writing import Writing
 
 logger = logging.getLogger(__name__)

@@ -105,14 +105,21 @@ class OutcomeTail:
                 time.sleep(_RETRY_S)
 
     def _tail(self) -> None:
-        poll, consume = self._consumer.poll, self._consumer.consume
         while not self._stopping.is_set():
-            while self._wanted:
-                self._consumer.incremental_assign([self._wanted.popleft()])
-            first = poll(_POLL_S)
-            if first is not None:
-                # consume(n, t) waits until there are n messages or t has passed; with 0 it takes what is there.
-                self._settle([first, *consume(_BATCH, 0)])
+            try:
+                self._read_some()
+            except Exception:  # everybody who waits for an outcome depends on this thread
+                logger.exception("reading the commit logs failed and is tried again")
+                self._stopping.wait(_RETRY_S)
+
+    def _read_some(self) -> None:
+        while self._wanted:
+            self._consumer.incremental_assign([self._wanted[0]])
+            self._wanted.popleft()
+        first = self._consumer.poll(_POLL_S)
+        if first is not None:
+            # consume(n, t) waits until there are n messages or t has passed; with 0 it takes what is there.
+            self._settle([first, *self._consumer.consume(_BATCH, 0)])
 
     def _settle(self, messages: list[Message]) -> None:
         waiting = self.waiting

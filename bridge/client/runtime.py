@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from bridge.client.frame_writer import FrameLimits
 from bridge.client.outcomes import OutcomeTail
 from bridge.client.routing import Route
 from bridge.client.sender import Sender
+from bridge.client.slots import FrameLimits
 from bridge.model.frames import BeginFrame
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName

@@ -147,14 +147,18 @@ class Sender:
     def _deliver(self) -> None:
         """The delivery thread."""
         while not self._stopping.is_set():
-            served = self._producer.poll(_POLL_S)
-            while self._deferred and self._send_deferred(*self._deferred[0]):
-                self._deferred.popleft()
+            try:
+                served = self._producer.poll(_POLL_S)
+                while self._deferred and self._send_deferred(*self._deferred[0]):
+                    self._deferred.popleft()
+                if self._failed:
+                    self._replace()
+            except Exception:  # of a callback; all other transactions depend on this thread
+                logger.exception("a delivery could not be dealt with")
+                served = 1
             if served:
                 with self._progress:
                     self._progress.notify_all()
-            if self._failed:
-                self._replace()
 
     def _send_deferred(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> bool:
         """Whether the frame needs no further attempt."""

@@ -9,10 +9,11 @@ from datetime import timedelta
 
 from confluent_kafka import KafkaError, Message
 
-from bridge.client.frame_writer import Headers, PartWriter
+from bridge.client.frame_writer import PartWriter
 from bridge.client.futures import Completion, WriteFuture
 from bridge.client.results import PartHandle
 from bridge.client.runtime import Plan, Runtime
+from bridge.client.slots import Headers
 from bridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
 from bridge.kafka.translate import translate
 from bridge.model.identifiers import TransactionId

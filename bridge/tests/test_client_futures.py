@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.client.frame_writer import FrameLimits, PartWriter
+from bridge.client.frame_writer import PartWriter
 from bridge.client.futures import Completion, WriteFuture
 from bridge.client.results import CommitResult, PartHandle, Piece, find_ends
 from bridge.client.routing import Route
+from bridge.client.slots import FrameLimits
 from bridge.errors import (
     IncompleteError,
     OutcomeUnknown,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from bridge.client.frame_writer import FrameLimits
 from bridge.client.futures import Completion
 from bridge.client.results import PartHandle, Piece
 from bridge.client.routing import Route
 from bridge.client.runtime import Plan, Runtime
+from bridge.client.slots import FrameLimits
 from bridge.client.transaction import Transaction
 from bridge.client.writing import Part
 from bridge.errors import (

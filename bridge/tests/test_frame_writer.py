@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.client.frame_writer import FRAME_BYTES_MIN, FrameLimits, PartWriter
+from bridge.client.frame_writer import PartWriter
 from bridge.client.futures import Completion
 from bridge.client.routing import Route
+from bridge.client.slots import FRAME_BYTES_MIN, FrameLimits
 from bridge.errors import BackpressureError, InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
 from bridge.kafka.batches import Compression, Record, read_records, validate_frame
 from bridge.model.epochs import EpochHistory

@@ -6,6 +6,7 @@ is called once when the answer may have changed.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Final
@@ -48,13 +49,23 @@ class Metadata:
         node = self.session.get(paths.stream(name), watch)
         return None if node is None else StreamConfig.from_json(node.value)
 
-    def history(self, name: StreamName, watch: Watch | None = None) -> EpochHistory | None:
-        """All epochs of a stream; None if the stream does not exist. ``watch`` is called when an epoch is added."""
+    def history(
+        self, name: StreamName, watch: Watch | None = None, known: EpochHistory | None = None
+    ) -> EpochHistory | None:
+        """All epochs of a stream; None if the stream does not exist. ``watch`` is called when an epoch is added.
+
+        Args:
+            name: The stream.
+            watch: Called once when the answer may have changed.
+            known: An earlier answer; its epochs that can not change any more are not read again.
+        """
         numbers = self.session.children(paths.epochs(name), watch)
-        nodes = self.session.get_many([f"{paths.epochs(name)}/{number}" for number in numbers])
+        final = itertools.takewhile(lambda record: record.sealed_ends is not None, known.records if known else ())
+        records = list(final)[: len(numbers)]
+        nodes = self.session.get_many([f"{paths.epochs(name)}/{number}" for number in numbers[len(records) :]])
         if not numbers or None in nodes:
             return None  # it is being deleted
-        return EpochHistory(tuple(epoch_from_json(node.value) for node in nodes if node is not None))
+        return EpochHistory((*records, *(epoch_from_json(node.value) for node in nodes if node is not None)))
 
     def scopes(self) -> list[str]:
         """The scopes in which a stream was ever created."""

@@ -89,6 +89,7 @@ class ZooKeeperSession:
             hosts=addresses,
             timeout=session_timeout_s,
             connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=RECONNECT_PAUSE_MAX_S),
+            logger=_Quieter(logging.getLogger("kazoo.client"), {}),
         )
         self._client.add_listener(self._state_changed)
         self._closed = False
@@ -352,6 +353,13 @@ class ZooKeeperSession:
             logger.info("ZooKeeper session %s is %s", self.name or hex(self.session_id or 0), translated.value)
         for listener in self._listeners:
             listener(translated)
+
+
+class _Quieter(logging.LoggerAdapter[logging.Logger]):
+    """kazoo warns of each attempt to reconnect; nobody has to act on those, and what fails is raised."""
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        super().log(logging.INFO if level == logging.WARNING else level, msg, *args, **kwargs)
 
 
 def _join_root(chroot: str, root: str) -> str:
