@@ -15,6 +15,8 @@ from coordinator.group import GroupState
 from coordinator.procedures.merge import begin_record
 
 RECORDS_PER_WRITE = 500
+RECORD_BYTES_PER_WRITE = 500_000
+"""ZooKeeper takes requests of up to 1 MiB; the largest record of a transaction has about a quarter of that."""
 
 
 def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
@@ -46,17 +48,30 @@ def record_long(group: GroupState, now_ms: int) -> Steps[None]:
     """Give transactions that outlive a moment a BEGIN record and a ZooKeeper record."""
     aged = group.fold.come_of_age(now_ms - group.settings.record_after_ms)
     due = [item for item in aged if item.id not in group.recorded]
-    for start in range(0, len(due), RECORDS_PER_WRITE):
-        yield from _record(group, due[start : start + RECORDS_PER_WRITE], now_ms)
+    nodes: list[CreateNode] = []
+    written = size = 0
+    for item in due:
+        node = CreateNode(*_record_node(group, item))
+        bytes_more = len(node.path) + len(node.value)
+        if nodes and (len(nodes) == RECORDS_PER_WRITE or size + bytes_more > RECORD_BYTES_PER_WRITE):
+            yield from _record(group, due[written : written + len(nodes)], nodes, now_ms)
+            written += len(nodes)
+            nodes, size = [], 0
+        nodes.append(node)
+        size += bytes_more
+    if nodes:
+        yield from _record(group, due[written:], nodes, now_ms)
 
 
-def _record(group: GroupState, due: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
+def _record(
+    group: GroupState, due: Sequence[BufferedTransaction], nodes: Sequence[CreateNode], now_ms: int
+) -> Steps[None]:
     unlogged = [item for item in due if item.id not in group.begun]
     if unlogged:
         yield from append_control(group.commit_log, [begin_record(group, item, now_ms) for item in unlogged])
         yield from commit_round()
         group.begun.update(item.id for item in unlogged)
-    if not (yield from write(*(CreateNode(*_record_node(group, item)) for item in due))):
+    if not (yield from write(*nodes)):
         raise StaleStateError(f"a transaction record of {group.name} exists that this leader has not written")
     group.recorded.update(item.id for item in due)
 

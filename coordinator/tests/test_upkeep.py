@@ -1,0 +1,78 @@
+"""Records of long transactions: every one is written, in writes that ZooKeeper accepts."""
+
+from __future__ import annotations
+
+from bridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame, FrameHeader, FrameKind
+from bridge.model.identifiers import TransactionId
+from bridge.model.nodes import CreateNode
+from bridge.zookeeper.session import REQUEST_BYTES_MAX
+from coordinator.effects import AppendControl, CommitRound, Write
+from coordinator.procedures.upkeep import RECORDS_PER_WRITE, record_long
+from coordinator.tests.makers import Bench
+
+
+def written(bench: Bench) -> list[list[CreateNode]]:
+    """Carry out ``record_long``; gives what each write creates."""
+    writes: list[list[CreateNode]] = []
+    steps = record_long(bench.group, bench.clock_ms + 10_000)
+    answer: object = None
+    while True:
+        try:
+            effect = steps.send(answer)
+        except StopIteration:
+            return writes
+        match effect:
+            case AppendControl(_, records):
+                answer = list(range(len(records)))
+            case CommitRound():
+                answer = None
+            case Write(operations):
+                writes.append([item for item in operations if isinstance(item, CreateNode)])
+                answer = True
+            case _:
+                raise AssertionError(effect)
+
+
+def begin(bench: Bench, counter: int, label: str, streams: dict[str, int]) -> TransactionId:
+    identifier = TransactionId.of(0, counter)
+    frame = BeginFrame("c", 0, label, 60_000, streams)
+    bench.feed("sales/orders", FrameHeader(FrameKind.BEGIN, identifier.bytes), frame.encode())
+    return identifier
+
+
+def check(bench: Bench, begun: list[TransactionId]) -> list[list[CreateNode]]:
+    writes = written(bench)
+    assert [node.path.rsplit("/", 1)[1] for write in writes for node in write] == [str(item) for item in begun]
+    assert bench.group.recorded == {item.bytes for item in begun}
+    for write in writes:
+        assert write
+        assert len(write) <= RECORDS_PER_WRITE
+        assert sum(len(node.path) + len(node.value) for node in write) <= REQUEST_BYTES_MAX
+    return writes
+
+
+def test_many_small_records_share_a_write() -> None:
+    bench = Bench({"sales/orders": 1})
+    begun = [begin(bench, counter, "", {"sales/orders": 0}) for counter in range(2 * RECORDS_PER_WRITE + 1)]
+    assert [len(write) for write in check(bench, begun)] == [RECORDS_PER_WRITE, RECORDS_PER_WRITE, 1]
+    assert written(bench) == []
+
+
+def test_long_labels_do_not_exceed_what_zookeeper_takes() -> None:
+    bench = Bench({"sales/orders": 1})
+    label = "東" * LABEL_CHARACTERS_MAX
+    begun = [begin(bench, counter, label, {"sales/orders": 0}) for counter in range(RECORDS_PER_WRITE)]
+    assert len(check(bench, begun)) > 1
+
+
+def test_the_largest_record_fits_into_a_write() -> None:
+    bench = Bench({"sales/orders": 1})
+    others = {f"s/{'t' * 200}{number}": 0 for number in range(STREAMS_MAX - 1)}
+    begun = [begin(bench, counter, "\\" * LABEL_CHARACTERS_MAX, {"sales/orders": 0, **others}) for counter in range(3)]
+    check(bench, begun)
+
+
+def test_nothing_is_due_before_its_time() -> None:
+    bench = Bench({"sales/orders": 1})
+    begin(bench, 1, "", {"sales/orders": 0})
+    assert list(record_long(bench.group, bench.clock_ms)) == []
