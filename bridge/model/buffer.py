@@ -291,6 +291,7 @@ class BufferFold:
         del self.open[transaction]
         del self.decided[transaction]
         self.cached_bytes -= item.cached_bytes
+        item.frames = []  # whoever still holds the transaction shall not hold its bytes
         if len(self._deadlines) > 2 * len(self.open) + DEADLINES_MIN:
             # Most transactions end long before their lease; without this their deadlines would stay until then.
             self._deadlines = [(other.deadline_ms, other.id) for other in self.open.values()]

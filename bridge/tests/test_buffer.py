@@ -30,6 +30,7 @@ def test_a_transaction_from_begin_to_settled() -> None:
     assert str(item) == str(TransactionId.of(0, 1))
     assert merged(buffer, t) == [((0, 0, 0), 0)]
     buffer.fold.settle(t)
+    assert item.frames == []
     assert not buffer.fold.open
     assert not buffer.fold.decided
     assert buffer.fold.cached_bytes == 0
