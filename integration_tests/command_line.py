@@ -45,7 +45,7 @@ class Cli:
             redirect_stderr(err),
         ):
             code = main(arguments)
-        return Answer(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+        return Answer(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
     def json(self, *arguments: str, stdin: bytes = b"") -> Any:
         """The answer of a command that is to succeed."""

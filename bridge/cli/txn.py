@@ -41,9 +41,7 @@ def txn() -> None:
 @click.option("--label", help="Only those whose label contains this.")
 @click.option("--state", type=click.Choice(_STATES), help="Only those in this state.")
 @click.option("--min-age", type=values.duration, metavar="DURATION", help="Only those open for at least this long.")
-@click.option(
-    "--max-lease", type=values.duration, metavar="DURATION", help="Only those whose lease ends within this."
-)
+@click.option("--max-lease", type=values.duration, metavar="DURATION", help="Only those whose lease ends within this.")
 @click.pass_obj
 def list_transactions(
     context: CliContext,
