@@ -57,7 +57,7 @@ _UNNAMED: Final = "rollbridge"
 """The client name of settings that name none; a process that begins transactions deserves one of its own."""
 _PLANS_MAX: Final = 1_000
 _CLOSE_S: Final = 30.0
-_HOUSEKEEPING_S: Final = 0.25
+_HOUSEKEEPING_S: Final = 0.5
 
 
 def connect(
@@ -97,7 +97,7 @@ def connect(
     )
     if kafka:
         settings = replace(settings, kafka={**settings.kafka, **kafka})
-    if settings.client_name == _UNNAMED:
+    if client_name is None and settings.client_name == _UNNAMED:
         settings = replace(settings, client_name=own_name())
     return Bridge(settings, options)
 
