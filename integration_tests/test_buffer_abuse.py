@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 import bridge
 from bridge.embedded import EmbeddedCluster
@@ -54,7 +54,7 @@ class Setting:
         segment = self.b.admin.history(str(self.stream)).active.segments[0].id
         found: list[bytes] = []
         try:
-            consumer.assign([TopicPartition(self.stream.segment_topic(segment), 0, OFFSET_BEGINNING)])
+            consumer.assign([TopicPartition(self.stream.segment_topic(segment), 0, 0)])
             while True:
                 message = consumer.poll(30)
                 assert message is not None

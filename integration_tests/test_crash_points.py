@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 import bridge
 from bridge.embedded import EmbeddedCluster
@@ -204,7 +204,7 @@ class Story:
         found: dict[str, list[Row]] = {topic: [] for topic in topics}
         unread = set(topics)
         try:
-            consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING) for topic in topics])
+            consumer.assign([TopicPartition(topic, 0, 0) for topic in topics])
             while unread:
                 message = consumer.poll(30)
                 assert message is not None, f"no answer for {unread}"

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.errors import CorruptDataError, KafkaUnavailable
 from bridge.model.buffer import FrameRef, Partition
@@ -54,13 +54,16 @@ class BufferTail:
         self._assigned: set[Partition] = set()
 
     def assign(self, wanted: Mapping[Partition, int]) -> None:
-        """Read exactly these partitions; a new one from its offset on, the others from where they are."""
+        """Read exactly these partitions; a new one from its offset on, the others from where they are.
+
+        Offsets are numbers: finding the "beginning" costs the library half a second, and buffers begin at 0.
+        """
         gone = self._assigned - wanted.keys()
         if gone:
             self._consumer.incremental_unassign([TopicPartition(*item) for item in sorted(gone)])
         fresh = sorted(wanted.keys() - self._assigned)
         if fresh:
-            starts = [TopicPartition(*item, wanted[item] or OFFSET_BEGINNING) for item in fresh]
+            starts = [TopicPartition(*item, wanted[item]) for item in fresh]
             self._consumer.incremental_assign(starts)
         self._assigned = set(wanted)
 
@@ -151,7 +154,7 @@ def read_commit_log(brokers: str, security: Mapping[str, str], topic: str, timeo
     ended: set[bytes] = set()
     consumer = _consumer(brokers, security, "read_committed", **{"enable.partition.eof": True})
     try:
-        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        consumer.assign([TopicPartition(topic, 0, 0)])
         while True:
             first = consumer.poll(timeout_s)
             if first is None:
