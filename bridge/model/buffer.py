@@ -296,11 +296,11 @@ class BufferFold:
             # Most transactions end long before their lease; without this their deadlines would stay until then.
             self._deadlines = [(other.deadline_ms, other.id) for other in self.open.values()]
             heapq.heapify(self._deadlines)
-        if len(item.begun_in) < len(item.begin.streams):
-            # A BEGIN frame of it may still stand unread in another stream's buffer: it must not open it again.
-            self._tombstones[transaction] = None
-            while len(self._tombstones) > TOMBSTONES_MAX:
-                self._tombstones.popitem(last=False)
+        # A BEGIN frame of it may still stand unread, in another stream's buffer or doubled by a writer that is not
+        # idempotent: it must not open the transaction again, which would end it a second time.
+        self._tombstones[transaction] = None
+        if len(self._tombstones) > TOMBSTONES_MAX:
+            self._tombstones.popitem(last=False)
 
     def caught_up(self) -> None:
         """Drop the memory of terminated ids: everything that was written before the fold began has been folded."""

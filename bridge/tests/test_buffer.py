@@ -396,6 +396,17 @@ def test_a_begin_frame_that_is_read_after_the_end_opens_nothing() -> None:
     assert buffer.fold.dropped == {"late": 1, "zombie": 1}
 
 
+def test_a_doubled_begin_frame_does_not_open_an_ended_transaction_again() -> None:
+    buffer = Buffer()
+    t = buffer.begin(1)
+    buffer.data(t, 0, 1)
+    buffer.commit(t, {(0, 0, 0): 1})
+    buffer.fold.settle(t)
+    buffer.begin(1)
+    assert not buffer.fold.open
+    assert buffer.fold.dropped == {"late": 1}
+
+
 def test_the_memory_of_ended_transactions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridge.model.buffer.TOMBSTONES_MAX", 3)
     buffer = Buffer()
