@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from bridge.model import paths
 from bridge.model.names import GroupName
 from bridge.model.records import ControllerEpoch
 from bridge.zookeeper.session import ZooKeeperSession
+from coordinator.daemon import first_choice
 from integration_tests.coordinators import coordinator, until
 
 OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
@@ -52,11 +54,22 @@ def commit_one(b: bridge.Bridge, stream: str, value: bytes) -> bridge.CommitResu
     return txn.commit()
 
 
+def fair_groups(scope: str) -> list[GroupName]:
+    """Six groups, of which each of the two coordinators is the first choice for three."""
+    found: dict[str | None, list[GroupName]] = {"one": [], "two": []}
+    for number in itertools.count():
+        group = GroupName(scope, f"g{number}")
+        found[first_choice(group, ["one", "two"])].append(group)
+        if min(len(groups) for groups in found.values()) >= 3:
+            return [*found["one"][:3], *found["two"][:3]]
+    raise AssertionError("unreachable")
+
+
 def test_groups_are_shared_and_taken_over(
     cluster: EmbeddedCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     scope = unique_name("shared")
-    groups = [GroupName(scope, f"g{number}") for number in range(6)]
+    groups = fair_groups(scope)
     with (
         coordinator(cluster, root, "one", tmp_path) as first,
         coordinator(cluster, root, "two", tmp_path),
@@ -77,7 +90,7 @@ def test_a_group_moves_to_its_first_choice_when_that_arrives(
     cluster: EmbeddedCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     scope = unique_name("moves")
-    groups = [GroupName(scope, f"g{number}") for number in range(6)]
+    groups = fair_groups(scope)
     with coordinator(cluster, root, "one", tmp_path), connected(cluster, root) as b:
         for number, group in enumerate(groups):
             b.admin.create_stream(f"{scope}/s{number}", group=group.group)

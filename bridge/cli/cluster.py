@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-import runpy
-import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -166,9 +165,10 @@ def coordinator(context: CliContext, arguments: tuple[str, ...]) -> int:
     if context.config_file is not None:
         # For what has no option of its own: security, which must not stand on a command line that others can see.
         os.environ[CONFIG_VARIABLE] = str(context.config_file)
-    sys.argv = ["rollbridge coordinator", *arguments]
+    # By name: the coordinator is built on this package, not the other way round.
+    entry = importlib.import_module("coordinator.__main__")
     try:
-        runpy.run_module("coordinator", run_name="__main__", alter_sys=True)
+        entry.main(args=arguments, prog_name="rollbridge coordinator")
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     return ExitCode.OK

@@ -150,7 +150,7 @@ class TopicAdmin:
         return created
 
     def delete_topics(self, names: Iterable[str]) -> frozenset[str]:
-        """Delete topics; returns the names of those that were there."""
+        """Delete topics and wait until brokers have forgotten them; returns the names of those that were there."""
         doomed = sorted(set(names))
         if not doomed:
             return frozenset()
@@ -162,6 +162,7 @@ class TopicAdmin:
         )
         missing = self._each(futures, "delete topic {}", ignoring=KafkaError.UNKNOWN_TOPIC_OR_PART)
         deleted = frozenset(doomed) - missing
+        self._await_gone(doomed)
         if deleted:
             logger.info("deleted topics %s", ", ".join(sorted(deleted)))
         return deleted
@@ -323,6 +324,17 @@ class TopicAdmin:
             if time.monotonic() >= deadline:
                 raise KafkaUnavailable(
                     f"topics {', '.join(missing)} were created, but no broker knows them after {self._timeout_s:g} s"
+                )
+            time.sleep(_POLL_S)
+
+    def _await_gone(self, names: list[str]) -> None:
+        """The controller has deleted the topics; wait until the brokers have heard of it."""
+        deadline = time.monotonic() + self._timeout_s
+        while left := self._describe_topics(names):
+            if time.monotonic() >= deadline:
+                raise KafkaUnavailable(
+                    f"topics {', '.join(sorted(left))} were deleted, but brokers still know them after "
+                    f"{self._timeout_s:g} s"
                 )
             time.sleep(_POLL_S)
 
