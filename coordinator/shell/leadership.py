@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from bridge.errors import CorruptDataError, FencedError, RollbridgeError
@@ -31,6 +32,8 @@ from coordinator.shell.interpreter import Interpreter
 logger = logging.getLogger(__name__)
 
 PAUSE_MAX_S = 5.0
+NOTABLE = ("scales", "rolling_commits", "transactions_expired", "requests_refused")
+"""Counts of a group whose changes are worth a line in the log."""
 
 
 def check_batch(batch: bytes, records: int) -> str | None:
@@ -164,6 +167,7 @@ class Leadership(threading.Thread):
         holder = self._session.session_id
         requested = threading.Event()
         requested.set()
+        reported: Counter[str] = Counter()
         while not self._stopping.is_set():
             if not self._session.is_connected:
                 # Nobody knows who leads; what was read meanwhile is not lost, it stays in the buffers.
@@ -181,6 +185,7 @@ class Leadership(threading.Thread):
             self._fold(tail, group, 0.0 if asked else self._settings.poll_s)
             if interpreter.run(work(group, _now_ms(), requests=asked)):
                 requested.set()
+            self._report(group, reported)
 
     def _fold_until(self, tail: BufferTail, group: GroupState, ends: dict[Partition, int]) -> None:
         """Fold everything that was in the buffers when this leader took over."""
@@ -204,6 +209,19 @@ class Leadership(threading.Thread):
                 "%s: a buffer holds messages that are no frames; they are skipped and counted, this is logged once",
                 self._group,
             )
+
+    def _report(self, group: GroupState, reported: Counter[str]) -> None:
+        """One line for what does not happen all the time; ordinary commits are counted only."""
+        for name in NOTABLE:
+            if group.counts[name] != reported[name]:
+                logger.info(
+                    "%s: %s: %d more, %d in this term",
+                    self._group,
+                    name,
+                    group.counts[name] - reported[name],
+                    group.counts[name],
+                )
+                reported[name] = group.counts[name]
 
     def _should_give_way(self) -> bool:
         self._changed.clear()
