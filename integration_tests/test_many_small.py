@@ -14,11 +14,26 @@ TRANSACTIONS = 500
 RECORDS = 5
 
 
-@pytest.mark.parametrize("segments", [1, 3])
-@pytest.mark.parametrize("record_bytes_max", [0, 1_000])
+@pytest.mark.parametrize(
+    ("segments", "record_bytes_max", "cache_bytes_max"),
+    [
+        pytest.param(1, 0, None, id="one segment"),
+        pytest.param(3, 0, None, id="three segments"),
+        pytest.param(1, 1_000, None, id="small records only"),
+        pytest.param(3, 0, 10_000, id="frames that do not fit into memory"),
+    ],
+)
 def test_all_of_them_commit_whole_and_in_order(
-    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path, segments: int, record_bytes_max: int
+    cluster: EmbeddedCluster,
+    unique_name: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    segments: int,
+    record_bytes_max: int,
+    cache_bytes_max: int | None,
 ) -> None:
+    if cache_bytes_max is not None:
+        monkeypatch.setenv("ROLLBRIDGE_COORDINATOR_CACHE_BYTES_MAX", str(cache_bytes_max))
     stream = f"{unique_name('many')}/small"
     with Site(cluster, f"/{unique_name('root')}", tmp_path) as site, site.connect("many") as client:
         client.admin.create_stream(stream, segments=segments, record_bytes_max=record_bytes_max)

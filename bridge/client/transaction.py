@@ -59,7 +59,7 @@ class Transaction(Writing):
     __slots__ = ("_held", "_pieces", "_result", "_wish")
 
     def __init__(self, runtime: Runtime, plan: Plan, counter: int) -> None:
-        """Send the BEGIN frames, without waiting for them to arrive."""
+        """Begin without waiting: the BEGIN frames go to all streams now, or to a single one with what comes next."""
         key = (plan.id_prefix | counter).to_bytes(16, "big")
         completion = Completion(key)
         super().__init__(runtime, plan, completion, counter, OWNER_PART)
@@ -69,8 +69,11 @@ class Transaction(Writing):
         self._result: CommitResult | None = None
         runtime.outcomes.waiting[key] = completion
         header = self._key_of(FrameKind.BEGIN)
+        if self._outbox is not None:
+            self._outbox.add(header, plan.begin_value)
+            return
         try:
-            runtime.sender.send(*self._buffers[0], header, plan.begin_value, self._begin_delivered)
+            runtime.sender.send(*self._buffers[0], header, plan.begin_value, self._first_delivered)
             self._sent = 1
             for place in range(1, len(self._buffers)):
                 self._emit(place, header, plan.begin_value)
@@ -132,7 +135,12 @@ class Transaction(Writing):
         """Ask for the abort; the future gives None."""
         with self._lock:
             if self._wish is _Wish.NONE and not self._completion.closed:
-                self._emit(0, self._key_of(FrameKind.ABORT), encode_abort(reason[:REASON_CHARACTERS_MAX]))
+                key, value = self._key_of(FrameKind.ABORT), encode_abort(reason[:REASON_CHARACTERS_MAX])
+                if self._outbox is None:
+                    self._emit(0, key, value)
+                else:
+                    delivered = self._delivered if self._sent else self._first_delivered
+                    self._send_with_outbox(key, value, delivered, data=False)
                 self._wish = _Wish.ABORT
                 self._completion.closed = True
         return AbortFuture(self)
@@ -195,7 +203,12 @@ class Transaction(Writing):
     def _ask_for_commit(self) -> None:
         """Send the COMMIT frame, or leave that to the last acknowledgement from another buffer."""
         manifest = _manifest(tuple((*piece.key, piece.records) for piece in self._pieces))
-        if self._acked_elsewhere >= self._sent_elsewhere and self._completion.failure is None:
+        if self._outbox is not None:
+            if not self._outbox.has_room(manifest):
+                self._send_outbox()
+            delivered = self._commit_delivered if self._sent else self._whole_delivered
+            self._send_with_outbox(self._key_of(FrameKind.COMMIT), manifest, delivered)
+        elif self._acked_elsewhere >= self._sent_elsewhere and self._completion.failure is None:
             self._runtime.sender.send(*self._commit_frame(manifest))
         else:
             self._held.append(manifest)
@@ -244,12 +257,18 @@ class Transaction(Writing):
 
     # On the delivery thread; these take no lock, see bridge.client.sender.
 
-    def _begin_delivered(self, fault: KafkaError | None, message: Message) -> None:
+    def _first_delivered(self, fault: KafkaError | None, message: Message) -> None:
         self._delivered(fault, message)
         if fault is not None and fault.code() > 0:
             # The broker itself refused it, so no leader will ever hear of this transaction, or say a word about it.
             self._runtime.outcomes.waiting.pop(self._completion.key, None)
             self._completion.fail()
+
+    def _whole_delivered(self, fault: KafkaError | None, message: Message) -> None:
+        """The message was the whole transaction, from its BEGIN to its COMMIT."""
+        self._first_delivered(fault, message)
+        if fault is not None and not self._completion.settled:
+            self._send_abort_soon(f"its commit was refused: {fault}")
 
     def _delivered_elsewhere(self, fault: KafkaError | None, message: Message) -> None:
         super()._delivered_elsewhere(fault, message)

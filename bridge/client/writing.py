@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -11,8 +12,10 @@ from confluent_kafka import KafkaError, Message
 
 from bridge.client.frame_writer import PartWriter
 from bridge.client.futures import Completion, WriteFuture
+from bridge.client.outbox import HOLD_S, Outbox
 from bridge.client.results import PartHandle
 from bridge.client.runtime import Plan, Runtime
+from bridge.client.sender import Delivered
 from bridge.client.slots import Headers
 from bridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
 from bridge.kafka.translate import translate
@@ -34,6 +37,7 @@ class Writing:
         "_completion",
         "_finished",
         "_lock",
+        "_outbox",
         "_plan",
         "_runtime",
         "_sent",
@@ -48,6 +52,8 @@ class Writing:
         self._finished = False
         self._lock = threading.Lock()
         self._buffers = [(topic, counter % partitions) for topic, partitions in plan.buffers]
+        # With several streams the commit waits for acknowledgements, so nothing is gained by holding frames back.
+        self._outbox = Outbox() if len(self._buffers) == 1 else None
         # Each of these counters is only ever written by one side: senders hold the lock, deliveries have one thread.
         self._sent = 0
         self._sent_elsewhere = 0
@@ -131,6 +137,7 @@ class Writing:
         with self._lock:
             if not self._completion.closed:
                 self._writer.cut_all()
+                self._send_outbox()
             sent = self._sent + self._sent_elsewhere
         timeout_s = self._seconds(timeout)
         if not self._runtime.sender.wait_until(lambda: self._acked + self._acked_elsewhere >= sent, timeout_s):
@@ -141,11 +148,16 @@ class Writing:
         self._check_deliveries()
 
     def cut_older(self, than_s: float) -> None:
-        """Send the batches that were started before ``than_s`` (monotonic seconds), unless somebody is writing now."""
+        """Send the batches that were started before ``than_s`` (monotonic seconds), unless somebody is writing now.
+
+        What has waited in the outbox for a moment goes, too.
+        """
         if self._lock.acquire(blocking=False):
             try:
                 if not self._completion.closed:
                     self._writer.cut_older(than_s)
+                    if self._outbox and self._outbox.since_s <= time.monotonic() - HOLD_S:
+                        self._send_outbox()
             finally:
                 self._lock.release()
 
@@ -174,13 +186,38 @@ class Writing:
             ) from fault
 
     def _emit(self, place: int, key: bytes, value: bytes) -> None:
+        """Take a finished frame; if this raises, it was not taken."""
         topic, partition = self._buffers[place]
+        outbox = self._outbox
         if place:
             self._runtime.sender.send(topic, partition, key, value, self._delivered_elsewhere)
             self._sent_elsewhere += 1
-        else:
+        elif outbox is None:
             self._runtime.sender.send(topic, partition, key, value, self._delivered)
             self._sent += 1
+        else:
+            if not outbox.has_room(value):
+                self._send_outbox()
+            if outbox.has_room(value):
+                outbox.add(key, value)
+            else:
+                self._runtime.sender.send(topic, partition, key, value, self._delivered)
+                self._sent += 1
+
+    def _send_outbox(self) -> None:
+        """Send what waits in the outbox; if this raises, it waits there still."""
+        if self._outbox:
+            delivered = self._delivered if self._sent else self._first_delivered
+            self._runtime.sender.send(*self._buffers[0], *self._outbox.packed(), delivered)
+            self._sent += 1
+            self._outbox.clear()
+
+    def _send_with_outbox(self, key: bytes, value: bytes, delivered: Delivered, *, data: bool = True) -> None:
+        """Send what waits in the outbox and a frame that ends the transaction; if this raises, nothing has changed."""
+        assert self._outbox is not None
+        whole = self._outbox.packed((key, value), data=data)
+        self._runtime.sender.send(*self._buffers[0], *whole, delivered)
+        self._outbox.clear()
 
     # On the delivery thread; these take no lock, see bridge.client.sender.
 
@@ -188,6 +225,9 @@ class Writing:
         if fault is not None:
             self._fail(fault)
         self._acked += 1
+
+    def _first_delivered(self, fault: KafkaError | None, message: Message) -> None:
+        self._delivered(fault, message)
 
     def _delivered_elsewhere(self, fault: KafkaError | None, _: Message) -> None:
         if fault is not None:

@@ -27,6 +27,7 @@ from bridge.model.frames import (
     decode_abort,
     decode_begin,
     decode_manifest,
+    unpack_bundle,
     unpack_header,
 )
 from bridge.model.identifiers import TransactionId
@@ -66,6 +67,8 @@ class FrameRef:
     records: int
     size: int
     batch: bytes | None
+    start: int = 0
+    """Where the batch begins in the message's value, if the frame came in a bundle."""
 
 
 @dataclass(slots=True, eq=False)
@@ -212,21 +215,16 @@ class BufferFold:
         if header is None or value is None:
             self.dropped["foreign"] += 1
             return
-        transaction = self.open.get(header.transaction)
+        if header.kind is not FrameKind.BUNDLE:
+            self._frame(header, stream, partition, offset, 0, appended_ms, value)
+            return
         try:
-            match header.kind:
-                case FrameKind.DATA:
-                    self._data(transaction, header, stream, partition, offset, appended_ms, value)
-                case FrameKind.BEGIN:
-                    self._begin(transaction, header, stream, partition, offset, appended_ms, value)
-                case FrameKind.COMMIT:
-                    self._commit(transaction, stream, value, appended_ms)
-                case FrameKind.ABORT:
-                    self._abort(transaction, stream, decode_abort(value), appended_ms)
+            frames = unpack_bundle(header, value)
         except CorruptDataError:
-            self.dropped["corrupt"] += 1
-            if transaction is not None:
-                self.refuse(transaction.id, f"a {header.kind.name} frame is corrupt", appended_ms)
+            self._corrupt(header, appended_ms)
+            return
+        for inner, start, content in frames:
+            self._frame(inner, stream, partition, offset, start, appended_ms, content)
 
     def request_abort(self, transaction: bytes, reason: str, now_ms: int) -> bool:
         """Decide on abort for an open transaction; False if its commit is decided already.
@@ -314,6 +312,36 @@ class BufferFold:
                 low[partition] = min(low[partition], offset)
         return low
 
+    def _frame(
+        self,
+        header: FrameHeader,
+        stream: str,
+        partition: Partition,
+        offset: int,
+        start: int,
+        appended_ms: int,
+        value: bytes,
+    ) -> None:
+        transaction = self.open.get(header.transaction)
+        try:
+            match header.kind:
+                case FrameKind.DATA:
+                    self._data(transaction, header, stream, partition, offset, start, appended_ms, value)
+                case FrameKind.BEGIN:
+                    self._begin(transaction, header, stream, partition, offset, appended_ms, value)
+                case FrameKind.COMMIT:
+                    self._commit(transaction, stream, value, appended_ms)
+                case FrameKind.ABORT:
+                    self._abort(transaction, stream, decode_abort(value), appended_ms)
+        except CorruptDataError:
+            self._corrupt(header, appended_ms)
+
+    def _corrupt(self, header: FrameHeader, appended_ms: int) -> None:
+        """A frame can not be read; the transaction that lacks it, if it is open, can not be merged."""
+        self.dropped["corrupt"] += 1
+        if header.transaction in self.open:
+            self.refuse(header.transaction, f"a {header.kind.name} frame is corrupt", appended_ms)
+
     def _begin(
         self,
         transaction: BufferedTransaction | None,
@@ -358,6 +386,7 @@ class BufferFold:
         stream: str,
         partition: Partition,
         offset: int,
+        start: int,
         appended_ms: int,
         value: bytes,
     ) -> None:
@@ -392,7 +421,9 @@ class BufferFold:
             self.cached_bytes += size
             transaction.cached_bytes += size
         transaction.frames.append(
-            FrameRef(partition, offset, piece, header.first_count, header.records, size, value if cached else None)
+            FrameRef(
+                partition, offset, piece, header.first_count, header.records, size, value if cached else None, start
+            )
         )
 
     def _commit(self, transaction: BufferedTransaction | None, stream: str, value: bytes, appended_ms: int) -> None:

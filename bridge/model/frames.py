@@ -8,19 +8,24 @@ offset  bytes  field of the header (big-endian)
 ======  =====  ============================================================
 0       2      magic ``RB``
 2       1      version, 1
-3       1      kind: 1 BEGIN, 2 DATA, 3 COMMIT, 4 ABORT
+3       1      kind: 1 BEGIN, 2 DATA, 3 COMMIT, 4 ABORT, 5 BUNDLE
 4       16     transaction id
 20      4      part
 24      4      segment number (DATA), else 0
 28      8      local sequence count of the first record (DATA), else 0
-36      4      number of records (DATA), else 0
+36      4      number of records (DATA) or of frames (BUNDLE), else 0
 40      4      epoch of the client's session
 ======  =====  ============================================================
+
+A small transaction would be three messages or more, and cost mostly what messages cost. Therefore several frames of
+one transaction may travel as one: a BUNDLE's value is these frames in their order, each as the header's fields from
+the kind on without the transaction, the length of its value in four bytes, and its value. A bundle means what its
+frames mean one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
@@ -56,6 +61,7 @@ class FrameKind(IntEnum):
     DATA = 2
     COMMIT = 3
     ABORT = 4
+    BUNDLE = 5
 
 
 class FrameHeader(NamedTuple):
@@ -88,6 +94,54 @@ def unpack_header(key: bytes | None) -> FrameHeader | None:
     if part > PART_MAX or segment > SEGMENT_NUMBER_MAX or first_count > COUNT_MAX:
         return None
     return FrameHeader(known, transaction, part, segment, first_count, records, client_epoch)
+
+
+_INNER: Final = Struct(">BIIQIII")
+_SIZE: Final = Struct(">I")
+_KIND_BYTE: Final = slice(3, 4)
+_TRANSACTION_BYTES: Final = slice(4, 20)
+_AFTER_TRANSACTION: Final = slice(20, HEADER.size)
+BUNDLED_FRAME_BYTES: Final = _INNER.size
+"""What a frame takes in a bundle besides its value."""
+BUNDLE_BYTES_MAX: Final = 16 * 1024
+"""Clients bundle frames up to this; larger ones cost little enough by themselves."""
+
+
+def pack_bundle(frames: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """Several frames of one transaction, each as packed header and value, as one: its header and value."""
+    parts: list[bytes] = []
+    for key, value in frames:
+        parts += (key[_KIND_BYTE], key[_AFTER_TRANSACTION], _SIZE.pack(len(value)), value)
+    head = frames[0][0]
+    whole = HEADER.pack(MAGIC, VERSION, FrameKind.BUNDLE, head[_TRANSACTION_BYTES], 0, 0, 0, len(frames), 0)
+    return whole, b"".join(parts)
+
+
+def unpack_bundle(header: FrameHeader, value: bytes) -> list[tuple[FrameHeader, int, bytes]]:
+    """The frames of a bundle: header, where its value begins in the bundle's, and the value.
+
+    Raises:
+        CorruptDataError: it is not made as it should be; none of its frames can be trusted.
+    """
+    frames: list[tuple[FrameHeader, int, bytes]] = []
+    end = 0
+    whole = len(value)
+    for _ in range(header.records):
+        start = end + BUNDLED_FRAME_BYTES
+        if start > whole:
+            raise CorruptDataError(f"a bundle of {header.records} frames ends after {len(frames)}")
+        kind, part, segment, first_count, records, client_epoch, size = _INNER.unpack_from(value, end)
+        end = start + size
+        known = _KINDS.get(kind)
+        if known is None or known is FrameKind.BUNDLE or end > whole:
+            raise CorruptDataError(f"frame {len(frames)} of a bundle is of kind {kind} and {size} bytes long")
+        if part > PART_MAX or segment > SEGMENT_NUMBER_MAX or first_count > COUNT_MAX:
+            raise CorruptDataError(f"frame {len(frames)} of a bundle has an impossible header")
+        inner = FrameHeader(known, header.transaction, part, segment, first_count, records, client_epoch)
+        frames.append((inner, start, value[start:end]))
+    if end != whole or not frames:
+        raise CorruptDataError(f"a bundle of {header.records} frames and {whole} bytes ends at {end}")
+    return frames
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import groupby
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.model.buffer import BufferedTransaction, BufferFold, BufferLimits
-from bridge.model.frames import PieceKey
+from bridge.model.buffer import BufferedTransaction, BufferFold, BufferLimits, Partition
+from bridge.model.frames import PieceKey, pack_bundle, unpack_header
 from bridge.model.transaction import State
 from bridge.tests.buffers import Message, Truth, World, fold_all, new_fold, snapshot, worlds
 
@@ -49,6 +50,67 @@ def test_a_fold_of_any_prefix_goes_on_where_it_stopped(world: World, data: st.Da
         for partition, group in groupby(sorted(messages[:cut], key=lambda item: item.partition), lambda m: m.partition)
     }
     assert snapshot(fold_all(prefix, messages)) == snapshot(fold_all(new_fold(), messages))
+
+
+def cut_into_runs(world: World, draw: st.DrawFn | Any) -> dict[Partition, list[list[Message]]]:
+    """The logs, cut into runs of frames of one transaction, each of which could be a bundle."""
+    runs: dict[Partition, list[list[Message]]] = {}
+    for partition, log in world.logs.items():
+        runs[partition] = []
+        before: bytes | None = None
+        for message in log:
+            header = unpack_header(message.key)
+            transaction = None if header is None or message.value is None else header.transaction
+            if transaction is not None and transaction == before and draw(st.booleans()):
+                runs[partition][-1].append(message._replace(appended_ms=runs[partition][-1][0].appended_ms))
+            else:
+                runs[partition].append([message])
+            before = transaction
+    return runs
+
+
+def bundle_of(run: list[Message], offset: int) -> Message:
+    """A run as one message."""
+    if len(run) == 1:
+        return run[0]._replace(offset=offset)
+    key, value = pack_bundle([(message.key or b"", message.value or b"") for message in run])
+    return run[0]._replace(offset=offset, key=key, value=value)
+
+
+def meaning(fold: BufferFold) -> tuple[object, ...]:
+    """What a fold knows, but for the places of frames in the buffers."""
+    return (
+        [
+            (item.id, item.state, item.reason, item.begin, item.begun_ms, item.manifest, item.decided_ms)
+            for item in fold.open.values()
+        ],
+        [
+            [(ref.piece, ref.first_count, ref.records, ref.size, ref.batch) for ref in item.frames]
+            for item in fold.open.values()
+        ],
+        list(fold.decided),
+        fold.dropped,
+        fold.cached_bytes,
+    )
+
+
+@given(worlds(), st.data())
+def test_a_bundle_means_what_its_frames_mean_one_after_the_other(world: World, data: st.DataObject) -> None:
+    runs = cut_into_runs(world, data.draw)
+    apart, together = new_fold(), new_fold()
+    offsets = dict.fromkeys(runs, 0)
+    while any(runs.values()):
+        partition = data.draw(st.sampled_from(sorted(partition for partition, left in runs.items() if left)))
+        run = runs[partition].pop(0)
+        fold_all(apart, run)
+        message = bundle_of(run, offsets[partition])
+        offsets[partition] += 1
+        together.fold(*message)
+        for item in together.open.values():
+            for ref in item.frames:
+                if ref.partition == partition and ref.offset == message.offset:
+                    assert (message.value or b"")[ref.start : ref.start + ref.size] == ref.batch
+    assert meaning(together) == meaning(apart)
 
 
 def contents(item: BufferedTransaction) -> dict[PieceKey, list[int]]:

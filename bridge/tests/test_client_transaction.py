@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,16 @@ from bridge.errors import (
 )
 from bridge.model.control import EXPIRED, ControlKind, ControlRecord
 from bridge.model.epochs import EpochHistory
-from bridge.model.frames import BeginFrame, FrameKind, decode_abort, decode_begin, decode_manifest, unpack_header
+from bridge.model.frames import (
+    BUNDLE_BYTES_MAX,
+    BeginFrame,
+    FrameKind,
+    decode_abort,
+    decode_begin,
+    decode_manifest,
+    unpack_bundle,
+    unpack_header,
+)
 from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import even_ranges
 from bridge.model.names import GroupName, StreamName
@@ -45,8 +55,10 @@ LOST = KafkaError(KafkaError._PURGE_INFLIGHT)
 class Sent:
     topic: str
     partition: int
-    kind: FrameKind
+    kinds: list[FrameKind]
+    """The kinds of the frames in the message; several if it is a bundle."""
     value: bytes
+    """The value of the last frame."""
     delivered: Callable[[Any, Any], object]
     soon: bool
 
@@ -73,11 +85,14 @@ class RecordingSender:
     def _note(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Any, *, soon: bool) -> None:
         header = unpack_header(key)
         assert header is not None
-        self.sent.append(Sent(topic, partition, header.kind, value, delivered, soon))
+        frames = unpack_bundle(header, value) if header.kind is FrameKind.BUNDLE else [(header, 0, value)]
+        assert {inner.transaction for inner, _, _ in frames} == {header.transaction}
+        kinds = [inner.kind for inner, _, _ in frames]
+        self.sent.append(Sent(topic, partition, kinds, frames[-1][2], delivered, soon))
 
     def kinds(self, stream: str) -> list[FrameKind]:
         topic = StreamName.parse(stream).buffer_topic
-        return [item.kind for item in self.sent if item.topic == topic]
+        return [kind for item in self.sent if item.topic == topic for kind in item.kinds]
 
     def acknowledge(self, count: int | None = None, fault: KafkaError | None = None) -> None:
         """Report the fate of the oldest frames that have none yet."""
@@ -142,11 +157,11 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_begin_sends_the_same_frame_to_every_stream_and_waits_for_none(bench: Bench) -> None:
+def test_begin_sends_the_same_frame_to_each_of_several_streams_and_waits_for_none(bench: Bench) -> None:
     transaction = bench.begin(counter=6)
-    assert [(item.topic, item.partition, item.kind) for item in bench.sender.sent] == [
-        ("sales.orders.transaction-buffer", 2, FrameKind.BEGIN),
-        ("sales.payments.transaction-buffer", 2, FrameKind.BEGIN),
+    assert [(item.topic, item.partition, item.kinds) for item in bench.sender.sent] == [
+        ("sales.orders.transaction-buffer", 2, [FrameKind.BEGIN]),
+        ("sales.payments.transaction-buffer", 2, [FrameKind.BEGIN]),
     ]
     values = {item.value for item in bench.sender.sent}
     assert len(values) == 1
@@ -202,8 +217,10 @@ def test_a_commit_asked_for_twice_is_sent_once_and_answered_twice(bench: Bench) 
 def test_a_frame_refused_before_the_commit_makes_it_incomplete(bench: Bench) -> None:
     bench.use(ORDERS)
     transaction = bench.begin()
-    future = transaction.write(ORDERS, key=b"k", value=b"v")
+    with pytest.raises(UnavailableError):
+        transaction.flush()
     bench.sender.acknowledge()
+    future = transaction.write(ORDERS, key=b"k", value=b"v")
     with pytest.raises(UnavailableError):
         transaction.flush()
     bench.sender.acknowledge(fault=REFUSED)
@@ -234,6 +251,8 @@ def test_a_transaction_whose_begin_was_refused_ends_at_once(bench: Bench) -> Non
 def test_a_begin_that_may_have_arrived_is_taken_back(bench: Bench) -> None:
     bench.use(ORDERS)
     transaction = bench.begin()
+    with pytest.raises(UnavailableError):
+        transaction.flush()
     bench.sender.acknowledge(1, fault=LOST)
     assert transaction.id.bytes in bench.outcomes.waiting
     with pytest.raises(IncompleteError):
@@ -255,13 +274,20 @@ def test_a_frame_of_another_stream_refused_after_the_commit_was_asked_for_aborts
         future.result(0)
 
 
+@pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize(("kind", "committed"), [(ControlKind.COMMIT, True), (ControlKind.ABORT, False)])
-def test_after_a_refused_commit_frame_the_log_decides(bench: Bench, kind: ControlKind, committed: bool) -> None:
+def test_after_a_refused_commit_frame_the_log_decides(
+    bench: Bench, kind: ControlKind, committed: bool, begun: bool
+) -> None:
+    """Refused for sure after its begin had arrived, or lost together with it."""
     bench.use(ORDERS)
     transaction = bench.begin()
-    bench.sender.acknowledge()
+    if begun:
+        with pytest.raises(UnavailableError):
+            transaction.flush()
+        bench.sender.acknowledge()
     future = transaction.commit_async()
-    bench.sender.acknowledge(fault=REFUSED)
+    bench.sender.acknowledge(fault=REFUSED if begun else LOST)
     assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.COMMIT, FrameKind.ABORT]
     bench.settle(transaction, kind, reason="" if committed else "its commit was refused")
     if committed:
@@ -334,14 +360,14 @@ def test_an_open_transaction_learns_that_it_ended(bench: Bench) -> None:
         with pytest.raises(TransactionExpired):
             attempt()
     transaction.abort()
-    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN], "there is nothing to ask for any more"
+    assert bench.sender.kinds(ORDERS) == [], "there is nothing to ask for any more"
 
 
 def test_back_pressure_at_commit_leaves_it_open(bench: Bench) -> None:
-    bench.use(ORDERS)
     transaction = bench.begin()
+    bench.sender.acknowledge()
     transaction.write(ORDERS, key=b"k", value=b"v")
-    for full_after in (1, 2):  # the frame does not fit, then the commit does not
+    for full_after in (2, 3):  # the frame does not fit, then the commit does not
         bench.sender.full_after = full_after
         with pytest.raises(BackpressureError):
             transaction.commit()
@@ -349,6 +375,58 @@ def test_back_pressure_at_commit_leaves_it_open(bench: Bench) -> None:
     transaction.write(ORDERS, key=b"k", value=b"w")
     transaction.commit_async()
     assert decode_manifest(bench.sender.sent[-1].value).pieces == {(0, 0, 0): 2}
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.DATA, FrameKind.DATA, FrameKind.COMMIT]
+
+
+@pytest.mark.parametrize("wish", ["commit_async", "abort_async"])
+def test_back_pressure_at_the_end_of_a_bundle_leaves_it_open(bench: Bench, wish: str) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    transaction.write(ORDERS, key=b"k", value=b"v")
+    bench.sender.full_after = 0
+    with pytest.raises(BackpressureError):
+        getattr(transaction, wish)()
+    bench.sender.full_after = 10
+    transaction.commit_async()
+    [message] = bench.sender.sent
+    assert message.kinds == [FrameKind.BEGIN, FrameKind.DATA, FrameKind.COMMIT]
+
+
+def test_a_small_transaction_is_one_message(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    transaction.write(ORDERS, key=b"k", value=b"v")
+    assert bench.sender.sent == []
+    transaction.commit_async()
+    [message] = bench.sender.sent
+    assert message.kinds == [FrameKind.BEGIN, FrameKind.DATA, FrameKind.COMMIT]
+
+
+def test_what_waits_in_the_outbox_goes_after_a_moment(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    long_ago, deadline = time.monotonic() - 60, time.monotonic() + 30
+    while not bench.sender.sent:
+        transaction.cut_older(long_ago)
+        assert time.monotonic() < deadline
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN]
+    transaction.cut_older(long_ago)
+    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN], "and only once"
+
+
+def test_large_frames_go_by_themselves_behind_what_waits(bench: Bench) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    large = b"v" * (BUNDLE_BYTES_MAX + 1)
+    transaction.write(ORDERS, key=b"k", value=large)
+    transaction.write(ORDERS, key=b"k", value=large * 20)
+    transaction.commit_async()
+    assert [message.kinds for message in bench.sender.sent] == [
+        [FrameKind.BEGIN],
+        [FrameKind.DATA],
+        [FrameKind.DATA],
+        [FrameKind.COMMIT],
+    ]
 
 
 def test_a_begin_that_reaches_only_some_streams_is_taken_back(bench: Bench) -> None:
@@ -373,6 +451,8 @@ def test_flush_sends_what_is_open_and_waits_for_it(bench: Bench) -> None:
 def test_flush_tells_of_a_refused_frame(bench: Bench) -> None:
     bench.use(ORDERS)
     transaction = bench.begin()
+    with pytest.raises(UnavailableError):
+        transaction.flush()
     bench.sender.acknowledge(fault=REFUSED)
     with pytest.raises(IncompleteError, match="too large"):
         transaction.flush()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import CorruptDataError
 from bridge.model.frames import (
+    BUNDLED_FRAME_BYTES,
     HEADER,
     LABEL_CHARACTERS_MAX,
     REASON_CHARACTERS_MAX,
@@ -22,6 +23,8 @@ from bridge.model.frames import (
     decode_begin,
     decode_manifest,
     encode_abort,
+    pack_bundle,
+    unpack_bundle,
     unpack_header,
 )
 from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
@@ -68,6 +71,71 @@ def test_headers_round_trip(header: FrameHeader) -> None:
 def test_any_key_is_a_header_that_packs_to_itself_or_foreign(key: bytes) -> None:
     header = unpack_header(key)
     assert header is None or header.pack() == key
+
+
+SOME_ID = TransactionId.of(1, 42).bytes
+bundled = st.lists(
+    st.tuples(
+        headers.filter(lambda header: header.kind is not FrameKind.BUNDLE).map(
+            lambda header: header._replace(transaction=SOME_ID)
+        ),
+        st.binary(max_size=30),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(bundled)
+def test_a_bundle_gives_back_its_frames(frames: list[tuple[FrameHeader, bytes]]) -> None:
+    key, value = pack_bundle([(header.pack(), content) for header, content in frames])
+    header = unpack_header(key)
+    assert header == FrameHeader(FrameKind.BUNDLE, SOME_ID, records=len(frames))
+    found = unpack_bundle(header, value)
+    assert [(inner, content) for inner, _, content in found] == frames
+    assert all(value[start : start + len(content)] == content for _, start, content in found)
+    assert len(value) == sum(len(content) + BUNDLED_FRAME_BYTES for _, content in frames)
+
+
+@given(bundled, st.data())
+def test_a_bundle_that_is_cut_or_miscounted_is_corrupt(
+    frames: list[tuple[FrameHeader, bytes]], data: st.DataObject
+) -> None:
+    _, value = pack_bundle([(header.pack(), content) for header, content in frames])
+    header = FrameHeader(FrameKind.BUNDLE, SOME_ID, records=len(frames))
+    damaged = [
+        (header, value[: data.draw(st.integers(0, len(value) - 1))]),
+        (header, value + data.draw(st.binary(min_size=1, max_size=5))),
+        (header._replace(records=len(frames) + 1), value),
+        (header._replace(records=len(frames) - 1), value),
+        (header._replace(records=0), b""),
+    ]
+    for wrong, content in damaged:
+        with pytest.raises(CorruptDataError):
+            unpack_bundle(wrong, content)
+
+
+def test_no_bundle_stands_in_a_bundle_and_no_frame_is_impossible() -> None:
+    inside = FrameHeader(FrameKind.DATA, SOME_ID)
+    for wrong in (
+        inside._replace(kind=FrameKind.BUNDLE),
+        inside._replace(part=PART_MAX + 1),
+        inside._replace(segment=SEGMENT_NUMBER_MAX + 1),
+        inside._replace(first_count=COUNT_MAX + 1),
+    ):
+        key, value = pack_bundle([(inside.pack(), b"x"), (wrong.pack(), b"y")])
+        header = unpack_header(key)
+        assert header is not None
+        with pytest.raises(CorruptDataError, match="frame 1 of a bundle"):
+            unpack_bundle(header, value)
+
+
+@given(st.integers(0, 1 << 32), st.binary(max_size=100))
+def test_any_bytes_are_a_bundle_or_corrupt(records: int, value: bytes) -> None:
+    try:
+        unpack_bundle(FrameHeader(FrameKind.BUNDLE, SOME_ID, records=records), value)
+    except CorruptDataError:
+        return
 
 
 @given(begins)

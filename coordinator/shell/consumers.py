@@ -107,15 +107,16 @@ class FrameReader:
         if self._at is None or self._at[0] != frame.partition or not 0 <= frame.offset - self._at[1] <= SEEK_GAP:
             self._consumer.assign([TopicPartition(*frame.partition, frame.offset)])
             self._ahead.clear()
-        self._at = (frame.partition, frame.offset + 1)
+        self._at = (frame.partition, frame.offset)
         while frame.offset not in self._ahead:
             self._fill(frame)
         for offset in [item for item in self._ahead if item < frame.offset]:
             del self._ahead[offset]
-        value = self._ahead.pop(frame.offset).value()
-        if value is None or len(value) != frame.size:
+        value = self._ahead[frame.offset].value() or b""  # it stays: the next frame may be in the same bundle
+        batch = value[frame.start : frame.start + frame.size]
+        if len(batch) != frame.size or (frame.start == 0 and len(value) != frame.size):
             raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} no longer holds its frame")
-        return value
+        return batch
 
     def close(self) -> None:
         """Stop reading and forget what was read ahead."""
