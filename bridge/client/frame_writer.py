@@ -144,13 +144,22 @@ class PartWriter:
         lane = self.lanes.get(stream)
         if lane is None:
             raise self._foreign(stream)
+        first = self.count
+        some = islice(records, _CHUNK)
+        if len(lane.slots) == 1:
+            self._write_to_one(lane, some)
+        else:
+            self._write_to_many(lane, some)
+        return self.count - first
+
+    def _write_to_many(self, lane: Lane, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
         bounds, slots, pack, txn, base = lane.bounds, lane.slots, HEADER_VALUE.pack, self._key, self._base
         hash_of, locate, name, seed = xxh64_intdigest, bisect_right, RECORD_HEADER, HASH_SEED
         now_ms = int(time.time() * 1000)
-        first = count = self.count
+        count = self.count
         try:
-            for key, value in islice(records, _CHUNK):
-                at = lane.sticky if key is None else locate(bounds, hash_of(key, seed)) if bounds else 0
+            for key, value in records:
+                at = lane.sticky if key is None else locate(bounds, hash_of(key, seed))
                 slot = slots[at]
                 if slot is None:
                     slot = self._open_slot(lane, at)
@@ -165,7 +174,30 @@ class PartWriter:
                 count += 1
         finally:
             self.count = count
-        return count - first
+
+    def _write_to_one(self, lane: Lane, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        """The same for a lane with one segment: nothing is looked up, and the slot is told once for all records."""
+        pack, txn, base, name = HEADER_VALUE.pack, self._key, self._base, RECORD_HEADER
+        now_ms = int(time.time() * 1000)
+        slot = lane.slots[0] or self._open_slot(lane, 0)
+        append, in_batch = slot.append, slot.in_batch
+        first = count = self.count
+        try:
+            for key, value in records:
+                headers: HeaderList = [(name, pack(txn, base + count))]
+                if append(in_batch, now_ms, key, value, headers) is None:
+                    slot.in_batch, self.count = in_batch, count
+                    self._start_batch(lane, slot, now_ms, key, value, headers)
+                    append, in_batch = slot.append, slot.in_batch
+                else:
+                    in_batch += 1
+                count += 1
+        finally:
+            if slot.append is append:  # otherwise the batch was cut, and another could not be started
+                slot.in_batch = in_batch
+            if count > first:
+                slot.last = count - 1
+            self.count = count
 
     def cut_all(self) -> None:
         """Hand over every open batch as a frame."""

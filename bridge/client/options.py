@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from bridge.client.slots import FRAME_BYTES_DEFAULT
 from bridge.errors import ConfigError
 from bridge.kafka.batches import Compression
 
@@ -25,7 +26,7 @@ class ClientOptions:
 
     compression: str = "none"
     """Codec of the frames: none, gzip, snappy, lz4 or zstd. It stays as it is all the way to the segment."""
-    frame_bytes: int = 256 * KIB
+    frame_bytes: int = FRAME_BYTES_DEFAULT
     """Bytes of a frame before compression, 16 KiB to 1 MiB; larger ones cost less each record, and more memory."""
     linger_s: float = 1.0
     """How long records of an idle open transaction may wait in this process before they are sent."""

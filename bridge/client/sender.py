@@ -61,6 +61,8 @@ class Sender:
         self._settings: dict[str, Any] = {
             **producer_config(bootstrap_servers, security=security, client_id=client_id),
             "linger.ms": linger_ms,
+            # A frame that finds nothing under way goes at once, the others are collected meanwhile and go together.
+            "max.in.flight.requests.per.connection": 1,
             "message.timeout.ms": 0,  # without end; who waits for the outcome has a time-out of its own
             "message.max.bytes": 1_000_000_000,  # the topic's limit decides, and frames respect it
             # Several frames go in one batch, for which a buffer topic's limit holds; none is set below this.

@@ -16,7 +16,8 @@ from bridge.model.sequence import DLSN
 Headers = Sequence[tuple[str, bytes | None]]
 HeaderList = list[tuple[str, bytes | None]]
 
-FRAME_BYTES_DEFAULT: Final = 256 * 1024
+FRAME_BYTES_DEFAULT: Final = 896 * 1024
+"""As large as the default limits of brokers and streams allow: what a frame costs is shared by more records."""
 FRAME_BYTES_MIN: Final = 16 * 1024
 """Below it a frame's own overhead outweighs what it carries. Segments take batches this much larger than a record."""
 

@@ -71,7 +71,12 @@ CONSUMER_KEYS: Final = _SHARED | {
 def _base(bootstrap_servers: str, security: Mapping[str, str] | None, client_id: str) -> Config:
     parse_bootstrap(bootstrap_servers)
     Security.from_config(security)
-    return {"bootstrap.servers": bootstrap_servers, "client.id": client_id, **(security or {})}
+    return {
+        "bootstrap.servers": bootstrap_servers,
+        "client.id": client_id,
+        "socket.nagle.disable": True,  # every request is complete in itself, and somebody waits for it
+        **(security or {}),
+    }
 
 
 def _checked(extra: Mapping[str, Any] | None, allowed: frozenset[str], kind: str) -> Mapping[str, Any]:

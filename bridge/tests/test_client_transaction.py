@@ -419,7 +419,7 @@ def test_large_frames_go_by_themselves_behind_what_waits(bench: Bench) -> None:
     transaction = bench.begin()
     large = b"v" * (BUNDLE_BYTES_MAX + 1)
     transaction.write(ORDERS, key=b"k", value=large)
-    transaction.write(ORDERS, key=b"k", value=large * 20)
+    transaction.write(ORDERS, key=b"k", value=large * 60)
     transaction.commit_async()
     assert [message.kinds for message in bench.sender.sent] == [
         [FrameKind.BEGIN],
