@@ -21,7 +21,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.errors import BackpressureError, RollbridgeError
-from bridge.kafka.clients import producer_config
+from bridge.kafka.clients import library_logger, producer_config
 from bridge.kafka.translate import kafka_error, translate
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Sender:
 
     def _connect(self) -> Producer:
         try:
-            return Producer(self._settings, logger=logger)
+            return Producer(self._settings, logger=library_logger)
         except (KafkaException, ValueError, TypeError) as fault:
             raise translate(fault, "start a producer") from fault
 

@@ -6,6 +6,7 @@ Users may pass librdkafka settings through, but only those listed: some change w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,6 +15,20 @@ from bridge.kafka.metadata import Isolation, parse_bootstrap
 from bridge.kafka.security import SECURITY_KEYS, Security
 
 Config = dict[str, Any]
+
+library_logger: Final = logging.getLogger("bridge.kafka.librdkafka")
+"""Takes what librdkafka itself has to say."""
+
+
+def _retries_are_information(record: logging.LogRecord) -> bool:
+    """librdkafka warns of what it repeats by itself with success, such as asking a broker that has just started."""
+    if record.levelno == logging.WARNING and record.getMessage().rstrip().endswith(": retrying"):
+        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+        return library_logger.isEnabledFor(logging.INFO)
+    return True
+
+
+library_logger.addFilter(_retries_are_information)
 
 _SHARED: Final = frozenset(
     {
