@@ -107,6 +107,20 @@ class AppendControl:
 
 
 @dataclass(frozen=True, slots=True)
+class AppendTogether:
+    """Frames and the control records that foretell where they stand are appended inside the round, in one request.
+
+    Gives the offset of each frame's first record. If these are not the ``expected`` ones, the round has been aborted:
+    nothing of it will ever be visible, and it can be done again.
+    """
+
+    items: Sequence[tuple[str, FrameRef]]
+    expected: Sequence[int]
+    topic: str
+    records: Sequence[ControlRecord]
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRound:
     """Everything appended since the last round is committed: visible to ``read_committed`` readers, for good."""
 
@@ -156,6 +170,7 @@ Effect = (
     | Seal
     | MergeFrames
     | AppendControl
+    | AppendTogether
     | CommitRound
     | EndOffsets
     | TakeIdentity
@@ -238,6 +253,14 @@ def merge_frames(items: Sequence[tuple[str, FrameRef]]) -> Steps[Sequence[int]]:
 def append_control(topic: str, records: Sequence[ControlRecord]) -> Steps[Sequence[int]]:
     """See :class:`AppendControl`."""
     offsets: Sequence[int] = yield AppendControl(topic, records)
+    return offsets
+
+
+def append_together(
+    items: Sequence[tuple[str, FrameRef]], expected: Sequence[int], topic: str, records: Sequence[ControlRecord]
+) -> Steps[Sequence[int]]:
+    """See :class:`AppendTogether`."""
+    offsets: Sequence[int] = yield AppendTogether(items, expected, topic, records)
     return offsets
 
 

@@ -11,6 +11,7 @@ from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import buffer_partition
 from bridge.model.names import GroupName
 from bridge.model.records import StreamConfig
+from coordinator.forecast import Forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class LeaderSettings:
     """Transactions in one rolling commit; their ids must fit into a ZooKeeper node of 1 MiB."""
     record_after_ms: int = 500
     """How long a transaction is open before it gets a ZooKeeper record."""
+    forecast_patience: int = 8
+    """For how many rounds a segment in which others write is left out of forecasts, the first time."""
     requests_per_turn: int = 16
     """Admin requests handled before the buffers are looked at again."""
 
@@ -65,6 +68,7 @@ class GroupState:
         begun: Open transactions that have a BEGIN record on the commit log.
         finished: Transactions whose ZooKeeper record is still to be removed.
         answers: Admin requests that wait for the end of a transaction.
+        forecast: Where its segments end, as far as that is known.
         counts: What happened, for metrics.
     """
 
@@ -78,7 +82,11 @@ class GroupState:
     begun: set[bytes] = field(default_factory=set)
     finished: list[bytes] = field(default_factory=list)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
+    forecast: Forecast = field(init=False)
     counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.forecast = Forecast(self.settings.forecast_patience)
 
     @property
     def commit_log(self) -> str:

@@ -35,6 +35,8 @@ POINTS = [
     "merge_direct/MergeFrames:before",
     "merge_direct/MergeFrames:after",
     "merge_direct/AppendControl:after",
+    "merge_direct/AppendTogether:before",
+    "merge_direct/AppendTogether:after",
     "merge_direct/CommitRound:after",
     "record_long/AppendControl:after",
     "record_long/CommitRound:after",

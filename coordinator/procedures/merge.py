@@ -13,7 +13,7 @@ from bridge.model.control import ControlKind, ControlRecord, Run, add_run
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import parse_segment_topic
 from bridge.model.transaction import State
-from coordinator.effects import Steps, append_control, commit_round, merge_frames
+from coordinator.effects import Steps, append_control, append_together, commit_round, merge_frames
 from coordinator.group import GroupState
 from coordinator.planning import Target, targets
 
@@ -38,13 +38,24 @@ def append_round(
                 name, epoch = epochs[frame.piece.stream]
                 items.append((topics[name, epoch, frame.piece.segment], frame))
         spans.append(len(items))
+
+    def records(offsets: Sequence[int]) -> list[ControlRecord]:
+        starts = [0, *spans[:-1]]
+        return [
+            _control_record(group, transaction, items, offsets, start, end, now_ms)
+            for transaction, start, end in zip(transactions, starts, spans, strict=True)
+        ]
+
+    expected = group.forecast.offsets(items)
+    if expected is not None:
+        offsets = yield from append_together(items, expected, group.commit_log, records(expected))
+        group.forecast.note(items, offsets, expected)
+        if list(offsets) == expected:
+            return
+        group.counts["rounds_repeated"] += 1
     offsets = (yield from merge_frames(items)) if items else ()
-    records = []
-    start = 0
-    for transaction, end in zip(transactions, spans, strict=True):
-        records.append(_control_record(group, transaction, items, offsets, start, end, now_ms))
-        start = end
-    yield from append_control(group.commit_log, records)
+    group.forecast.note(items, offsets)
+    yield from append_control(group.commit_log, records(offsets))
 
 
 def settle(group: GroupState, transactions: Sequence[BufferedTransaction]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any, Final, TypeVar, assert_never
 
 from bridge.kafka.appender import TransactionalAppender
@@ -98,6 +98,8 @@ class Interpreter:
                 return self._merge(items)
             case fx.AppendControl(topic, records):
                 return self._append_control(topic, records)
+            case fx.AppendTogether():
+                return self._append_together(effect)
             case fx.CommitRound():
                 self._current.commit()
                 self._current = next(self._turn)
@@ -145,6 +147,16 @@ class Interpreter:
     def _merge(self, items: Sequence[tuple[str, FrameRef]]) -> Sequence[int]:
         feed = FrameFeed(items, self._reader.read)
         return feed.offsets(self._current.append(feed.batches()))
+
+    def _append_together(self, effect: fx.AppendTogether) -> Sequence[int]:
+        feed = FrameFeed(effect.items, self._reader.read)
+        control, _ = control_batches(effect.records)
+        bases = self._current.append(chain(feed.batches(), ((effect.topic, batch) for batch in control)))
+        offsets = feed.offsets(bases)
+        if offsets != list(effect.expected):
+            self._current.abort()
+            self._current = next(self._turn)
+        return offsets
 
     def _append_control(self, topic: str, records: Sequence[ControlRecord]) -> Sequence[int]:
         batches, places = control_batches(records)

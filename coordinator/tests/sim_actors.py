@@ -25,7 +25,9 @@ from coordinator.tests.sim_world import Blocked, Fenced, Record, World
 
 LEASE_MS = 4_000
 PROCEDURES = ("finish_pending", "take_over", "merge_direct", "roll", "scale", "record_long", "remove_records")
-SETTINGS = LeaderSettings(round_bytes_max=2_000, round_transactions_max=5, record_after_ms=50, requests_per_turn=2)
+SETTINGS = LeaderSettings(
+    round_bytes_max=2_000, round_transactions_max=5, record_after_ms=50, requests_per_turn=2, forecast_patience=1
+)
 
 
 def history_of(world: World, stream: StreamName) -> EpochHistory:
@@ -200,15 +202,24 @@ class Leader:
             else:
                 self.procedure = work(self.group, clock_ms, requests=True)
             self.result = None
-        try:
-            if self.effect is None:
-                self.effect = self.procedure.send(self.result)
-            self.result = self.world.execute(self.effect, self.epoch)
-            self.effect = None
-        except Blocked:
+            self.look_ahead()
             return
-        except StopIteration as end:
-            self._done(end.value)
+        self.look_ahead()
+        if self.effect is not None:
+            try:
+                self.result = self.world.execute(self.effect, self.epoch)
+                self.effect = None
+            except Blocked:
+                return
+            self.look_ahead()
+
+    def look_ahead(self) -> None:
+        """Find out which effect comes next, if a procedure is under way."""
+        if self.procedure is not None and self.effect is None:
+            try:
+                self.effect = self.procedure.send(self.result)
+            except StopIteration as end:
+                self._done(end.value)
 
     def _done(self, value: Any) -> None:
         self.procedure, self.result = None, None
@@ -220,11 +231,7 @@ class Leader:
     def crash(self, share: float) -> None:
         """Die, perhaps in the middle of an effect."""
         self.alive = False
-        if self.procedure is not None and self.effect is None:
-            try:
-                self.effect = self.procedure.send(self.result)
-            except StopIteration:
-                return
+        self.look_ahead()
         if self.effect is not None:
             try:
                 self.world.execute_partly(self.effect, self.epoch, share)

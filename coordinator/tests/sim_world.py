@@ -132,6 +132,8 @@ class World:
                 return self.merge(items, leader)
             case fx.AppendControl(topic, records):
                 return self.append_control(topic, records, leader)
+            case fx.AppendTogether(items, expected, topic, records):
+                return self.append_together(items, expected, topic, records, leader)
             case fx.CommitRound():
                 self.end(leader, "committed")
             case fx.EndOffsets(partitions):
@@ -155,6 +157,10 @@ class World:
                 self.execute(fx.Seal(topics[: int(len(topics) * share)]), leader)
             case fx.MergeFrames(items):
                 self.execute(fx.MergeFrames(items[: int(len(items) * share)]), leader)
+            case fx.AppendTogether(items, _, topic, records):
+                # Partitions do not wait for each other: any part of each may have arrived.
+                self.execute(fx.MergeFrames(items[: int(len(items) * share)]), leader)
+                self.execute(fx.AppendControl(topic, records[: int(len(records) * (1 - share))]), leader)
             case fx.Write(operations) if "lossy-multi" in self.faults:
                 self.execute(fx.Write(operations[: int(len(operations) * share)]), leader)
             case _:
@@ -232,6 +238,21 @@ class World:
             offsets.append(len(self.topics[topic].entries))
             self._append(topic, record, leader)
         return offsets
+
+    def append_together(
+        self,
+        items: Sequence[tuple[str, FrameRef]],
+        expected: Sequence[int],
+        topic: str,
+        records: Sequence[ControlRecord],
+        leader: int,
+    ) -> list[int]:
+        """Append frames and control records; abort unless the frames stand where they were expected."""
+        offsets = self.merge(items, leader)
+        self.append_control(topic, records, leader)
+        if offsets != list(expected) and "blind-forecast" not in self.faults:
+            self.end(leader, "aborted")
+        return offsets if "blind-forecast" not in self.faults else list(expected)
 
     def end(self, leader: int, state: str) -> None:
         """End the leader's native transaction."""

@@ -27,7 +27,8 @@ DRAIN_STEPS = 40_000
 class Run:
     """One simulated history."""
 
-    def __init__(self, seed: int, defects: frozenset[str] = frozenset()) -> None:
+    def __init__(self, seed: int, defects: frozenset[str] = frozenset(), fragility: float = 0.0) -> None:
+        self.fragility = fragility
         self.rng = random.Random(seed)
         self.world = World(defects)
         self.clock_ms = 1_000_000
@@ -66,6 +67,7 @@ class Run:
                 self._lead()
         for client in self.clients:
             client.stopping = True
+        self.fragility = 0.0
         self._until(self._quiet)
         return faults(self.world, GROUP, STREAMS, self.clients)
 
@@ -91,8 +93,8 @@ class Run:
             self._lead()
         raise AssertionError("the system does not come to rest")
 
-    def _crash(self) -> None:
-        leader = self.rng.choice(self.leaders)
+    def _crash(self, leader: Leader | None = None) -> None:
+        leader = leader or self.rng.choice(self.leaders)
         leader.crash(self.rng.random())
         self.crash_points[leader.place()] += 1
         self._replace(leader)
@@ -106,6 +108,9 @@ class Run:
     def _lead(self) -> None:
         leader = self.rng.choice(self.leaders) if self.rng.random() < 0.3 else self.leaders[-1]
         try:
+            if leader.place() in MUST_CRASH_AT and self.rng.random() < self.fragility:
+                self._crash(leader)
+                return
             leader.step(self.clock_ms, self.rng)
         except (Fenced, StaleStateError):
             self._replace(leader)
@@ -121,7 +126,7 @@ def test_no_promise_is_broken_whatever_crashes_where(block: int) -> None:
 MUST_CRASH_AT = {
     f"{procedure}/{effect}"
     for procedure, effects in {
-        "merge_direct": ("MergeFrames", "AppendControl", "CommitRound"),
+        "merge_direct": ("MergeFrames", "AppendControl", "AppendTogether", "CommitRound"),
         "roll": ("Write", "CreateTopics", "MergeFrames", "AppendControl", "Seal", "CommitRound"),
         "scale": ("Write", "CreateTopics", "Seal"),
         "take_over": ("TakeIdentity", "ReadCommitLog", "CreateTopics", "Seal", "Write"),
@@ -138,7 +143,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     points: Counter[str] = Counter()
     endings: Counter[str] = Counter()
     for seed in range(1_000, 1_100):
-        run = Run(seed)
+        run = Run(seed, fragility=0.03)
         assert not run.go(), f"seed {seed}"
         causes.update(record.cause.value for item in STREAMS for record in history_of(run.world, item).records)
         points.update(run.crash_points)
@@ -149,7 +154,9 @@ def test_the_runs_cover_what_they_are_for() -> None:
     assert min(endings["commit"], endings["abort"], endings["silent"]) > 200
 
 
-@pytest.mark.parametrize("defect", ["no-fencing", "torn-round", "lossy-multi", "open-seal", "forgetful"])
+@pytest.mark.parametrize(
+    "defect", ["no-fencing", "torn-round", "lossy-multi", "open-seal", "forgetful", "blind-forecast"]
+)
 def test_the_checks_catch_a_defect(defect: str) -> None:
     for seed in range(150):
         try:
