@@ -46,7 +46,7 @@ class BufferLimits:
 
     cache_bytes_max: int = 256 * 1024 * 1024
     """Bytes of frames kept in memory; beyond it only positions are kept and frames are read again."""
-    cache_bytes_per_transaction_max: int = 64 * 1024 * 1024
+    cache_bytes_per_transaction_max: int = 192 * 1024 * 1024
     """The same for one transaction, so that a huge one leaves room for the small ones."""
     transaction_bytes_max: int = 16 * 1024**3
     """Largest transaction; a larger one is aborted."""
