@@ -13,8 +13,6 @@ from bridge.cli.connecting import connected
 from bridge.cli.context import CliContext
 from bridge.cli.records import FIELDS, Line, json_line, line_of
 from bridge.cli.tables import counted
-from bridge.model.names import StreamName
-from bridge.reading import StreamReader
 
 
 @click.command(epilog=f"Fields of a format: {', '.join(FIELDS)}.")
@@ -56,7 +54,6 @@ def consume(
     Segments are read to their ends before those that continue them, so the records of a key come in the order in which
     they became visible, across scales and rolling commits. With --json each line is an object.
     """
-    name = StreamName.parse(stream_name)
     if not from_beginning and not follow:
         raise click.UsageError("--from-end without --follow would print nothing")
     line: Line = line_of(template, null)
@@ -66,11 +63,9 @@ def consume(
     printed = 0
     with (
         connected(context) as b,
-        StreamReader(
-            b.settings,
-            name,
-            lambda changed: b.admin.history(stream_name, changed),
-            from_end=not from_beginning,
+        b.reader(
+            stream_name,
+            start="earliest" if from_beginning else "latest",
             follow=follow,
             stalled_s=wait.total_seconds(),
         ) as reader,

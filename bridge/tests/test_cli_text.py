@@ -24,7 +24,6 @@ from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.keyspace import KeyRange, check_partition, even_ranges
 from bridge.model.sequence import DLSN, RECORD_HEADER, pack_record_header
-from bridge.reading import Delivered
 from bridge.tests.strategies import histories
 
 
@@ -172,7 +171,7 @@ def test_a_line_without_the_separator_is_named() -> None:
 T = TransactionId.of(1, 42)
 
 
-def delivered(**fields: object) -> Delivered:
+def delivered(**fields: object) -> Record:
     message = Message(
         **{
             "topic": "s.t.segment-0.epoch-4",
@@ -185,7 +184,7 @@ def delivered(**fields: object) -> Delivered:
             **fields,
         }  # type: ignore[arg-type]
     )
-    return Delivered(SegmentId.of(0, 4), message)
+    return Record(message.key(), message.value(), message, Origin(lambda _: EpochHistory.create(even_ranges(1), 0)))
 
 
 @pytest.mark.parametrize(

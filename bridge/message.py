@@ -1,0 +1,376 @@
+"""What readers hand out: a record, with everything that is known of where it stands.
+
+Both classes are thin tuples around confluent-kafka's message. Reading is fast only if next to nothing is done for each
+record, so headers are looked at when they are asked for, and never otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import repeat
+from typing import Final, NamedTuple, cast
+
+from confluent_kafka import KafkaError
+from confluent_kafka import Message as KafkaMessage
+
+from bridge.errors import InvalidRequestError
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId, TransactionId
+from bridge.model.names import StreamName, parse_segment_topic
+from bridge.model.sequence import DLSN, RECORD_HEADER, TRANSACTION_ID_HEADER, unpack_record_header
+from bridge.model.sn import SN, sequence_bases, unpack_transaction_id
+
+Headers = list[tuple[str, bytes | None]]
+
+OWN_HEADERS: Final = frozenset({RECORD_HEADER, TRANSACTION_ID_HEADER})
+"""Headers that rollbridge adds; readers leave them out."""
+
+_place = lru_cache(maxsize=4096)(parse_segment_topic)
+
+
+HistoryOf = Callable[[StreamName], EpochHistory | None]
+
+
+class Origin:
+    """What the records of one reader have in common: the epochs of its streams, and their place in the commit log.
+
+    Attributes:
+        commit_position: Offset of the transaction's record in the commit log, where that is known.
+    """
+
+    __slots__ = ("_bases", "_history_of", "commit_position")
+
+    def __init__(self, history_of: HistoryOf, commit_position: int | None = None) -> None:
+        self._history_of = history_of
+        self._bases: dict[StreamName, tuple[EpochHistory, dict[SegmentId, int]]] = {}
+        self.commit_position = commit_position
+
+    def at(self, commit_position: int) -> Origin:
+        """The same for the records of one transaction."""
+        other = Origin(self._history_of, commit_position)
+        other._bases = self._bases
+        return other
+
+    def sequence_id(self, stream: StreamName, segment: SegmentId, offset: int) -> int | None:
+        """The sequence id of a record; None while the end of a predecessor is not known."""
+        history = self._history_of(stream)
+        if history is None:
+            return None
+        known = self._bases.get(stream)
+        if known is None or known[0] is not history:
+            known = self._bases[stream] = (history, sequence_bases(history))
+        base = known[1].get(segment)
+        return None if base is None else base + offset
+
+
+class Preview:
+    """A record of an open transaction, as it stands in the buffer; answers like a message of confluent-kafka."""
+
+    __slots__ = ("_record", "local_sequence", "segment", "stream", "transaction_id")
+
+    def __init__(
+        self,
+        stream: StreamName,
+        segment: SegmentId,
+        transaction_id: TransactionId,
+        local_sequence: int,
+        record: tuple[int, bytes | None, bytes | None, Headers],
+    ) -> None:
+        """``record`` is timestamp in ms, key, value, headers."""
+        self.stream = stream
+        self.segment = segment
+        self.transaction_id = transaction_id
+        self.local_sequence = local_sequence
+        self._record = record
+
+    def topic(self) -> str:
+        """The topic of the segment of the transaction's reference epoch; a commit may place it in another one."""
+        return self.stream.segment_topic(self.segment)
+
+    def offset(self) -> None:
+        """It has none yet."""
+
+    def key(self) -> bytes | None:
+        """The key."""
+        return self._record[1]
+
+    def value(self) -> bytes | None:
+        """The value."""
+        return self._record[2]
+
+    def headers(self) -> Headers:
+        """The headers, ours included."""
+        return self._record[3]
+
+    def timestamp(self) -> tuple[int, int]:
+        """Kind and ms since 1970."""
+        return 1, self._record[0]
+
+
+class _Row(NamedTuple):
+    key: bytes | None
+    value: bytes | None
+    raw: KafkaMessage | Preview
+    origin: Origin
+
+
+class Record(_Row):
+    """A record as :meth:`bridge.Bridge.reader` hands it out; its fields are attributes.
+
+    Attributes:
+        key: The key; None if there is none.
+        value: The value; None for a tombstone.
+        raw: confluent-kafka's message, or a :class:`Preview`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def topic(self) -> str:
+        """The Kafka topic of its segment."""
+        return self.raw.topic() or ""
+
+    @property
+    def stream(self) -> str:
+        """``scope/stream``."""
+        return str(_place(self.topic)[0])
+
+    @property
+    def segment(self) -> SegmentId:
+        """Its segment; for a preview that of the transaction's reference epoch."""
+        return _place(self.topic)[1]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which its segment began."""
+        return self.segment.epoch
+
+    @property
+    def committed(self) -> bool:
+        """False for a preview: its transaction was open when this was read, and may still be aborted."""
+        return not isinstance(self.raw, Preview)
+
+    @property
+    def offset(self) -> int | None:
+        """Its offset in the segment; None for a preview."""
+        return self.raw.offset()
+
+    @property
+    def timestamp_ms(self) -> int:
+        """The record's timestamp, ms since 1970."""
+        return self.raw.timestamp()[1]
+
+    @property
+    def headers(self) -> Headers:
+        """The headers as the writer gave them."""
+        return [item for item in _all_headers(self.raw) if item[0] not in OWN_HEADERS]
+
+    @property
+    def transaction_id(self) -> TransactionId | None:
+        """The transaction that wrote it; None for a plain or compare-and-set write."""
+        return _source(self.raw)[0]
+
+    @property
+    def local_sequence(self) -> int | None:
+        """Its number in its transaction: part and count; None without a transaction."""
+        return _source(self.raw)[1]
+
+    @property
+    def dlsn(self) -> DLSN | None:
+        """Where it stands; None for a preview."""
+        return _dlsn(self.raw)
+
+    @property
+    def sn(self) -> SN | None:
+        """DLSN, sequence id and the transaction id that its writer gave it; None for a preview."""
+        return _sn(self.raw, self.origin)
+
+    @property
+    def commit_position(self) -> int | None:
+        """Offset of its transaction's record in the commit log, where the reader knows that."""
+        return self.origin.commit_position
+
+    def __repr__(self) -> str:
+        where = f"{self.stream} {self.dlsn}" if self.committed else f"{self.stream} preview of {self.transaction_id}"
+        return f"<Record {where} key={self.key!r} value of {len(self.value or b'')} bytes>"
+
+
+class Message:
+    """A record as :class:`bridge.Consumer` hands it out, with confluent-kafka's methods and some attributes more.
+
+    ``topic()`` is the stream's name and ``partition()`` the segment's number; the topic that holds it in Kafka is
+    :attr:`segment_topic`.
+    """
+
+    __slots__ = ("_origin", "_raw")
+
+    def __init__(self, raw: KafkaMessage, origin: Origin) -> None:
+        self._raw = raw
+        self._origin = origin
+
+    def error(self) -> KafkaError | None:
+        """What went wrong, if this is no record."""
+        return self._raw.error()
+
+    def topic(self) -> str | None:
+        """``scope/stream``; for an error whatever Kafka names."""
+        topic = self._raw.topic()
+        try:
+            return topic and str(_place(topic)[0])
+        except InvalidRequestError:
+            return topic
+
+    def partition(self) -> int | None:
+        """The number of its segment."""
+        try:
+            return self.segment.number
+        except InvalidRequestError:
+            return self._raw.partition()
+
+    def offset(self) -> int | None:
+        """Its offset in its segment."""
+        return self._raw.offset()
+
+    def key(self) -> bytes | None:
+        """The key."""
+        return self._raw.key()
+
+    def value(self) -> bytes | None:
+        """The value; None for a tombstone."""
+        return self._raw.value()
+
+    def headers(self) -> Headers | None:
+        """The headers as the writer gave them; None if there are none."""
+        return [item for item in _all_headers(self._raw) if item[0] not in OWN_HEADERS] or None
+
+    def timestamp(self) -> tuple[int, int]:
+        """Kind of timestamp, and ms since 1970."""
+        return self._raw.timestamp()
+
+    def latency(self) -> float | None:
+        """Nothing, as for any message that was read."""
+        return self._raw.latency()
+
+    def leader_epoch(self) -> int | None:
+        """The partition leader's epoch, which is Kafka's; see :attr:`epoch` for the stream's."""
+        return self._raw.leader_epoch()
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    @property
+    def segment_topic(self) -> str:
+        """The Kafka topic of its segment."""
+        return self._raw.topic() or ""
+
+    @property
+    def segment(self) -> SegmentId:
+        """Its segment."""
+        return _place(self.segment_topic)[1]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which its segment began."""
+        return self.segment.epoch
+
+    @property
+    def committed(self) -> bool:
+        """Always True: a consumer in a group sees committed records only."""
+        return True
+
+    @property
+    def transaction_id(self) -> TransactionId | None:
+        """The transaction that wrote it; None for a plain or compare-and-set write."""
+        return _source(self._raw)[0]
+
+    @property
+    def local_sequence(self) -> int | None:
+        """Its number in its transaction: part and count; None without a transaction."""
+        return _source(self._raw)[1]
+
+    @property
+    def dlsn(self) -> DLSN | None:
+        """Where it stands."""
+        return _dlsn(self._raw)
+
+    @property
+    def sn(self) -> SN | None:
+        """DLSN, sequence id and the transaction id that its writer gave it."""
+        return _sn(self._raw, self._origin)
+
+    @property
+    def commit_position(self) -> int | None:
+        """Nothing: a consumer does not read the commit log; :meth:`bridge.Bridge.transactions` does."""
+        return self._origin.commit_position
+
+    def __repr__(self) -> str:
+        if self._raw.error() is not None:
+            return f"<Message {self._raw.error()}>"
+        return f"<Message {self.topic()} {self.dlsn} key={self.key()!r} value of {len(self)} bytes>"
+
+
+_new: Final = tuple.__new__
+_key, _value = KafkaMessage.key, KafkaMessage.value
+
+
+def records_of(messages: Iterable[KafkaMessage], rest: Iterator[KafkaMessage], origin: Origin) -> Iterator[Record]:
+    """Records of messages, one after the other as they are asked for, without a step of Python in between.
+
+    Args:
+        messages: What was read.
+        rest: An iterator over the same that is advanced with each record.
+        origin: What they have in common.
+    """
+    columns = zip(map(_key, messages), map(_value, messages), rest, repeat(origin), strict=False)
+    return cast("Iterator[Record]", map(_new, repeat(Record), columns))
+
+
+def _all_headers(raw: KafkaMessage | Preview) -> Headers:
+    # What a consumer hands out is narrower than the type that it shares with what a producer takes.
+    return cast("Headers", raw.headers() or [])
+
+
+def _source(raw: KafkaMessage | Preview) -> tuple[TransactionId, int] | tuple[None, None]:
+    if isinstance(raw, Preview):
+        return raw.transaction_id, raw.local_sequence
+    for name, value in _all_headers(raw):
+        if name == RECORD_HEADER and value is not None:
+            try:
+                return unpack_record_header(value)
+            except InvalidRequestError:
+                break  # a plain writer used our header for something else
+    return None, None
+
+
+def _given_id(raw: KafkaMessage | Preview) -> int | None:
+    """The transaction id that the writer gave the record."""
+    for name, value in _all_headers(raw):
+        if name == TRANSACTION_ID_HEADER and value is not None:
+            try:
+                return unpack_transaction_id(value)
+            except InvalidRequestError:
+                break
+    return None
+
+
+def _dlsn(raw: KafkaMessage | Preview) -> DLSN | None:
+    offset = raw.offset()
+    if offset is None or isinstance(raw, Preview):
+        return None
+    return DLSN.of(_place(raw.topic() or "")[1], offset, _source(raw)[1] or 0)
+
+
+def _sn(raw: KafkaMessage | Preview, origin: Origin) -> SN | None:
+    dlsn = _dlsn(raw)
+    if dlsn is None:
+        return None
+    stream, segment = _place(raw.topic() or "")
+    return SN(dlsn, _given_id(raw), origin.sequence_id(stream, segment, dlsn.offset))
+
+
+def preview_record(preview: Preview, origin: Origin) -> Record:
+    """The record of a preview."""
+    return Record(preview.key(), preview.value(), preview, origin)
+
+
