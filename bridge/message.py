@@ -372,5 +372,3 @@ def _sn(raw: KafkaMessage | Preview, origin: Origin) -> SN | None:
 def preview_record(preview: Preview, origin: Origin) -> Record:
     """The record of a preview."""
     return Record(preview.key(), preview.value(), preview, origin)
-
-

@@ -311,7 +311,9 @@ def _begin(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:
                 raise InvalidRequestError(f"the position {start} belongs to group {start.group}, not to {group}")
             end = offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
             if start.offset > end:
-                raise InvalidRequestError(f"the position {start} is beyond the end of the commit log, which is at {end}")
+                raise InvalidRequestError(
+                    f"the position {start} is beyond the end of the commit log, which is at {end}"
+                )
             if start.offset < first:
                 raise TruncatedError(f"the commit log of {group} begins at {first} now, so {start} can not be begun at")
             return start.offset

@@ -13,7 +13,7 @@ from bridge.kafka.topics import TopicAdmin
 from bridge.message import Record
 from bridge.model.names import StreamName
 from bridge.model.position import ReadPosition
-from integration_tests.clients import Site, until
+from integration_tests.clients import Site
 from integration_tests.kafka_tools import produce
 
 KEYS = [b"k%d" % number for number in range(8)]
@@ -101,7 +101,8 @@ def test_a_reader_follows_into_new_epochs(client: bridge.Bridge, orders: str) ->
         assert reader.poll(0) is None
         values = grow(client, orders)
         records: list[Record] = []
-        until(lambda: records.extend(reader.consume(100, 1)) or len(records) == len(values) * len(KEYS))
+        while len(records) < len(values) * len(KEYS):
+            records += reader.consume(100, 30)
         assert by_key(records) == dict.fromkeys(KEYS, values)
 
 
@@ -156,7 +157,8 @@ def test_open_transactions_are_previewed_and_those_that_have_ended_are_not(
         seen: list[tuple[bytes | None, bool]] = []
 
         def take(count: int) -> None:
-            until(lambda: seen.extend((r.value, r.committed) for r in reader.consume(100, 1)) or len(seen) >= count)
+            while len(seen) < count:
+                seen.extend((record.value, record.committed) for record in reader.consume(100, 30))
 
         take(1)
         open_one.write(orders, key=b"k", value=b"late")

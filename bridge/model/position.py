@@ -123,7 +123,7 @@ class Since:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Begin at offsets; what their segments continue counts as read, what they say nothing of is read from its start."""
+    """Begin at offsets; what their segments continue counts as read, all else is read from its beginning."""
 
     offsets: Mapping[SegmentId, int]
 

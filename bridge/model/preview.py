@@ -1,8 +1,8 @@
 """Previews: which frames of a transaction buffer belong to transactions that are open, as far as is known.
 
-Builds on :class:`~bridge.model.buffer.BufferFold`, which drops duplicates, zombies and what can not be read; it keeps no
-bytes of frames here. An outcome from the commit log, or an ABORT frame, ends a transaction; what comes of it later is
-not shown.
+Builds on :class:`~bridge.model.buffer.BufferFold`, which drops duplicates, zombies and what can not be read; it keeps
+no bytes of frames here. An outcome from the commit log, or an ABORT frame, ends a transaction; what comes of it later
+is not shown.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def wanted(
 
 
 def _ancestors(before: Mapping[SegmentId, list[SegmentId]], of: Iterable[SegmentId]) -> set[SegmentId]:
-    """Everything that the given segments continue, however far back; not they themselves unless one continues another."""
+    """Everything that the given segments continue, however far back."""
     found: set[SegmentId] = set()
     waiting = list(of)
     while waiting:

@@ -20,6 +20,7 @@ from bridge.cli.records import FIELDS, json_line, line_of
 from bridge.cli.stream import divide, history_table
 from bridge.cli.tables import counted, duration, moment, printable, table
 from bridge.errors import InvalidRangesError, InvalidRequestError, RecordTooLargeError
+from bridge.message import Origin, Record
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.keyspace import KeyRange, check_partition, even_ranges
