@@ -19,7 +19,7 @@ from typing import Final
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from bridge.errors import ConflictError, KafkaUnavailable, StreamNotFound, UnavailableError
+from bridge.errors import ConflictError, KafkaUnavailable, NotFoundError, StreamNotFound, UnavailableError
 from bridge.group_commits import GroupCommits
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
@@ -359,7 +359,9 @@ class Membership:
         except KafkaException as exc:
             error = kafka_error(exc)
             fault = translate(exc, f"commit offsets of group {self._group_id}")
-            if error is not None and (isinstance(fault, KafkaUnavailable | ConflictError) or _is_rebalance(error)):
+            if isinstance(fault, NotFoundError):
+                self.recheck()  # says so if a stream is gone
+            if isinstance(fault, KafkaUnavailable | ConflictError | NotFoundError) or _is_rebalance(error):
                 logger.info("a commit of group %s has to be repeated: %s", self._group_id, fault)
                 return False
             raise fault from exc
@@ -377,8 +379,8 @@ class Membership:
             self._decide()
 
 
-def _is_rebalance(error: KafkaError) -> bool:
-    return error.code() in (
+def _is_rebalance(error: KafkaError | None) -> bool:
+    return error is not None and error.code() in (
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.UNKNOWN_MEMBER_ID,
         KafkaError.REBALANCE_IN_PROGRESS,

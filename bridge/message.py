@@ -259,6 +259,10 @@ class Message:
     def __len__(self) -> int:
         return len(self._raw)
 
+    def record(self) -> Record:
+        """The same with attributes in place of methods."""
+        return Record(self._raw.key(), self._raw.value(), self._raw, self._origin)
+
     @property
     def segment_topic(self) -> str:
         """The Kafka topic of its segment."""

@@ -85,6 +85,11 @@ class CommittedTransaction:
         """How many records it has."""
         return self.control.records
 
+    @property
+    def held(self) -> int:
+        """How many records its reader holds in memory now, of this transaction and of later ones."""
+        return self._segments.held
+
     def counts(self) -> dict[str, int]:
         """How many records it has in each stream."""
         found: dict[str, int] = {}
@@ -219,6 +224,11 @@ class Segments:
     def close(self) -> None:
         """Disconnect."""
         self._consumer.close()
+
+    @property
+    def held(self) -> int:
+        """How many records are held now."""
+        return sum(len(cursor.held) for cursor in self._cursors.values())
 
     def records(self, topic: str, runs: Sequence[Run], origin: Origin) -> Iterator[Record]:
         """The records of some runs, which are in order of offset."""
