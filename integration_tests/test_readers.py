@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 import bridge
-from bridge.errors import InvalidNameError, InvalidRequestError, StreamNotFound, TruncatedError
+from bridge.errors import InvalidRequestError, StreamNotFound, TruncatedError
 from bridge.kafka.topics import TopicAdmin
 from bridge.message import Record
 from bridge.model.names import StreamName
@@ -66,17 +67,17 @@ def test_every_key_in_its_order_with_all_that_is_known_of_a_record(client: bridg
     assert abs(first.timestamp_ms - datetime.now(UTC).timestamp() * 1000) < 600_000
 
 
-@pytest.mark.parametrize("read_first", [0, 1, 7, 8, 9, 20, 32])
-def test_a_reader_goes_on_where_another_one_was_stopped(client: bridge.Bridge, orders: str, read_first: int) -> None:
+def test_a_reader_goes_on_where_another_one_was_stopped(client: bridge.Bridge, orders: str) -> None:
     values = grow(client, orders)
-    with client.reader(orders, follow=False) as reader:
-        first = [record for _, record in zip(range(read_first), reader, strict=False)]
-        position = reader.position
-    assert ReadPosition.parse(str(position)) == position
-    with client.reader(orders, start=str(position), follow=False) as reader:
-        rest = list(reader)
-    assert by_key([*first, *rest]) == dict.fromkeys(KEYS, values)
-    assert len(first) + len(rest) == len(values) * len(KEYS)
+    for read_first in (0, 1, 7, 8, 9, 20, 32):
+        with client.reader(orders, follow=False) as reader:
+            first = [record for _, record in zip(range(read_first), reader, strict=False)]
+            position = reader.position
+        assert ReadPosition.parse(str(position)) == position
+        with client.reader(orders, start=str(position), follow=False) as reader:
+            rest = list(reader)
+        assert by_key([*first, *rest]) == dict.fromkeys(KEYS, values)
+        assert len(first) + len(rest) == len(values) * len(KEYS)
 
 
 def test_polling_and_consuming_are_the_same_records(client: bridge.Bridge, orders: str) -> None:
@@ -169,13 +170,11 @@ def test_open_transactions_are_previewed_and_those_that_have_ended_are_not(
         assert seen == [(b"early", False), (b"late", False), (b"early", True), (b"late", True)]
 
 
-@pytest.mark.parametrize(
-    "start",
-    ["soon", "", "4-0", "txid=7", "2026-13-01", "-5", "any", -1, True, [], 1.5, "other/stream@0-0:0", "x@0-0:0"],
-)
-def test_a_start_that_means_nothing_is_refused(client: bridge.Bridge, orders: str, start: object) -> None:
-    with pytest.raises((InvalidRequestError, InvalidNameError)):
-        client.reader(orders, start=start)  # type: ignore[arg-type]
+def test_a_start_that_means_nothing_is_refused(client: bridge.Bridge, orders: str) -> None:
+    starts: list[Any] = ["soon", "", "4-0", "txid=7", "-5", "any", -1, True, [], 1.5, "other/stream@0-0:0", "x@0-0:0"]
+    for start in starts:
+        with pytest.raises(InvalidRequestError):
+            client.reader(orders, start=start)
 
 
 def test_a_place_that_the_stream_does_not_have_is_refused(client: bridge.Bridge, orders: str) -> None:

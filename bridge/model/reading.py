@@ -57,15 +57,17 @@ class ReadingPlan:
         for segment in start or ():
             if segment not in self._before:
                 raise InvalidRequestError(f"there is no segment {segment} in the stream")
+        continued: set[SegmentId] = set()
         waiting = list(start or ())
         while waiting:
-            before = self._before[waiting.pop()]
-            waiting.extend(item for item in before if item not in self._done)
-            self._done.update(before)
-        if both := self._done & set(start or ()):
+            fresh = [item for item in self._before[waiting.pop()] if item not in continued]
+            continued.update(fresh)
+            waiting.extend(fresh)
+        if both := continued & set(start or ()):
             raise InvalidRequestError(
                 f"what continues segment {min(both)} is to be read from a place of its own, so it can not be begun at"
             )
+        self._done |= continued
         self._adopt(history)
 
     def update(self, history: EpochHistory) -> None:

@@ -206,7 +206,8 @@ def test_formats(template: str, line: bytes) -> None:
 
 
 def test_every_field_can_be_printed() -> None:
-    assert all(line_of(f"{{{field}}}", "-")(delivered()) != b"\n" for field in FIELDS)
+    printed = {field: line_of(f"{{{field}}}", "-")(delivered()) for field in FIELDS}
+    assert {field for field, line in printed.items() if line == b"\n"} == {"commit_position"}
 
 
 def test_nulls_and_bytes_that_are_no_text() -> None:
@@ -232,6 +233,10 @@ def test_a_record_as_json() -> None:
         "timestamp_ms": 1_388_534_400_000,
         "transaction": str(T),
         "local_sequence": 3,
+        "sequence_id": None,
+        "transaction_id": None,
+        "commit_position": None,
+        "committed": True,
         "key": "k",
         "value": "v",
         "headers": [{"name": "a", "value": "1"}, {"name": "b", "value": None}],
