@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 OnRebalance = Callable[["Consumer", list[TopicPartition]], None]
 
 _SLICE_S: Final = 0.1
+_STEP_S: Final = 0.02
 _CONNECT_S: Final = 10.0
 _FOREVER_S: Final = 10.0**9
 
@@ -106,6 +107,7 @@ class Consumer:
         self._subscribed: frozenset[str] = frozenset()
         self._manual = False
         self._closed = False
+        self._step_at = 0.0
 
     # Subscription ----------------------------------------------------------------------------------------------
 
@@ -220,7 +222,7 @@ class Consumer:
             if all(item is not None and item.phase is Phase.OPEN for item in items):
                 for item, last in zip(items, lasts.values(), strict=True):
                     if item is not None and last is not None:
-                        item.next = last + 1
+                        self._auto.give(item, last)
                 return [Message(message, self._origin) for message in messages]
         return [Message(message, self._origin) for message in messages if self._is_for_user(message)]
 
@@ -243,11 +245,15 @@ class Consumer:
             logger.warning("a record of %s came although the segment waits; it will be read again", topic)
             self._consumer.pause([TopicPartition(topic, 0)])
             return False
-        item.next = offset + 1
+        self._auto.give(item, offset)
         return True
 
     def _step(self) -> None:
-        """What has to be done between messages."""
+        """What has to be done between messages, now and then."""
+        now = time.monotonic()
+        if now < self._step_at:
+            return
+        self._step_at = now + _STEP_S
         if self._manual:
             self._auto.commit_sometimes()
             return

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from bridge.consumer_settings import ConsumerSettings
-from bridge.membership import Membership, Phase
+from bridge.membership import Membership, Owned, Phase
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +23,19 @@ class AutoCommit:
         self._members = members
         self._settings = settings
         self._commit_at = time.monotonic() + settings.interval_s
+        self._given: list[Owned] = []
+
+    def give(self, item: Owned, last: int) -> None:
+        """Records of a segment are handed out, up to an offset."""
+        item.next = last + 1
+        self._given.append(item)
 
     def handed_out(self) -> None:
         """The application has asked for more, or is done: what it was given is processed."""
         if self._settings.auto_store:
-            for item in self._members.owned.values():
+            for item in self._given:
                 item.handled = item.next
+        self._given.clear()
 
     def commit_sometimes(self) -> None:
         """Commit when the interval is over."""
@@ -47,7 +54,8 @@ class AutoCommit:
         for topic, offset in due.items():
             self._members.owned[topic].sent = offset
         if wait:
-            self._members.commit(due)
+            if not self._members.commit(due):
+                self._unsent(due)
             return
         places = [self._members.rounded(topic, offset) for topic, offset in due.items()]
         try:
@@ -60,8 +68,12 @@ class AutoCommit:
         if error is None:
             self._members.noted(partitions)
             return
-        for place in partitions:  # so that it is sent again
-            if (item := self._members.owned.get(place.topic)) is not None:
+        self._unsent(place.topic for place in partitions)
+
+    def _unsent(self, topics: Iterable[str]) -> None:
+        """Send commits of these segments again with the next ones."""
+        for topic in topics:
+            if (item := self._members.owned.get(topic)) is not None:
                 item.sent = -1
 
 

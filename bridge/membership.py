@@ -122,6 +122,8 @@ class Membership:
         """
         names = list(dict.fromkeys(streams))
         self.histories = {name: self._load(name, self._changed.set, None) for name in names}
+        for known in (self._whole, self._verdicts, self._committed, self._sealed):
+            known.clear()
         self._mark = mark_of(map(str, names))
         self._adopt()
         self._ask(everything=True)
@@ -142,14 +144,16 @@ class Membership:
             StreamNotFound: a stream was deleted.
         """
         now = time.monotonic()
-        pending = now - self._ends_at >= _ENDS_S and any(
-            not life.active and life.sealed_end is None for whole in self._whole.values() for life in whole.lives
-        )
+        pending = False
+        if now - self._ends_at >= _ENDS_S:
+            self._ends_at = now
+            pending = any(
+                not life.active and life.sealed_end is None for whole in self._whole.values() for life in whole.lives
+            )
         if not self.histories or not (self._changed.is_set() or pending):
             return False
         watch = self._changed.is_set()
         self._changed.clear()
-        self._ends_at = now
         before = len(self._sealed)
         try:
             for name, history in self.histories.items():
