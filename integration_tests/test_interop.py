@@ -34,7 +34,7 @@ class Programs:
 
     def kcat(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """kcat; its librdkafka is older than ours."""
-        command = ["kcat", "-b", self._servers, "-q", *arguments]
+        command = ["kcat", "-b", self._servers, *arguments]
         return subprocess.run(command, input=stdin, capture_output=True, timeout=60, check=False)
 
     def kafka(self, main: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -75,7 +75,7 @@ def test_kcat_reads_what_is_committed_and_nothing_else(client: bridge.Bridge, or
     found: Counter[bytes] = Counter()
     for segment in history.segments():
         topic = StreamName.parse(orders).segment_topic(segment)
-        read = programs.kcat("-C", "-t", topic, "-o", "beginning", "-e", "-X", "isolation.level=read_committed")
+        read = programs.kcat("-C", "-t", topic, "-o", "beginning", "-e", "-q", "-X", "isolation.level=read_committed")
         assert read.returncode == 0, read.stderr
         found.update(read.stdout.splitlines())
     assert found == expected
@@ -98,6 +98,7 @@ def test_what_kcat_writes_is_read_and_a_sealed_segment_refuses_it(
     client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.5)])
     before = seen(client, orders)
     refused = programs.kcat("-P", "-t", topic_of(orders, 0), "-K:", stdin=b"a:4\n")
+    assert refused.returncode != 0
     assert b"Message size too large" in refused.stderr
     assert programs.kcat("-P", "-t", topic_of(orders, 2, 1), "-K:", stdin=b"a:5\n").returncode == 0
     assert seen(client, orders) == [*before, (b"a", b"5")]
@@ -119,7 +120,8 @@ def test_what_kafkas_own_producer_writes_is_read_and_a_sealed_segment_refuses_it
     assert done.returncode == 0, done.stderr
     assert seen(client, orders) == [(b"a", b"1"), (b"b", b"2")]
     client.admin.scale(orders, seal=[1], ranges=[(0.5, 1.0)])
-    refused = programs.kafka(PRODUCER, "--topic", topic_of(orders, 1), *keyed, stdin=b"a:3\n")
+    refused = programs.kafka(PRODUCER, "--topic", topic_of(orders, 1), "--sync", *keyed, stdin=b"a:3\n")
+    assert refused.returncode != 0
     assert re.search(rb"RecordTooLargeException|MESSAGE_TOO_LARGE|larger than", refused.stdout + refused.stderr)
     assert seen(client, orders) == [(b"a", b"1"), (b"b", b"2")]
 
