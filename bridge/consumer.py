@@ -42,7 +42,7 @@ from bridge.group_commits import GroupCommits
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.translate import translate
 from bridge.membership import Membership, Owned, Phase
-from bridge.message import Message, Origin
+from bridge.message import Message, Origin, last_offsets
 from bridge.model.epochs import EpochHistory
 from bridge.model.names import StreamName, parse_segment_topic
 from bridge.zookeeper.metadata import Metadata
@@ -217,11 +217,11 @@ class Consumer:
     def _accept(self, messages: list[KafkaMessage]) -> list[Message]:
         owned = self._members.owned
         if not any(map(KafkaMessage.error, messages)):
-            lasts = dict(zip(map(KafkaMessage.topic, messages), map(KafkaMessage.offset, messages), strict=True))
-            items = [owned.get(topic or "") for topic in lasts]
+            lasts = last_offsets(messages)
+            items = [owned.get(topic) for topic in lasts]
             if all(item is not None and item.phase is Phase.OPEN for item in items):
                 for item, last in zip(items, lasts.values(), strict=True):
-                    if item is not None and last is not None:
+                    if item is not None:
                         self._auto.give(item, last)
                 return [Message(message, self._origin) for message in messages]
         return [Message(message, self._origin) for message in messages if self._is_for_user(message)]

@@ -23,7 +23,7 @@ from bridge.kafka.clients import consumer_config
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.translate import translate
-from bridge.message import Origin, Record, preview_record, records_of
+from bridge.message import Origin, Record, last_offsets, record_of, records_of
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
@@ -48,7 +48,7 @@ _RETRY_S: Final = 1.0
 _QUEUED_KIB: Final = 16 * 1024
 _QUEUE_FULL_MS: Final = 5
 
-_error, _topic, _offset = Message.error, Message.topic, Message.offset
+_error = Message.error
 
 
 class Reader:
@@ -159,7 +159,7 @@ class Reader:
             return ReadPosition(self._stream, self._plan.frontier())
         offsets = dict(self._before)
         for message in self._batch[: len(self._batch) - left]:
-            segment, offset = self._topics.get(_topic(message) or ""), _offset(message)
+            segment, offset = self._topics.get(message.topic() or ""), message.offset()
             if segment is not None and offset is not None:
                 offsets[segment] = offset + 1
         return ReadPosition(self._stream, offsets)
@@ -213,7 +213,7 @@ class Reader:
         """Read what is there, or comes within the time, into ``_records``; False if that is nothing."""
         previews: list[Record] = []
         if self._preview is not None:
-            previews = [preview_record(item, self._origin) for item in self._preview.take()]
+            previews = [record_of(item, self._origin) for item in self._preview.take()]
             timeout_s = 0.0 if previews else min(timeout_s, _PREVIEW_POLL_S)
         messages = self._fetch_committed(timeout_s)
         self._batch = messages
@@ -244,11 +244,10 @@ class Reader:
         """Take note of records all of which are to be handed out; False if they have to be looked at one by one."""
         if any(map(_error, messages)):
             return False
-        lasts = dict(zip(map(_topic, messages), map(_offset, messages), strict=True))
         taken: dict[SegmentId, int] = {}
-        for topic, last in lasts.items():
-            segment = self._topics.get(topic or "")
-            if segment is None or last is None:
+        for topic, last in last_offsets(messages).items():
+            segment = self._topics.get(topic)
+            if segment is None:
                 return False
             taken[segment] = last
         return self._plan.take(taken)

@@ -26,7 +26,7 @@ from bridge.kafka.clients import Config, consumer_config
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.translate import translate
-from bridge.message import Origin, Record
+from bridge.message import Origin, Record, record_of
 from bridge.model.control import ControlKind, ControlRecord, Run, decode_control
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName
@@ -235,7 +235,7 @@ class Segments:
         for run in runs:
             for offset in range(run.base_offset, run.base_offset + run.count):
                 message = self._at(topic, offset)
-                yield Record(message.key(), message.value(), message, origin)
+                yield record_of(message, origin)
 
     def _at(self, topic: str, offset: int) -> Message:
         """The record at an offset."""

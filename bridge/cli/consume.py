@@ -20,7 +20,7 @@ from bridge.cli.tables import counted
 from bridge.connection import Bridge
 from bridge.consumer import Consumer
 from bridge.kafka.translate import translate
-from bridge.model.names import DEFAULT_GROUP, GroupName
+from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from bridge.reading import IsolationLevel
 from bridge.transactions import CommittedTransaction
 
@@ -112,15 +112,22 @@ def consume(
         raise click.UsageError("a member of a --group reads for ever: give --follow, or --max-records")
     if group is not None and start not in ("earliest", "latest"):
         raise click.UsageError("with --group, --from is earliest or latest")
+    owner = _owner(name) if transactions else None
+    if owner is None:
+        StreamName.parse(name)
     line: Line = json_line if context.json else line_of(template, null)
     show = _Printer(max_records)
     with connected(context) as b:
-        if transactions:
-            _transactions(context, b, name, start, follow, wait, line, show)
+        if owner is not None:
+            _transactions(context, b, owner, start, follow, wait, line, show)
         elif group is not None:
             _member(context, b, name, start, group, line, show)
         else:
             _records(context, b, name, start, follow, cast("IsolationLevel", isolation), wait, line, show)
+
+
+def _owner(name: str) -> GroupName:
+    return GroupName.parse(name) if "/" in name else GroupName(name, DEFAULT_GROUP)
 
 
 class _Printer:
@@ -166,14 +173,13 @@ def _records(
 def _transactions(
     context: CliContext,
     b: Bridge,
-    name: str,
+    owner: GroupName,
     start: str,
     follow: bool,
     wait: timedelta,
     line: Line,
     show: _Printer,
 ) -> None:
-    owner = GroupName.parse(name) if "/" in name else GroupName(name, DEFAULT_GROUP)
     with b.transactions(
         owner.scope, group=owner.group, start=start, follow=follow, stalled_s=wait.total_seconds()
     ) as reader:

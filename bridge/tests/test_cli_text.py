@@ -20,7 +20,7 @@ from bridge.cli.records import FIELDS, json_line, line_of
 from bridge.cli.stream import divide, history_table
 from bridge.cli.tables import counted, duration, moment, printable, table
 from bridge.errors import InvalidRangesError, InvalidRequestError, RecordTooLargeError
-from bridge.message import Origin, Record
+from bridge.message import Origin, Record, record_of
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.keyspace import KeyRange, check_partition, even_ranges
@@ -185,7 +185,7 @@ def delivered(**fields: object) -> Record:
             **fields,
         }  # type: ignore[arg-type]
     )
-    return Record(message.key(), message.value(), message, Origin(lambda _: EpochHistory.create(even_ranges(1), 0)))
+    return record_of(message, Origin(lambda _: EpochHistory.create(even_ranges(1), 0)))
 
 
 @pytest.mark.parametrize(
