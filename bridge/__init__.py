@@ -20,7 +20,8 @@ from bridge.client.transaction import AbortFuture, CommitFuture, Transaction
 from bridge.client.writing import Part
 from bridge.connection import Bridge, connect
 from bridge.consumer import Consumer
-from bridge.message import Message, Record
+from bridge.consumer_message import Message
+from bridge.message import Record
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.position import LogPosition, ReadPosition

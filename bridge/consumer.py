@@ -34,7 +34,8 @@ from confluent_kafka import (
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Message as KafkaMessage
 
-from bridge.consumer_commits import AutoCommit, Rebalances
+from bridge.consumer_commits import Commits, Rebalances
+from bridge.consumer_message import Message
 from bridge.consumer_places import Places
 from bridge.consumer_settings import consumer_settings
 from bridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
@@ -42,7 +43,7 @@ from bridge.group_commits import GroupCommits
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.translate import translate
 from bridge.membership import Membership, Owned, Phase
-from bridge.message import Message, Origin, last_offsets
+from bridge.message import Origin, last_offsets
 from bridge.model.epochs import EpochHistory
 from bridge.model.names import StreamName, parse_segment_topic
 from bridge.zookeeper.metadata import Metadata
@@ -101,9 +102,9 @@ class Consumer:
             auto_commit=settings.auto_commit,
         )
         self._origin = Origin(lambda stream: self._members.histories.get(stream))
-        self._auto = AutoCommit(self._consumer, self._members, settings)
-        self._rebalances = Rebalances(self._members, self._auto, cooperative=settings.cooperative)
         self._places = Places(self._consumer, self._members, self._offsets, self._load, settings)
+        self._commits = Commits(self._consumer, self._members, self._places, settings)
+        self._rebalances = Rebalances(self._members, self._commits, cooperative=settings.cooperative)
         self._subscribed: frozenset[str] = frozenset()
         self._manual = False
         self._closed = False
@@ -202,7 +203,7 @@ class Consumer:
     def _take(self, most: int, timeout: float) -> list[Message]:
         self._check_open()
         deadline = time.monotonic() + (timeout if timeout >= 0 else _FOREVER_S)
-        self._auto.handed_out()
+        self._commits.handed_out()
         while True:
             self._step()
             left_s = deadline - time.monotonic()
@@ -222,7 +223,7 @@ class Consumer:
             if all(item is not None and item.phase is Phase.OPEN for item in items):
                 for item, last in zip(items, lasts.values(), strict=True):
                     if item is not None:
-                        self._auto.give(item, last)
+                        self._commits.give(item, last)
                 return [Message(message, self._origin) for message in messages]
         return [Message(message, self._origin) for message in messages if self._is_for_user(message)]
 
@@ -245,7 +246,7 @@ class Consumer:
             logger.warning("a record of %s came although the segment waits; it will be read again", topic)
             self._consumer.pause([TopicPartition(topic, 0)])
             return False
-        self._auto.give(item, offset)
+        self._commits.give(item, offset)
         return True
 
     def _step(self) -> None:
@@ -255,12 +256,12 @@ class Consumer:
             return
         self._step_at = now + _STEP_S
         if self._manual:
-            self._auto.commit_sometimes()
+            self._commits.commit_sometimes()
             return
         if self._members.refresh():
             self._subscribe(self._members.topics())
         self._members.step()
-        self._auto.commit_sometimes()
+        self._commits.commit_sometimes()
 
     def _subscribe(self, topics: list[str]) -> None:
         if not set(topics) - self._subscribed:
@@ -287,26 +288,7 @@ class Consumer:
             KafkaException: as from confluent-kafka's consumer, when not asynchronous.
         """
         self._check_open()
-        if message is not None and offsets is not None:
-            raise InvalidRequestError("give a message or offsets, not both; nothing was committed")
-        wanted: dict[str, int] = {}
-        if message is not None:
-            wanted[message.segment_topic] = (message.offset() or 0) + 1
-        elif offsets is not None:
-            for place in offsets:
-                if place.offset < 0:
-                    raise InvalidRequestError(f"offset {place.offset} can not be committed; nothing was committed")
-                wanted[self._places.topic(place)] = place.offset
-        else:
-            source = self._members.owned.values()
-            wanted = {
-                item.topic: (item.next if self._settings.auto_store else item.handled)
-                for item in source
-                if item.phase is Phase.OPEN
-            }
-        if not wanted:
-            raise KafkaException(KafkaError(KafkaError._NO_OFFSET))
-        places = [self._members.rounded(topic, offset) for topic, offset in wanted.items()]
+        places = self._commits.chosen(message, offsets)
         if asynchronous:
             self._consumer.commit(offsets=places, asynchronous=True)
             return None
@@ -316,15 +298,7 @@ class Consumer:
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """Say what counts as processed, for the automatic commit; needs ``enable.auto.offset.store=false``."""
-        if self._settings.auto_store:
-            raise InvalidRequestError("store_offsets needs enable.auto.offset.store=false")
-        wanted = [] if message is None else [(message.segment_topic, (message.offset() or 0) + 1)]
-        wanted += [(self._places.topic(place), place.offset) for place in offsets or ()]
-        for topic, offset in wanted:
-            item = self._members.owned.get(topic)
-            if item is None:
-                raise KafkaException(KafkaError(KafkaError._STATE, f"{topic} is not assigned"))
-            item.handled = offset
+        self._commits.store(message, offsets)
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """What the group has committed in segments; ``OFFSET_INVALID`` where that is nothing."""
@@ -383,8 +357,8 @@ class Consumer:
             return
         self._closed = True
         try:
-            self._auto.handed_out()
-            self._auto.commit(list(self._members.owned), wait=True)
+            self._commits.handed_out()
+            self._commits.commit(list(self._members.owned), wait=True)
         finally:
             self._consumer.close()
             self._session.close()
@@ -419,6 +393,6 @@ class Consumer:
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Called while polling with the outcome of a commit."""
-        self._auto.confirmed(error, partitions)
+        self._commits.confirmed(error, partitions)
         if self._settings.on_commit is not None:
             self._settings.on_commit(error, partitions)

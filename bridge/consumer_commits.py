@@ -1,4 +1,4 @@
-"""What a consumer does by itself: commit at intervals, and take and give up segments in rebalances."""
+"""Commits of a consumer, asked for or at intervals, and what it does when segments come and go."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from collections.abc import Callable, Iterable
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from bridge.consumer_message import Message
+from bridge.consumer_places import Places
 from bridge.consumer_settings import ConsumerSettings
+from bridge.errors import InvalidRequestError
 from bridge.membership import Membership, Owned, Phase
 
 logger = logging.getLogger(__name__)
 
 
-class AutoCommit:
-    """Commits what counts as processed, if the settings say so."""
+class Commits:
+    """Knows what counts as processed, and commits it, if the settings say so."""
 
-    def __init__(self, consumer: KafkaConsumer, members: Membership, settings: ConsumerSettings) -> None:
+    def __init__(
+        self, consumer: KafkaConsumer, members: Membership, places: Places, settings: ConsumerSettings
+    ) -> None:
         self._consumer = consumer
         self._members = members
+        self._places = places
         self._settings = settings
         self._commit_at = time.monotonic() + settings.interval_s
         self._given: list[Owned] = []
@@ -36,6 +42,48 @@ class AutoCommit:
             for item in self._given:
                 item.handled = item.next
         self._given.clear()
+
+    def chosen(self, message: Message | None, offsets: list[TopicPartition] | None) -> list[TopicPartition]:
+        """What a call of ``commit`` asks for, rounded up.
+
+        Raises:
+            InvalidRequestError: it asks for two things, or for an offset that is none.
+            KafkaException: there is nothing to commit.
+        """
+        if message is not None and offsets is not None:
+            raise InvalidRequestError("give a message or offsets, not both; nothing was committed")
+        wanted: dict[str, int] = {}
+        if message is not None:
+            wanted[message.segment_topic] = (message.offset() or 0) + 1
+        elif offsets is not None:
+            for place in offsets:
+                if place.offset < 0:
+                    raise InvalidRequestError(f"offset {place.offset} can not be committed; nothing was committed")
+                wanted[self._places.topic(place)] = place.offset
+        else:
+            for item in self._members.owned.values():
+                if item.phase is Phase.OPEN:
+                    wanted[item.topic] = item.next if self._settings.auto_store else item.handled
+        if not wanted:
+            raise KafkaException(KafkaError(KafkaError._NO_OFFSET))
+        return [self._members.rounded(topic, offset) for topic, offset in wanted.items()]
+
+    def store(self, message: Message | None, offsets: list[TopicPartition] | None) -> None:
+        """Take the application's word for what is processed.
+
+        Raises:
+            InvalidRequestError: that is found out automatically.
+            KafkaException: a segment is not assigned.
+        """
+        if self._settings.auto_store:
+            raise InvalidRequestError("store_offsets needs enable.auto.offset.store=false")
+        wanted = [] if message is None else [(message.segment_topic, (message.offset() or 0) + 1)]
+        wanted += [(self._places.topic(place), place.offset) for place in offsets or ()]
+        for topic, offset in wanted:
+            item = self._members.owned.get(topic)
+            if item is None:
+                raise KafkaException(KafkaError(KafkaError._STATE, f"{topic} is not assigned"))
+            item.handled = offset
 
     def commit_sometimes(self) -> None:
         """Commit when the interval is over."""
@@ -85,7 +133,7 @@ class Rebalances:
         placing: Whether the application is being told of new segments, and may say where they are to begin.
     """
 
-    def __init__(self, members: Membership, commits: AutoCommit, *, cooperative: bool) -> None:
+    def __init__(self, members: Membership, commits: Commits, *, cooperative: bool) -> None:
         self._members = members
         self._commits = commits
         self._cooperative = cooperative

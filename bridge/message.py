@@ -1,6 +1,6 @@
 """What readers hand out: a record, with everything that is known of where it stands.
 
-Both classes are thin tuples around confluent-kafka's message. Reading is fast only if next to nothing is done for each
+A record is a thin tuple around confluent-kafka's message. Reading is fast only if next to nothing is done for each
 record, so headers are looked at when they are asked for, and never otherwise.
 """
 
@@ -11,7 +11,6 @@ from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from confluent_kafka import KafkaError
 from confluent_kafka import Message as KafkaMessage
 
 from bridge.errors import InvalidRequestError
@@ -26,7 +25,7 @@ Headers = list[tuple[str, bytes | None]]
 OWN_HEADERS: Final = frozenset({RECORD_HEADER, TRANSACTION_ID_HEADER})
 """Headers that rollbridge adds; readers leave them out."""
 
-_place = lru_cache(maxsize=4096)(parse_segment_topic)
+place_of = lru_cache(maxsize=4096)(parse_segment_topic)
 
 
 HistoryOf = Callable[[StreamName], EpochHistory | None]
@@ -147,12 +146,12 @@ class Record(_Fields):
     @property
     def stream(self) -> str:
         """``scope/stream``."""
-        return str(_place(self.topic)[0])
+        return str(place_of(self.topic)[0])
 
     @property
     def segment(self) -> SegmentId:
         """Its segment; for a preview that of the transaction's reference epoch."""
-        return _place(self.topic)[1]
+        return place_of(self.topic)[1]
 
     @property
     def epoch(self) -> int:
@@ -177,27 +176,27 @@ class Record(_Fields):
     @property
     def headers(self) -> Headers:
         """The headers as the writer gave them."""
-        return [item for item in _all_headers(self.raw) if item[0] not in OWN_HEADERS]
+        return [item for item in headers_of(self.raw) if item[0] not in OWN_HEADERS]
 
     @property
     def transaction_id(self) -> TransactionId | None:
         """The transaction that wrote it; None for a plain or compare-and-set write."""
-        return _source(self.raw)[0]
+        return source_of(self.raw)[0]
 
     @property
     def local_sequence(self) -> int | None:
         """Its number in its transaction: part and count; None without a transaction."""
-        return _source(self.raw)[1]
+        return source_of(self.raw)[1]
 
     @property
     def dlsn(self) -> DLSN | None:
         """Where it stands; None for a preview."""
-        return _dlsn(self.raw)
+        return dlsn_of(self.raw)
 
     @property
     def sn(self) -> SN | None:
         """DLSN, sequence id and the transaction id that its writer gave it; None for a preview."""
-        return _sn(self.raw, self.origin)
+        return sn_of(self.raw, self.origin)
 
     @property
     def commit_position(self) -> int | None:
@@ -207,124 +206,6 @@ class Record(_Fields):
     def __repr__(self) -> str:
         where = f"{self.stream} {self.dlsn}" if self.committed else f"{self.stream} preview of {self.transaction_id}"
         return f"<Record {where} key={self.key!r} value of {len(self.value or b'')} bytes>"
-
-
-class Message:
-    """A record as :class:`bridge.Consumer` hands it out, with confluent-kafka's methods and some attributes more.
-
-    ``topic()`` is the stream's name and ``partition()`` the segment's number; the topic that holds it in Kafka is
-    :attr:`segment_topic`.
-    """
-
-    __slots__ = ("_origin", "_raw")
-
-    def __init__(self, raw: KafkaMessage, origin: Origin) -> None:
-        self._raw = raw
-        self._origin = origin
-
-    def error(self) -> KafkaError | None:
-        """What went wrong, if this is no record."""
-        return self._raw.error()
-
-    def topic(self) -> str | None:
-        """``scope/stream``; for an error whatever Kafka names."""
-        topic = self._raw.topic()
-        try:
-            return topic and str(_place(topic)[0])
-        except InvalidRequestError:
-            return topic
-
-    def partition(self) -> int | None:
-        """The number of its segment."""
-        try:
-            return self.segment.number
-        except InvalidRequestError:
-            return self._raw.partition()
-
-    def offset(self) -> int | None:
-        """Its offset in its segment."""
-        return self._raw.offset()
-
-    def key(self) -> bytes | None:
-        """The key."""
-        return self._raw.key()
-
-    def value(self) -> bytes | None:
-        """The value; None for a tombstone."""
-        return self._raw.value()
-
-    def headers(self) -> Headers | None:
-        """The headers as the writer gave them; None if there are none."""
-        return [item for item in _all_headers(self._raw) if item[0] not in OWN_HEADERS] or None
-
-    def timestamp(self) -> tuple[int, int]:
-        """Kind of timestamp, and ms since 1970."""
-        return self._raw.timestamp()
-
-    def latency(self) -> float | None:
-        """Nothing, as for any message that was read."""
-        return self._raw.latency()
-
-    def leader_epoch(self) -> int | None:
-        """The partition leader's epoch, which is Kafka's; see :attr:`epoch` for the stream's."""
-        return self._raw.leader_epoch()
-
-    def __len__(self) -> int:
-        return len(self._raw)
-
-    def record(self) -> Record:
-        """The same with attributes in place of methods."""
-        return record_of(self._raw, self._origin)
-
-    @property
-    def segment_topic(self) -> str:
-        """The Kafka topic of its segment."""
-        return self._raw.topic() or ""
-
-    @property
-    def segment(self) -> SegmentId:
-        """Its segment."""
-        return _place(self.segment_topic)[1]
-
-    @property
-    def epoch(self) -> int:
-        """The epoch in which its segment began."""
-        return self.segment.epoch
-
-    @property
-    def committed(self) -> bool:
-        """Always True: a consumer in a group sees committed records only."""
-        return True
-
-    @property
-    def transaction_id(self) -> TransactionId | None:
-        """The transaction that wrote it; None for a plain or compare-and-set write."""
-        return _source(self._raw)[0]
-
-    @property
-    def local_sequence(self) -> int | None:
-        """Its number in its transaction: part and count; None without a transaction."""
-        return _source(self._raw)[1]
-
-    @property
-    def dlsn(self) -> DLSN | None:
-        """Where it stands."""
-        return _dlsn(self._raw)
-
-    @property
-    def sn(self) -> SN | None:
-        """DLSN, sequence id and the transaction id that its writer gave it."""
-        return _sn(self._raw, self._origin)
-
-    @property
-    def commit_position(self) -> int | None:
-        """Nothing: a consumer does not read the commit log; :meth:`bridge.Bridge.transactions` does."""
-        return self._origin.commit_position
-
-    def __repr__(self) -> str:
-        if self._raw.error() is not None:
-            return f"<Message {self._raw.error()}>"
-        return f"<Message {self.topic()} {self.dlsn} key={self.key()!r} value of {len(self)} bytes>"
 
 
 _key, _value = KafkaMessage.key, KafkaMessage.value
@@ -360,15 +241,15 @@ def record_of(raw: KafkaMessage | Preview, origin: Origin) -> Record:
     return Record((raw.key(), raw.value(), raw, origin))
 
 
-def _all_headers(raw: KafkaMessage | Preview) -> Headers:
+def headers_of(raw: KafkaMessage | Preview) -> Headers:
     # What a consumer hands out is narrower than the type that it shares with what a producer takes.
     return cast("Headers", raw.headers() or [])
 
 
-def _source(raw: KafkaMessage | Preview) -> tuple[TransactionId, int] | tuple[None, None]:
+def source_of(raw: KafkaMessage | Preview) -> tuple[TransactionId, int] | tuple[None, None]:
     if isinstance(raw, Preview):
         return raw.transaction_id, raw.local_sequence
-    for name, value in _all_headers(raw):
+    for name, value in headers_of(raw):
         if name == RECORD_HEADER and value is not None:
             try:
                 return unpack_record_header(value)
@@ -377,9 +258,9 @@ def _source(raw: KafkaMessage | Preview) -> tuple[TransactionId, int] | tuple[No
     return None, None
 
 
-def _given_id(raw: KafkaMessage | Preview) -> int | None:
+def given_id_of(raw: KafkaMessage | Preview) -> int | None:
     """The transaction id that the writer gave the record."""
-    for name, value in _all_headers(raw):
+    for name, value in headers_of(raw):
         if name == TRANSACTION_ID_HEADER and value is not None:
             try:
                 return unpack_transaction_id(value)
@@ -388,16 +269,16 @@ def _given_id(raw: KafkaMessage | Preview) -> int | None:
     return None
 
 
-def _dlsn(raw: KafkaMessage | Preview) -> DLSN | None:
+def dlsn_of(raw: KafkaMessage | Preview) -> DLSN | None:
     offset = raw.offset()
     if offset is None or isinstance(raw, Preview):
         return None
-    return DLSN.of(_place(raw.topic() or "")[1], offset, _source(raw)[1] or 0)
+    return DLSN.of(place_of(raw.topic() or "")[1], offset, source_of(raw)[1] or 0)
 
 
-def _sn(raw: KafkaMessage | Preview, origin: Origin) -> SN | None:
-    dlsn = _dlsn(raw)
+def sn_of(raw: KafkaMessage | Preview, origin: Origin) -> SN | None:
+    dlsn = dlsn_of(raw)
     if dlsn is None:
         return None
-    stream, segment = _place(raw.topic() or "")
-    return SN(dlsn, _given_id(raw), origin.sequence_id(stream, segment, dlsn.offset))
+    stream, segment = place_of(raw.topic() or "")
+    return SN(dlsn, given_id_of(raw), origin.sequence_id(stream, segment, dlsn.offset))

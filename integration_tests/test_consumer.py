@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaException, TopicPartition
 
 import bridge
+from bridge.consumer_message import Message
 from bridge.errors import ConfigError, ConflictError, InvalidRequestError, StreamNotFound
-from bridge.message import Message
 from bridge.model.names import StreamName
 from integration_tests.clients import Site, until
 from integration_tests.test_readers import KEYS, grow, write
@@ -148,11 +148,15 @@ def test_what_was_not_committed_is_read_again_and_before_what_continues_it(
         assert values(take(consumer, GROWN)) == dict.fromkeys(KEYS, expected)
 
 
-def test_members_share_and_take_over_from_each_other(client: bridge.Bridge, orders: str, group: Group) -> None:
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "roundrobin"])
+def test_members_share_and_take_over_from_each_other(
+    client: bridge.Bridge, orders: str, group: Group, strategy: str
+) -> None:
     expected = grow(client, orders)
     found: list[Message] = []
-    with group.member(orders, auto_commit_interval_ms=100) as stays:
-        with group.member(orders, auto_commit_interval_ms=100) as leaves:
+    settings = {"auto_commit_interval_ms": 100, "partition_assignment_strategy": strategy}
+    with group.member(orders, **settings) as stays:
+        with group.member(orders, **settings) as leaves:
 
             def both() -> bool:
                 for member in (stays, leaves):
@@ -264,6 +268,26 @@ def test_a_group_may_begin_elsewhere_and_a_member_may_assign_by_hand(
     with group.member(group_id=group.name + "-by-hand") as consumer:
         consumer.assign([TopicPartition(orders, 1, OFFSET_BEGINNING)])
         assert {message.partition() for message in take(consumer, 1)} == {1}
+
+
+def test_what_counts_as_processed_can_be_said(client: bridge.Bridge, orders: str, group: Group) -> None:
+    write(client, orders, b"0")
+    with group.member(orders, enable_auto_offset_store=False) as consumer:
+        found = take(consumer, len(KEYS))
+        first = next(message for message in found if message.partition() == 0)
+        consumer.store_offsets(message=first)
+        consumer.store_offsets(offsets=[TopicPartition(orders, 1, 2)])
+        with pytest.raises(KafkaException):
+            consumer.store_offsets(offsets=[TopicPartition("a.b.segment-0.epoch-0", 0, 2)])
+    with group.member(orders) as consumer:
+        again = take(consumer, len(KEYS) - 3)
+        nothing_comes(consumer, 2)
+        assert {message.dlsn for message in found} - {message.dlsn for message in again} == {
+            first.dlsn,
+            *(message.dlsn for message in found if message.partition() == 1 and (message.offset() or 0) < 2),
+        }
+        with pytest.raises(InvalidRequestError, match=r"enable\.auto\.offset\.store"):
+            consumer.store_offsets(message=first)
 
 
 def test_a_group_that_reads_other_streams_is_refused(
