@@ -8,8 +8,11 @@
         message = consumer.poll(1.0)
 
 Members share the segments by Kafka's own group protocol. A segment is handed out only after the group has committed
-what it continues to the sealed end, whoever read that. Errors of the group protocol are confluent-kafka's
-``KafkaException``, so that code which handles them goes on to do so; everything else is one of :mod:`bridge.errors`.
+what it continues to the sealed end, whoever read that. So who commits by hand has to commit what there is, not only
+every so many records: after a seal nothing else may come until that is done.
+
+Errors of the group protocol are confluent-kafka's ``KafkaException``, so that code which handles them goes on to do so;
+everything else is one of :mod:`bridge.errors`.
 
 Where partitions are taken, ``TopicPartition("sales/orders", 3)`` means the segment numbered 3 that is being read (or
 the active one), as ``message.topic()`` and ``message.partition()`` name it; the topic of a segment names that one

@@ -128,8 +128,9 @@ def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
     kafka |= {
         "enable.partition.eof": True,
         "partition.assignment.strategy": assignor,
-        # Offsets to begin at are always given; this is for those that are not there any more.
-        "auto.offset.reset": str(config.get("auto.offset.reset", "latest")),
+        # Offsets to begin at are always given. This is for those that were deleted: what is left is read, whatever a
+        # new group begins with, since to go to the end would skip records that are still there.
+        "auto.offset.reset": "error" if reset is Reset.ERROR else "earliest",
         **{key: config[key] for key in (_CALLBACKS - {"on_commit"}) & set(config)},
     }
     if "group.instance.id" in config:

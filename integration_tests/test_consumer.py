@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaException, Producer, TopicPartition
 
 import bridge
 from bridge.consumer_message import Message
@@ -26,9 +28,8 @@ class Group:
         self._site = site
         self.name = name
 
-    @contextmanager
-    def member(self, *streams: str, **settings: Any) -> Iterator[bridge.Consumer]:
-        config = {
+    def config(self, **settings: Any) -> dict[str, Any]:
+        return {
             "bootstrap.servers": self._site.cluster.bootstrap_servers,
             "zookeeper": self._site.cluster.zookeeper,
             "zookeeper.root": self._site.root,
@@ -36,7 +37,10 @@ class Group:
             "auto.offset.reset": "earliest",
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
-        with bridge.Consumer(config) as consumer:
+
+    @contextmanager
+    def member(self, *streams: str, **settings: Any) -> Iterator[bridge.Consumer]:
+        with bridge.Consumer(self.config(**settings)) as consumer:
             if streams:
                 consumer.subscribe(list(streams))
             yield consumer
@@ -268,6 +272,65 @@ def test_a_group_may_begin_elsewhere_and_a_member_may_assign_by_hand(
     with group.member(group_id=group.name + "-by-hand") as consumer:
         consumer.assign([TopicPartition(orders, 1, OFFSET_BEGINNING)])
         assert {message.partition() for message in take(consumer, 1)} == {1}
+
+
+def test_offsets_that_a_native_transaction_commits_let_successors_go_on(
+    site: Site, client: bridge.Bridge, orders: str, group: Group
+) -> None:
+    expected = grow(client, orders)
+    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "transactional.id": group.name})
+    producer.init_transactions(30)
+    found: list[Message] = []
+    with group.member(orders, enable_auto_commit=False) as consumer:
+
+        def consume_and_commit() -> bool:
+            fresh = consumer.consume(100, 0.5)
+            found.extend(fresh)
+            if fresh:
+                producer.begin_transaction()
+                places = [place for place in consumer.position(consumer.assignment()) if place.offset >= 0]
+                producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata())
+                producer.commit_transaction(30)
+            return len(found) >= GROWN
+
+        until(consume_and_commit)
+    assert values(found) == dict.fromkeys(KEYS, expected)
+
+
+MEMBER = """
+import sys, bridge
+consumer = bridge.Consumer(dict(zip(sys.argv[2::2], sys.argv[3::2])))
+consumer.subscribe([sys.argv[1]])
+while True:
+    for message in consumer.consume(2, 1.0):
+        print(message.key().decode(), message.dlsn, flush=True)
+"""
+
+
+def test_a_member_that_is_killed_loses_nothing_and_no_order(client: bridge.Bridge, orders: str, group: Group) -> None:
+    """It has printed records without having committed them; the one that takes over is handed these again."""
+    expected = grow(client, orders)
+    config = group.config(session_timeout_ms=6000, auto_commit_interval_ms=200)
+    arguments = [str(item) for pair in config.items() for item in pair]
+    lines: list[str] = []
+    for most in (11, 17, 10 * GROWN):
+        with subprocess.Popen(
+            [sys.executable, "-c", MEMBER, orders, *arguments], stdout=subprocess.PIPE, text=True
+        ) as member:
+            assert member.stdout is not None
+            for _ in range(most):
+                lines.append(member.stdout.readline().strip())
+                if len(set(lines)) == GROWN:
+                    break
+            member.kill()
+    for key in KEYS:
+        seen: list[bridge.DLSN] = []
+        for line in lines:
+            name, _, place = line.partition(" ")
+            if name == key.decode() and bridge.DLSN.parse(place) not in seen:
+                seen.append(bridge.DLSN.parse(place))
+        assert seen == sorted(seen)
+        assert len(seen) == len(expected)
 
 
 def test_what_counts_as_processed_can_be_said(client: bridge.Bridge, orders: str, group: Group) -> None:
