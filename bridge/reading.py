@@ -43,9 +43,9 @@ _POLL_S: Final = 0.1
 _PREVIEW_POLL_S: Final = 0.02
 _BATCH: Final = 500
 """Larger ones leave the processor's cache before they are looked at."""
+_REFRESH_S: Final = 0.02
 _PENDING_ENDS_S: Final = 0.1
 _RETRY_S: Final = 1.0
-_QUEUED_KIB: Final = 16 * 1024
 _QUEUE_FULL_MS: Final = 5
 
 _error = Message.error
@@ -111,7 +111,9 @@ class Reader:
         # What was written before now may still wait for its marker, so the goal is the end, not the last stable offset.
         goals = None if follow else readable_ends(offsets, stream, history, Isolation.READ_UNCOMMITTED)
         self._plan = ReadingPlan(history, start=begin.start, floor=begin.floor, goals=goals)
-        self._before = self._plan.frontier()
+        self._before: dict[SegmentId, int] | None = None
+        self._planned = -1
+        self._refresh_at = 0.0
         self._batch: list[Message] = []
         self._rest: Iterator[Message] = iter(self._batch)
         self._records: Iterator[Record] = iter(())
@@ -121,7 +123,7 @@ class Reader:
                 isolation=Isolation.READ_COMMITTED,
                 security=settings.kafka,
                 client_id=settings.client_name,
-                extra={"queued.max.messages.kbytes": _QUEUED_KIB, "fetch.queue.backoff.ms": _QUEUE_FULL_MS},
+                extra={"fetch.queue.backoff.ms": _QUEUE_FULL_MS},
             ),
             "enable.partition.eof": True,
             "error_cb": lambda error: logger.info("the consumer reports: %s", error),
@@ -157,12 +159,17 @@ class Reader:
         left = length_hint(self._rest)
         if not left:
             return ReadPosition(self._stream, self._plan.frontier())
-        offsets = dict(self._before)
-        for message in self._batch[: len(self._batch) - left]:
-            segment, offset = self._topics.get(message.topic() or ""), message.offset()
-            if segment is not None and offset is not None:
-                offsets[segment] = offset + 1
+        begin = len(self._batch) - left
+        if self._before is None:  # nothing was finished with this batch, so it is enough to go back
+            offsets = self._plan.frontier()
+            offsets |= dict(map(self._place, reversed(self._batch[begin:])))
+        else:
+            offsets = dict(self._before)
+            offsets |= {segment: offset + 1 for segment, offset in map(self._place, self._batch[:begin])}
         return ReadPosition(self._stream, offsets)
+
+    def _place(self, message: Message) -> tuple[SegmentId, int]:
+        return self._topics[message.topic() or ""], message.offset() or 0
 
     def __iter__(self) -> Iterator[Record]:
         """Records as they become readable; ends at the goal, or never when it follows."""
@@ -235,9 +242,10 @@ class Reader:
             return []
         # consume(n, t) waits until there are n messages or t has passed; with 0 it takes what is there.
         messages = [first, *self._consumer.consume(_BATCH, 0)]
-        self._before = self._plan.frontier()
         if self._take_all(messages):
+            self._before = None
             return messages
+        self._before = self._plan.frontier()
         return [message for message in messages if self._take(message)]
 
     def _take_all(self, messages: list[Message]) -> bool:
@@ -282,8 +290,12 @@ class Reader:
 
     def _refresh(self) -> None:
         """Read the epochs again when there may be more, or the end of a segment is missing."""
-        age_s = time.monotonic() - self._loaded_at
-        if not (self._changed.is_set() or (age_s >= _PENDING_ENDS_S and self._plan.waits_for_ends())):
+        now = time.monotonic()
+        if now < self._refresh_at:
+            return
+        self._refresh_at = now + _REFRESH_S
+        pending = now - self._loaded_at >= _PENDING_ENDS_S and self._plan.waits_for_ends()
+        if not (self._changed.is_set() or pending):
             return
         try:
             watch = self._changed.set if self._changed.is_set() else None
@@ -301,9 +313,10 @@ class Reader:
 
     def _assign(self) -> None:
         """Have the consumer read exactly what the plan says."""
-        readable = self._plan.readable()
-        if readable.keys() == self._assigned:
+        if self._planned == self._plan.changes:
             return
+        self._planned = self._plan.changes
+        readable = self._plan.readable()
         try:
             if fresh := readable.keys() - self._assigned:
                 self._topics |= {self._stream.segment_topic(segment): segment for segment in fresh}

@@ -25,6 +25,9 @@ class ReadingPlan:
 
     Tell it what arrives with :meth:`accept` and :meth:`reached`, and of new epochs with :meth:`update`; ask it with
     :meth:`readable`. It never leaves a segment before its end and never hands out a record twice.
+
+    Attributes:
+        changes: Grows whenever other segments are to be read than before.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ReadingPlan:
             InvalidRequestError: ``start`` names a segment that the stream does not have, or two of which one continues
                 the other.
         """
+        self.changes = 0
         self._goals = goals
         self._epochs = len(history.records)
         self._position = {**(floor or {}), **(start or {})}
@@ -157,6 +161,7 @@ class ReadingPlan:
             self._before[link.after].append(link.before)
             self._after[link.before].append(link.after)
         self._ready: dict[SegmentId, None] = {}
+        self.changes += 1
         self._open(self._sealed)
 
     def _open(self, segments: Iterable[SegmentId]) -> None:
@@ -168,6 +173,7 @@ class ReadingPlan:
                 continue
             limit = self._limit(segment)
             if limit is not None and self._position.get(segment, 0) >= limit:
+                self.changes += 1
                 self._done.add(segment)
                 self._ready.pop(segment, None)
                 waiting.extend(self._after[segment])
