@@ -19,26 +19,44 @@ from bridge.client.results import CommitResult, PartHandle
 from bridge.client.transaction import AbortFuture, CommitFuture, Transaction
 from bridge.client.writing import Part
 from bridge.connection import Bridge, connect
+from bridge.consumer import Consumer
+from bridge.consumer_message import Message
+from bridge.message import Record
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.names import GroupName, StreamName
+from bridge.model.position import LogPosition, ReadPosition
 from bridge.model.sequence import DLSN
+from bridge.model.sn import ANY, EMPTY, SN
+from bridge.reading import Reader
+from bridge.transactions import CommittedTransaction, TransactionReader
 
 __all__ = [
+    "ANY",
     "DLSN",
+    "EMPTY",
+    "SN",
     "AbortFuture",
     "Admin",
     "Bridge",
     "ClientOptions",
     "CommitFuture",
     "CommitResult",
+    "CommittedTransaction",
+    "Consumer",
     "GroupName",
+    "LogPosition",
+    "Message",
     "Part",
     "PartHandle",
+    "ReadPosition",
+    "Reader",
+    "Record",
     "SegmentId",
     "StreamDescription",
     "StreamName",
     "Transaction",
     "TransactionId",
+    "TransactionReader",
     "WriteFuture",
     "connect",
 ]

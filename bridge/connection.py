@@ -37,16 +37,23 @@ from bridge.errors import (
     InvalidRequestError,
     InvalidTimeoutError,
     KafkaUnavailable,
+    NotFoundError,
     RollbridgeError,
     TransactionClosed,
     TransactionNotFound,
 )
 from bridge.kafka.topics import TopicAdmin
+from bridge.message import Origin
+from bridge.model.epochs import EpochHistory
 from bridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
 from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName
+from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from bridge.model.position import StartLike
 from bridge.model.records import TransactionRecord
 from bridge.model.transaction import State
+from bridge.previewing import PreviewTail
+from bridge.reading import IsolationLevel, Reader
+from bridge.transactions import LogStart, TransactionReader
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 
@@ -235,6 +242,89 @@ class Bridge:
         completion = self._outcomes.waiting.setdefault(identifier.bytes, Completion(identifier.bytes))
         return Part(self._runtime, plan, completion, self._metadata.claim_part(record.group, identifier))
 
+    def reader(
+        self,
+        stream: str,
+        *,
+        start: StartLike = "earliest",
+        isolation: IsolationLevel = "read_committed",
+        follow: bool = True,
+        stalled_s: float = 30.0,
+    ) -> Reader:
+        """Read a stream, all its segments, each key's records in the order in which they were written.
+
+        Args:
+            stream: ``scope/stream``.
+            start: ``"earliest"``, ``"latest"``, a time (``datetime`` or ms since 1970), a DLSN or SN, several of them
+                in segments that do not continue each other, or a position that was saved; or the text of any of these.
+                The record at a DLSN is the first one that is handed out; what its segment continues is left out.
+            isolation: ``"read_uncommitted"`` also previews the records of open transactions, marked by
+                ``record.committed == False``; after the commit they are handed out once more. Transactions that have
+                been aborted are left out as far as that is known when a record is read.
+            follow: Go on for ever with what comes and with epochs that are made later; otherwise end where the stream
+                ends now.
+            stalled_s: How long nothing may become readable before it gives up, unless it follows.
+
+        Raises:
+            InvalidRequestError, TruncatedError: it can not begin there.
+            ScopeNotFound, StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable.
+        """
+        self._check_open()
+        if isolation not in ("read_committed", "read_uncommitted"):
+            raise InvalidRequestError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
+        name = StreamName.parse(stream)
+        preview: PreviewTail | None = None
+        if isolation == "read_uncommitted":
+            config = self._catalog.view(stream).config
+            preview = PreviewTail(self.settings, name, config.group, config.buffer_partitions)
+        try:
+            return Reader(
+                self.settings,
+                name,
+                lambda changed: self.admin.history(stream, changed),
+                start=start,
+                isolation=isolation,
+                follow=follow,
+                stalled_s=stalled_s,
+                preview=preview,
+            )
+        except BaseException:
+            if preview is not None:
+                preview.close()
+            raise
+
+    def transactions(
+        self,
+        scope: str,
+        *,
+        group: str = DEFAULT_GROUP,
+        start: LogStart = "earliest",
+        follow: bool = True,
+        stalled_s: float = 30.0,
+    ) -> TransactionReader:
+        """Read the committed transactions of a scope's group in the order of their commits, with their records.
+
+        Args:
+            scope: The scope, such as ``sales``.
+            group: The transaction group inside of it.
+            start: ``"earliest"``, ``"latest"``, a position that was saved or its text, or a time of commit
+                (``datetime`` or ms since 1970).
+            follow: Go on for ever with what is committed later; otherwise end where the commit log ends now.
+            stalled_s: How long nothing may become readable before it gives up.
+
+        Raises:
+            InvalidNameError, InvalidRequestError, TruncatedError: it can not begin there.
+            NotFoundError: there is no such group.
+            KafkaUnavailable, ZooKeeperUnavailable.
+        """
+        self._check_open()
+        name = GroupName(scope, group)
+        if name not in self._metadata.groups():
+            raise NotFoundError(f"there is no transaction group {name}: no stream was ever created in it")
+        return TransactionReader(
+            self.settings, name, Origin(self._history_of), start=start, follow=follow, stalled_s=stalled_s
+        )
+
     def close(self) -> None:
         """Send what is queued, for at most 30 s, and disconnect. Open transactions stay open until their lease ends."""
         if self._closed:
@@ -307,6 +397,13 @@ class Bridge:
             self._plans.clear()
         self._plans[streams, timeout, label] = plan
         return plan
+
+    def _history_of(self, stream: StreamName) -> EpochHistory | None:
+        """The epochs of a stream as they were last read; None if it is gone."""
+        try:
+            return self._catalog.view(str(stream)).history
+        except NotFoundError:
+            return None
 
     def _find(self, identifier: TransactionId, timeout_s: float) -> TransactionRecord:
         """The record of an open transaction, once it is there."""

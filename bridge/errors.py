@@ -15,7 +15,8 @@ The tree::
     ├─ NotFoundError                  nothing was written
     │  ├─ ScopeNotFound
     │  ├─ StreamNotFound
-    │  └─ TransactionNotFound
+    │  ├─ TransactionNotFound
+    │  └─ TruncatedError              records to be read from have been deleted
     ├─ ConflictError                  nothing was written by this request; the state is not what it assumes
     │  ├─ StreamExists
     │  ├─ StreamBusy                  open transactions stand in the way
@@ -138,6 +139,12 @@ class TransactionNotFound(NotFoundError):
     """No open transaction has this id."""
 
     code = "transaction-not-found"
+
+
+class TruncatedError(NotFoundError):
+    """Records from which reading was to begin, or go on, have been deleted; nothing of them was handed out."""
+
+    code = "truncated"
 
 
 class ConflictError(RollbridgeError):

@@ -1,7 +1,8 @@
-"""Reading a stream: a plain ``read_committed`` consumer that is led through the epochs by a reading plan.
+"""Reading a stream: a ``read_committed`` consumer that is led through the epochs by a reading plan.
 
 Any Kafka client can read a stream by subscribing to the pattern of its topics. What this adds is the order across
-epochs: predecessors to their sealed ends before successors.
+epochs: predecessors to their sealed ends before successors; and positions that can be saved, where to begin by time or
+by DLSN, and previews of open transactions.
 """
 
 from __future__ import annotations
@@ -10,43 +11,58 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, Self
+from itertools import chain
+from operator import length_hint
+from typing import Final, Literal, Self
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.config import ConnectionSettings
-from bridge.errors import CorruptDataError, KafkaUnavailable, NotFoundError, UnavailableError
+from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError, TruncatedError, UnavailableError
 from bridge.kafka.clients import consumer_config
+from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
-from bridge.kafka.topics import TopicAdmin
 from bridge.kafka.translate import translate
+from bridge.message import Origin, Record, last_offsets, record_of, records_of
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
+from bridge.model.position import ReadPosition, StartLike, parse_start
 from bridge.model.reading import ReadingPlan
+from bridge.previewing import PreviewTail
+from bridge.starting import locate, readable_ends
 
 logger = logging.getLogger(__name__)
 
 LoadHistory = Callable[[Callable[[], None] | None], EpochHistory]
 """Reads the epochs of the stream; what it is given is called once when there may be more of them."""
 
+IsolationLevel = Literal["read_committed", "read_uncommitted"]
+
 _POLL_S: Final = 0.1
-_BATCH: Final = 2_000
+_PREVIEW_POLL_S: Final = 0.02
+_BATCH: Final = 500
+"""Larger ones leave the processor's cache before they are looked at."""
+_REFRESH_S: Final = 0.02
 _PENDING_ENDS_S: Final = 0.1
 _RETRY_S: Final = 1.0
-_QUEUED_KIB: Final = 16 * 1024
 _QUEUE_FULL_MS: Final = 5
 
-
-class Delivered(NamedTuple):
-    """A committed record and the segment in which it stands."""
-
-    segment: SegmentId
-    message: Message
+_error = Message.error
 
 
-class StreamReader:
-    """Reads the committed records of a stream in the order of their epochs. Use it in a ``with`` block."""
+class Reader:
+    """Reads a stream, all its segments, in the order of their epochs; ``b.reader(...)``. Not for several threads.
+
+    Iterate over it, or take records with :meth:`poll` and :meth:`consume`. Use it in a ``with`` block, or close it.
+
+    Every method that reads raises:
+        UnavailableError: nothing became readable for ``stalled_s``; says what is waited for (unless it follows).
+        StreamNotFound: the stream was deleted.
+        ConflictError: it was deleted and created again.
+        TruncatedError: records that were still to be read have been deleted.
+        CorruptDataError: records stand where none can be.
+    """
 
     def __init__(
         self,
@@ -54,45 +70,60 @@ class StreamReader:
         stream: StreamName,
         load: LoadHistory,
         *,
-        from_end: bool = False,
-        follow: bool = False,
+        start: StartLike = "earliest",
+        isolation: IsolationLevel = "read_committed",
+        follow: bool = True,
         stalled_s: float = 30.0,
+        preview: PreviewTail | None = None,
     ) -> None:
-        """Look up where to begin and, unless it follows, where to stop.
+        """Look up where to begin and, unless it follows, where to stop; see :meth:`bridge.Bridge.reader`.
 
         Args:
             settings: How to reach Kafka.
             stream: What to read.
             load: Reads its epochs.
-            from_end: Begin with what becomes readable from now on, instead of the first record of the first epoch.
+            start: Where to begin, see :mod:`bridge.model.position`.
+            isolation: Whether records of open transactions are previewed, by ``preview``.
             follow: Go on with what is committed later, in epochs that are made later; otherwise stop where the
                 active segments end now.
             stalled_s: How long nothing may become readable before reading gives up, unless it follows.
+            preview: Reads open transactions; closed with this reader.
 
         Raises:
+            InvalidRequestError, TruncatedError: it can not begin there.
             StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable.
         """
+        wanted = parse_start(stream, start)
         self._stream = stream
         self._load = load
         self._follow = follow
         self._stalled_s = stalled_s
+        self._preview = preview if isolation == "read_uncommitted" else None
         self._changed = threading.Event()
         self._topics: dict[str, SegmentId] = {}
         self._assigned: set[SegmentId] = set()
-        self._loaded_at = time.monotonic()
-        self._moved_at = self._loaded_at
+        self._loaded_at = self._moved_at = time.monotonic()
         history = load(self._changed.set if follow else None)
-        admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        ends = _ends(admin, stream, history, Isolation.READ_COMMITTED if from_end else Isolation.READ_UNCOMMITTED)
+        self._history = history
+        self._origin = Origin(lambda _: self._history)
+        offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        begin = locate(offsets, stream, history, wanted)
         # What was written before now may still wait for its marker, so the goal is the end, not the last stable offset.
-        self._plan = ReadingPlan(history, start=ends if from_end else None, goals=None if follow else ends)
+        goals = None if follow else readable_ends(offsets, stream, history, Isolation.READ_UNCOMMITTED)
+        self._plan = ReadingPlan(history, start=begin.start, floor=begin.floor, goals=goals)
+        self._before: dict[SegmentId, int] | None = None
+        self._planned = -1
+        self._refresh_at = 0.0
+        self._batch: list[Message] = []
+        self._rest: Iterator[Message] = iter(self._batch)
+        self._records: Iterator[Record] = iter(())
         config = {
             **consumer_config(
                 settings.bootstrap_servers,
                 isolation=Isolation.READ_COMMITTED,
                 security=settings.kafka,
                 client_id=settings.client_name,
-                extra={"queued.max.messages.kbytes": _QUEUED_KIB, "fetch.queue.backoff.ms": _QUEUE_FULL_MS},
+                extra={"fetch.queue.backoff.ms": _QUEUE_FULL_MS},
             ),
             "enable.partition.eof": True,
             "error_cb": lambda error: logger.info("the consumer reports: %s", error),
@@ -109,53 +140,145 @@ class StreamReader:
         self.close()
 
     def close(self) -> None:
-        """Disconnect."""
+        """Disconnect. The position can still be asked for."""
+        if self._preview is not None:
+            self._preview.close()
         self._consumer.close()
 
-    def batches(self) -> Iterator[list[Delivered]]:
-        """What can be read, as it arrives; ends at the goal, or never when it follows.
+    @property
+    def stream(self) -> str:
+        """``scope/stream``."""
+        return str(self._stream)
 
-        Raises:
-            UnavailableError: nothing became readable for ``stalled_s``; says what is waited for.
-            StreamNotFound: the stream was deleted.
-            ConflictError: it was deleted and created again.
-            CorruptDataError: records are gone, or stand where none can be.
+    @property
+    def position(self) -> ReadPosition:
+        """Where to go on after the records that were handed out: give it, or its text, as ``start``.
+
+        Previews do not count: a reader that begins there previews what is open then.
         """
-        poll, consume = self._consumer.poll, self._consumer.consume
-        while not self._plan.is_finished():
-            self._refresh()
-            self._assign()
-            first = poll(_POLL_S)
-            if first is None:
-                self._check_stalled()
-                continue
-            # consume(n, t) waits until there are n messages or t has passed; with 0 it takes what is there.
-            records = [item for message in (first, *consume(_BATCH, 0)) for item in self._take(message)]
-            if records:
-                self._moved_at = time.monotonic()
-                yield records
-            else:
+        left = length_hint(self._rest)
+        if not left:
+            return ReadPosition(self._stream, self._plan.frontier())
+        begin = len(self._batch) - left
+        if self._before is None:  # nothing was finished with this batch, so it is enough to go back
+            offsets = self._plan.frontier()
+            offsets |= dict(map(self._place, reversed(self._batch[begin:])))
+        else:
+            offsets = dict(self._before)
+            offsets |= {segment: offset + 1 for segment, offset in map(self._place, self._batch[:begin])}
+        return ReadPosition(self._stream, offsets)
+
+    def _place(self, message: Message) -> tuple[SegmentId, int]:
+        return self._topics[message.topic() or ""], message.offset() or 0
+
+    def __iter__(self) -> Iterator[Record]:
+        """Records as they become readable; ends at the goal, or never when it follows."""
+        while True:
+            yield from self._records
+            if not self._fetch(_POLL_S):
+                if self._is_finished():
+                    return
                 self._check_stalled()
 
-    def _take(self, message: Message) -> Iterator[Delivered]:
+    def batches(self) -> Iterator[list[Record]]:
+        """The same in lists, as they arrive; a list counts as handed out as a whole."""
+        while True:
+            if records := list(self._records):
+                yield records
+            if not self._fetch(_POLL_S):
+                if self._is_finished():
+                    return
+                self._check_stalled()
+
+    def poll(self, timeout_s: float = 0.0) -> Record | None:
+        """The next record, or None if there is none within the time, or ever (see :meth:`is_finished`)."""
+        return next(iter(self.consume(1, timeout_s)), None)
+
+    def consume(self, records_max: int, timeout_s: float = 0.0) -> list[Record]:
+        """Up to so many records: those that are there, or the first that come within the time."""
+        if records_max < 1:
+            raise InvalidRequestError(f"at least one record has to be asked for, not {records_max}")
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = [record for _, record in zip(range(records_max), self._records, strict=False)]
+            left_s = deadline - time.monotonic()
+            if found or self._is_finished():
+                return found
+            if not self._fetch(min(_POLL_S, max(left_s, 0.0))):
+                self._check_stalled()
+                if left_s <= 0:
+                    return []
+
+    def is_finished(self) -> bool:
+        """Whether everything up to the goal was handed out; never true of a reader that follows."""
+        return self._is_finished() and not length_hint(self._rest)
+
+    def _is_finished(self) -> bool:
+        return self._plan.is_finished() and (self._preview is None or self._preview.is_caught_up)
+
+    def _fetch(self, timeout_s: float) -> bool:
+        """Read what is there, or comes within the time, into ``_records``; False if that is nothing."""
+        previews: list[Record] = []
+        if self._preview is not None:
+            previews = [record_of(item, self._origin) for item in self._preview.take()]
+            timeout_s = 0.0 if previews else min(timeout_s, _PREVIEW_POLL_S)
+        messages = self._fetch_committed(timeout_s)
+        self._batch = messages
+        self._rest = iter(messages)
+        self._records = records_of(messages, self._rest, self._origin)
+        if previews:
+            self._records = chain(previews, self._records)
+        if messages or previews:
+            self._moved_at = time.monotonic()
+        return bool(messages or previews)
+
+    def _fetch_committed(self, timeout_s: float) -> list[Message]:
+        if self._plan.is_finished():
+            return []
+        self._refresh()
+        self._assign()
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        # consume(n, t) waits until there are n messages or t has passed; with 0 it takes what is there.
+        messages = [first, *self._consumer.consume(_BATCH, 0)]
+        if self._take_all(messages):
+            self._before = None
+            return messages
+        self._before = self._plan.frontier()
+        return [message for message in messages if self._take(message)]
+
+    def _take_all(self, messages: list[Message]) -> bool:
+        """Take note of records all of which are to be handed out; False if they have to be looked at one by one."""
+        if any(map(_error, messages)):
+            return False
+        taken: dict[SegmentId, int] = {}
+        for topic, last in last_offsets(messages).items():
+            segment = self._topics.get(topic)
+            if segment is None:
+                return False
+            taken[segment] = last
+        return self._plan.take(taken)
+
+    def _take(self, message: Message) -> bool:
         error = message.error()
         segment = self._topics.get(message.topic() or "")
         offset = message.offset()
         if error is None:
-            if segment is not None and offset is not None and self._plan.accept(segment, offset):
-                yield Delivered(segment, message)
-        elif error.code() == KafkaError._PARTITION_EOF:
-            if segment is not None and offset is not None and offset > self._plan.readable().get(segment, offset):
-                self._moved_at = time.monotonic()
+            return segment is not None and offset is not None and self._plan.accept(segment, offset)
+        if error.code() == KafkaError._PARTITION_EOF:
             if segment is not None and offset is not None:
+                if offset > self._plan.readable().get(segment, offset):
+                    self._moved_at = time.monotonic()
                 self._plan.reached(segment, offset)
         else:
             self._judge(error, segment)
+        return False
 
     def _judge(self, error: KafkaError, segment: SegmentId | None) -> None:
         """Raise unless the consumer gets over an error by itself."""
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            raise CorruptDataError(
+            raise TruncatedError(
                 f"segment {segment} of {self._stream} has lost records that were still to be read: {error.str()}"
             )
         fault = translate(error, f"read {self._stream}", f"stream {self._stream}")
@@ -167,13 +290,19 @@ class StreamReader:
 
     def _refresh(self) -> None:
         """Read the epochs again when there may be more, or the end of a segment is missing."""
-        age_s = time.monotonic() - self._loaded_at
-        if not (self._changed.is_set() or (age_s >= _PENDING_ENDS_S and self._plan.waits_for_ends())):
+        now = time.monotonic()
+        if now < self._refresh_at:
+            return
+        self._refresh_at = now + _REFRESH_S
+        pending = now - self._loaded_at >= _PENDING_ENDS_S and self._plan.waits_for_ends()
+        if not (self._changed.is_set() or pending):
             return
         try:
             watch = self._changed.set if self._changed.is_set() else None
             self._changed.clear()
-            self._plan.update(self._load(watch))
+            history = self._load(watch)
+            self._plan.update(history)
+            self._history = history
             self._loaded_at = time.monotonic()
         except UnavailableError as exc:
             if not self._follow:
@@ -184,14 +313,16 @@ class StreamReader:
 
     def _assign(self) -> None:
         """Have the consumer read exactly what the plan says."""
+        if self._planned == self._plan.changes:
+            return
+        self._planned = self._plan.changes
         readable = self._plan.readable()
         try:
             if fresh := readable.keys() - self._assigned:
                 self._topics |= {self._stream.segment_topic(segment): segment for segment in fresh}
                 self._consumer.incremental_assign(
                     [
-                        # The log may begin later than at 0 if retention is set on the topic.
-                        TopicPartition(self._stream.segment_topic(segment), 0, readable[segment] or OFFSET_BEGINNING)
+                        TopicPartition(self._stream.segment_topic(segment), 0, readable[segment])
                         for segment in sorted(fresh)
                     ]
                 )
@@ -204,17 +335,10 @@ class StreamReader:
         self._assigned = set(readable)
 
     def _check_stalled(self) -> None:
-        if self._follow or time.monotonic() - self._moved_at < self._stalled_s:
+        if self._follow or self._plan.is_finished() or time.monotonic() - self._moved_at < self._stalled_s:
             return
         waiting = ", ".join(f"{segment} at {offset}" for segment, offset in self._plan.readable().items())
         raise UnavailableError(
             f"nothing became readable for {self._stalled_s:g} s, although more was written to {self._stream} "
             f"(segments {waiting}): Kafka does not answer, or a native transaction is still open there"
         )
-
-
-def _ends(admin: TopicAdmin, stream: StreamName, history: EpochHistory, isolation: Isolation) -> dict[SegmentId, int]:
-    """Where the active segments end."""
-    topics = {segment: stream.segment_topic(segment) for segment in history.active.segment_ids}
-    found = admin.end_offsets(topics.values(), isolation)
-    return {segment: found[topic] for segment, topic in topics.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -97,10 +98,79 @@ def test_formats_and_limits(cli: Cli, stream: str) -> None:
     assert cli("produce", stream, "-", stdin=b"one").out.startswith("Committed 1 record in ")
     answer = cli("consume", stream, "--format", r"{key}\t{value}\t{offset}", "--null", "-")
     assert answer.out == "-\tone\t0\n"
-    assert answer.err == f"1 record of {stream}\n"
+    assert re.fullmatch(rf"1 record of {stream}; position {stream}@0-0:\d,0-1:\d\n", answer.err)
     assert cli("consume", stream, "--format", "").out == "\n"
     cli("produce", stream, "-", stdin=b"two\nthree\n")
     assert len(cli("consume", stream, "--max-records", "2").out.splitlines()) == 2
+
+
+def test_consuming_goes_on_at_a_position_a_time_or_a_dlsn(cli: Cli, stream: str) -> None:
+    cli("produce", stream, "-", stdin=b"one\ntwo\nthree\n")
+    position = cli("consume", stream, "--max-records", "1").err.rstrip().rpartition(" ")[2]
+    assert cli("consume", stream, "--from", position).out == "two\nthree\n"
+    [second] = [item for item in cli.json_lines("consume", stream) if item["value"] == "two"]
+    assert cli("consume", stream, "--from", second["dlsn"]).out == "two\nthree\n"
+    assert cli("consume", stream, "--from", "2100-01-01").out == ""
+    for wrong in ("soon", "other/stream@0-0:0", "0-0:99:0"):
+        refused = cli("consume", stream, "--from", wrong)
+        assert (refused.code, refused.out) == (ExitCode.REFUSED, "")
+
+
+def test_records_of_open_transactions_are_previewed(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+    txn = b.begin(stream)
+    txn.write(stream, key=b"k", value=b"open")
+    txn.flush()
+    assert cli("consume", stream).out == ""
+    answer = cli("consume", stream, "--isolation", "read_uncommitted", "--format", "{value} {committed} {transaction}")
+    assert answer.out == f"open no {txn.id}\n"
+    txn.abort()
+
+
+def test_a_member_of_a_group_goes_on_where_the_group_is(
+    cli: Cli, b: bridge.Bridge, stream: str, unique_name: Callable[[str], str]
+) -> None:
+    group = unique_name("group")
+    values = grown(b, stream)
+    options = ("--group", group, "--format", "{key}={value}", "--max-records")
+    read = cli("consume", stream, *options, str(len(KEYS) * len(values)))
+    assert by_key(read.out) == {key.decode(): values for key in KEYS}
+    assert read.err.endswith(f"of {stream}; by a member of group {group}\n")
+    write(b, stream, b"later")
+    assert by_key(cli("consume", stream, *options, str(len(KEYS))).out) == {key.decode(): ["later"] for key in KEYS}
+
+
+def test_whole_transactions_are_printed(cli: Cli, b: bridge.Bridge, unique_name: Callable[[str], str]) -> None:
+    scope = unique_name("scope")
+    for name in ("orders", "payments"):
+        b.admin.create_stream(f"{scope}/{name}", segments=2)
+    with b.transaction(f"{scope}/orders", f"{scope}/payments", label="one") as txn:
+        for number in range(4):
+            txn.write(f"{scope}/{('orders', 'payments')[number % 2]}", key=b"%d" % number, value=b"v%d" % number)
+    printed = cli("consume", scope, "--transactions").out.splitlines()
+    assert printed[0].endswith(f'{txn.id} of cli-tests "one", 4 records')
+    assert printed[1:] == ["v0", "v1", "v2", "v3"]
+    head, *records = cli.json_lines("consume", f"{scope}/default", "--transactions")
+    assert (head["type"], head["records"]) == ("transaction", 4)
+    assert head["streams"] == {f"{scope}/orders": 2, f"{scope}/payments": 2}
+    assert [item["total_order"] for item in records] == [1, 2, 3, 4]
+    assert {item["commit_position"] for item in records} == {head["order"]}
+    assert cli("consume", scope, "--transactions", "--from", head["position"]).out == ""
+    assert cli("consume", f"{scope}/nothing", "--transactions").code == ExitCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--from-end",),
+        ("--from", "latest", "--from-beginning"),
+        ("--group", "g"),
+        ("--group", "g", "--transactions"),
+        ("--group", "g", "--follow", "--from", "0-0:1:0"),
+        ("--transactions", "--isolation", "read_uncommitted"),
+    ],
+)
+def test_options_that_do_not_go_together(cli: Cli, stream: str, options: tuple[str, ...]) -> None:
+    assert cli("consume", stream, *options).code == ExitCode.USAGE
 
 
 def test_an_empty_file_is_an_empty_transaction(cli: Cli, stream: str) -> None:

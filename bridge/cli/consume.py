@@ -1,27 +1,60 @@
-"""``rollbridge consume``: committed records, in the order of their epochs."""
+"""``rollbridge consume``: records in the order of their epochs, alone or in a group, or whole transactions."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from itertools import islice
+from typing import Any, cast
 
 import click
+from confluent_kafka import KafkaException
 
 from bridge.cli import values
 from bridge.cli.connecting import connected
 from bridge.cli.context import CliContext
-from bridge.cli.records import FIELDS, Line, json_line, line_of
+from bridge.cli.records import FIELDS, Line, json_line, line_of, record_document
 from bridge.cli.tables import counted
-from bridge.model.names import StreamName
-from bridge.reading import StreamReader
+from bridge.connection import Bridge
+from bridge.consumer import Consumer
+from bridge.kafka.translate import translate
+from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from bridge.reading import IsolationLevel
+from bridge.transactions import CommittedTransaction
+
+_POLL_S = 0.2
+_BATCH = 500
 
 
 @click.command(epilog=f"Fields of a format: {', '.join(FIELDS)}.")
-@click.argument("stream_name", metavar="SCOPE/STREAM")
-@click.option("--from-beginning/--from-end", default=True, help="Where to begin.  [default: --from-beginning]")
+@click.argument("name", metavar="SCOPE/STREAM")
+@click.option(
+    "--from",
+    "start",
+    metavar="START",
+    help="Where to begin: earliest, latest, a time such as 2026-01-31T12:00:00Z, a DLSN, an SN, or the position that "
+    "an earlier run printed.  [default: earliest]",
+)
+@click.option("--from-beginning/--from-end", default=None, help="The same as --from earliest, --from latest.")
 @click.option("--follow", is_flag=True, help="Go on with what is committed later, until Ctrl-C.")
-@click.option("--max-records", type=click.IntRange(1), metavar="N", help="Stop after this many.")
+@click.option(
+    "--max-records", type=click.IntRange(1), metavar="N", help="Stop after this many records, or transactions."
+)
+@click.option(
+    "--isolation",
+    type=click.Choice(["read_committed", "read_uncommitted"]),
+    default="read_committed",
+    show_default=True,
+    help="read_uncommitted also previews records of open transactions; the field {committed} tells them apart.",
+)
+@click.option("--group", metavar="GROUP", help="Read as a member of a consumer group, which shares the segments.")
+@click.option(
+    "--transactions",
+    is_flag=True,
+    help="Print whole transactions in commit order; the argument is SCOPE, or SCOPE/GROUP of a transaction group.",
+)
 @click.option(
     "--format",
     "template",
@@ -43,10 +76,14 @@ from bridge.reading import StreamReader
 @click.pass_obj
 def consume(
     context: CliContext,
-    stream_name: str,
-    from_beginning: bool,
+    name: str,
+    start: str | None,
+    from_beginning: bool | None,
     follow: bool,
     max_records: int | None,
+    isolation: str,
+    group: str | None,
+    transactions: bool,
     template: str,
     null: str,
     wait: timedelta,
@@ -54,36 +91,172 @@ def consume(
     """Print the committed records of a stream, one in each line.
 
     Segments are read to their ends before those that continue them, so the records of a key come in the order in which
-    they became visible, across scales and rolling commits. With --json each line is an object.
+    they became visible, across scales and rolling commits. With --json each line is an object. At the end it says on
+    standard error where it stands, which --from takes.
+
+    A member of a group begins where the group has committed to, --from earliest or latest if it has not, and commits
+    what it has printed.
     """
-    name = StreamName.parse(stream_name)
-    if not from_beginning and not follow:
-        raise click.UsageError("--from-end without --follow would print nothing")
-    line: Line = line_of(template, null)
-    if context.json:
-        line = json_line
-    out = sys.stdout.buffer
-    printed = 0
-    with (
-        connected(context) as b,
-        StreamReader(
-            b.settings,
-            name,
-            lambda changed: b.admin.history(stream_name, changed),
-            from_end=not from_beginning,
-            follow=follow,
-            stalled_s=wait.total_seconds(),
-        ) as reader,
-    ):
+    if start is not None and from_beginning is not None:
+        raise click.UsageError("give --from, or --from-beginning or --from-end, not both")
+    if from_beginning is not None:
+        start = "earliest" if from_beginning else "latest"
+    start = start or "earliest"
+    if start == "latest" and not follow and group is None:
+        raise click.UsageError("--from latest (--from-end) without --follow would print nothing")
+    if transactions and group is not None:
+        raise click.UsageError("--transactions are read without a consumer --group")
+    if isolation == "read_uncommitted" and (transactions or group is not None):
+        raise click.UsageError("--isolation read_uncommitted goes with neither --group nor --transactions")
+    if group is not None and not follow and max_records is None:
+        raise click.UsageError("a member of a --group reads for ever: give --follow, or --max-records")
+    if group is not None and start not in ("earliest", "latest"):
+        raise click.UsageError("with --group, --from is earliest or latest")
+    owner = _owner(name) if transactions else None
+    if owner is None:
+        StreamName.parse(name)
+    line: Line = json_line if context.json else line_of(template, null)
+    show = _Printer(max_records)
+    with connected(context) as b:
+        if owner is not None:
+            _transactions(context, b, owner, start, follow, wait, line, show)
+        elif group is not None:
+            _member(context, b, name, start, group, line, show)
+        else:
+            _records(context, b, name, start, follow, cast("IsolationLevel", isolation), wait, line, show)
+
+
+def _owner(name: str) -> GroupName:
+    return GroupName.parse(name) if "/" in name else GroupName(name, DEFAULT_GROUP)
+
+
+class _Printer:
+    """Writes lines, up to a number of them."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._out = sys.stdout.buffer
+        self.printed = 0
+
+    @property
+    def left(self) -> int | None:
+        """How many more may be printed."""
+        return None if self._most is None else self._most - self.printed
+
+    def lines(self, lines: Iterable[bytes], count: int) -> None:
+        self._out.write(b"".join(lines))
+        self._out.flush()
+        self.printed += count
+
+
+def _records(
+    context: CliContext,
+    b: Bridge,
+    stream: str,
+    start: str,
+    follow: bool,
+    isolation: IsolationLevel,
+    wait: timedelta,
+    line: Line,
+    show: _Printer,
+) -> None:
+    with b.reader(stream, start=start, isolation=isolation, follow=follow, stalled_s=wait.total_seconds()) as reader:
         try:
-            for records in reader.batches():
-                left = None if max_records is None else max_records - printed
-                chosen = list(islice(records, left))
-                out.write(b"".join(map(line, chosen)))
-                out.flush()
-                printed += len(chosen)
-                if printed == max_records:
-                    break
+            while show.left != 0 and not reader.is_finished():
+                records = reader.consume(_BATCH if show.left is None else min(_BATCH, show.left), _POLL_S)
+                if records:
+                    show.lines(map(line, records), len(records))
+        finally:
+            _close(context, show, f"of {stream}", f"position {reader.position}")
+
+
+def _transactions(
+    context: CliContext,
+    b: Bridge,
+    owner: GroupName,
+    start: str,
+    follow: bool,
+    wait: timedelta,
+    line: Line,
+    show: _Printer,
+) -> None:
+    with b.transactions(
+        owner.scope, group=owner.group, start=start, follow=follow, stalled_s=wait.total_seconds()
+    ) as reader:
+        position = reader.position
+        try:
+            for transaction in islice(reader, show.left):
+                if context.json:
+                    show.lines(_documents(transaction), 1)
+                else:
+                    show.lines(_lines(transaction, line), 1)
+                position = transaction.position
         finally:
             if not context.json:
-                context.tell(f"{counted(printed, 'record')} of {stream_name}")
+                context.tell(f"{counted(show.printed, 'transaction')} of {owner}; position {position}")
+
+
+def _lines(transaction: CommittedTransaction, line: Line) -> Iterator[bytes]:
+    control = transaction.control
+    label = "" if control.label is None else f" {json.dumps(control.label, ensure_ascii=False)}"
+    yield f"# {transaction.order} {control.transaction} of {control.client_name}{label}, ".encode()
+    yield f"{counted(control.records, 'record')}\n".encode()
+    yield from map(line, transaction.records())
+
+
+def _documents(transaction: CommittedTransaction) -> Iterator[bytes]:
+    """One object for the transaction and one for each of its records, which may be many."""
+    control = transaction.control
+
+    def encoded(document: dict[str, Any]) -> bytes:
+        return json.dumps(document, ensure_ascii=False).encode() + b"\n"
+
+    yield encoded(
+        {
+            "type": "transaction",
+            "transaction": str(control.transaction),
+            "order": transaction.order,
+            "position": str(transaction.position),
+            "label": control.label,
+            "client_name": control.client_name,
+            "begun_ms": control.begun_ms,
+            "decided_ms": control.decided_ms,
+            "records": control.records,
+            "streams": transaction.counts(),
+        }
+    )
+    for number, record in enumerate(transaction.records(), 1):
+        yield encoded({"type": "record", "stream": record.stream, "total_order": number, **record_document(record)})
+
+
+def _member(context: CliContext, b: Bridge, stream: str, start: str, group: str, line: Line, show: _Printer) -> None:
+    settings = b.settings
+    config = {
+        "bootstrap.servers": settings.bootstrap_servers,
+        "zookeeper": settings.zookeeper,
+        "zookeeper.root": settings.zookeeper_root,
+        "client.id": settings.client_name,
+        "group.id": group,
+        "auto.offset.reset": start,
+        "auto.commit.interval.ms": 1_000,
+        **settings.kafka,
+    }
+    with Consumer(config) as consumer:
+        consumer.subscribe([stream])
+        try:
+            while show.left != 0:
+                messages = consumer.consume(_BATCH if show.left is None else min(_BATCH, show.left), _POLL_S)
+                for message in messages:
+                    error = message.error()
+                    if error is not None:
+                        raise translate(error, f"read {stream} in group {group}", f"group {group}")
+                show.lines((line(message.record()) for message in messages), len(messages))
+        except KafkaException as exc:
+            raise translate(exc, f"read {stream} in group {group}", f"group {group}") from exc
+        finally:
+            _close(context, show, f"of {stream}", f"by a member of group {group}")
+
+
+def _close(context: CliContext, show: _Printer, what: str, where: str) -> None:
+    if not context.json:
+        context.tell(f"{counted(show.printed, 'record')} {what}; {where}")

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from bridge.errors import ConflictError, CorruptDataError
+from bridge.errors import ConflictError, CorruptDataError, InvalidRequestError
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.identifiers import SegmentId
 from bridge.model.lineage import lineage
@@ -25,6 +25,9 @@ class ReadingPlan:
 
     Tell it what arrives with :meth:`accept` and :meth:`reached`, and of new epochs with :meth:`update`; ask it with
     :meth:`readable`. It never leaves a segment before its end and never hands out a record twice.
+
+    Attributes:
+        changes: Grows whenever other segments are to be read than before.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class ReadingPlan:
         history: EpochHistory,
         *,
         start: Mapping[SegmentId, int] | None = None,
+        floor: Mapping[SegmentId, int] | None = None,
         goals: Mapping[SegmentId, int] | None = None,
     ) -> None:
         """Plan to read a stream.
@@ -40,19 +44,34 @@ class ReadingPlan:
             history: Its epochs as of now.
             start: Offsets to begin at, by segment; what these segments continue counts as read. None: everything is
                 read from the first epoch on.
+            floor: Offsets below which there is nothing to be read; they say nothing of other segments.
             goals: Where to stop in each active segment; epochs that are added later are then left out. None: read on
                 for ever.
+
+        Raises:
+            InvalidRequestError: ``start`` names a segment that the stream does not have, or two of which one continues
+                the other.
         """
+        self.changes = 0
         self._goals = goals
         self._epochs = len(history.records)
-        self._position = dict(start or {})
+        self._position = {**(floor or {}), **(start or {})}
         self._done: set[SegmentId] = set()
         self._adopt(history)
-        waiting = list(self._position)
+        for segment in start or ():
+            if segment not in self._before:
+                raise InvalidRequestError(f"there is no segment {segment} in the stream")
+        continued: set[SegmentId] = set()
+        waiting = list(start or ())
         while waiting:
-            before = self._before[waiting.pop()]
-            waiting.extend(item for item in before if item not in self._done)
-            self._done.update(before)
+            fresh = [item for item in self._before[waiting.pop()] if item not in continued]
+            continued.update(fresh)
+            waiting.extend(fresh)
+        if both := continued & set(start or ()):
+            raise InvalidRequestError(
+                f"what continues segment {min(both)} is to be read from a place of its own, so it can not be begun at"
+            )
+        self._done |= continued
         self._adopt(history)
 
     def update(self, history: EpochHistory) -> None:
@@ -69,6 +88,31 @@ class ReadingPlan:
     def readable(self) -> dict[SegmentId, int]:
         """The segments to read now and the offset at which each goes on."""
         return {segment: self._position.get(segment, 0) for segment in self._ready}
+
+    def frontier(self) -> dict[SegmentId, int]:
+        """What to give as ``start`` to a plan that goes on from here: the next offset of each segment at the front.
+
+        At the front is what is being read, and what has been read while nothing that continues it has been begun.
+        """
+        front = {
+            segment: self._position.get(segment, 0)
+            for segment in self._done
+            if not any(after in self._ready or after in self._done for after in self._after[segment])
+        }
+        return front | self.readable()
+
+    def take(self, lasts: Mapping[SegmentId, int]) -> bool:
+        """Take note of records that follow each other up to these offsets, as :meth:`accept` does of each.
+
+        False if they have to be looked at one by one; nothing was taken note of then.
+        """
+        for segment, last in lasts.items():
+            limit = self._limit(segment) if segment in self._ready else -1
+            if limit is not None and last + 1 >= limit:
+                return False
+        for segment, last in lasts.items():
+            self._position[segment] = last + 1
+        return True
 
     def accept(self, segment: SegmentId, offset: int) -> bool:
         """Take note of a record; False if it is not to be handed out: it was before, or lies beyond the goal.
@@ -117,6 +161,7 @@ class ReadingPlan:
             self._before[link.after].append(link.before)
             self._after[link.before].append(link.after)
         self._ready: dict[SegmentId, None] = {}
+        self.changes += 1
         self._open(self._sealed)
 
     def _open(self, segments: Iterable[SegmentId]) -> None:
@@ -128,6 +173,7 @@ class ReadingPlan:
                 continue
             limit = self._limit(segment)
             if limit is not None and self._position.get(segment, 0) >= limit:
+                self.changes += 1
                 self._done.add(segment)
                 self._ready.pop(segment, None)
                 waiting.extend(self._after[segment])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import ConflictError, CorruptDataError
+from bridge.errors import ConflictError, CorruptDataError, InvalidRequestError
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.keyspace import KeyRange, even_ranges
@@ -135,6 +135,53 @@ def test_beginning_at_the_end_reads_only_what_comes_later(world: Topics, data: s
     assert len(world.delivered) == len(set(world.delivered))
 
 
+@given(topics(), st.data())
+def test_a_plan_that_goes_on_at_a_frontier_reads_the_rest(world: Topics, data: st.DataObject) -> None:
+    """Stopped anywhere, resumed with more epochs than there were: everything once, and in order."""
+    total = len(world.history.records)
+    epochs = data.draw(st.integers(1, total), label="epochs")
+    seen = as_seen(world.history, epochs, True)
+    plan = ReadingPlan(seen)
+    for _ in range(data.draw(st.integers(0, 12), label="steps")):
+        if not read_step(world, plan, data):
+            break
+    front = plan.frontier()
+    assert front
+    again = ReadingPlan(seen, start=front)
+    assert again.readable() == plan.readable()
+    assert again.frontier() == front
+    later = ReadingPlan(world.history, start=front)
+    while read_step(world, later, data):
+        pass
+    assert sorted(world.delivered) == world.everything()
+    assert len(world.delivered) == len(set(world.delivered))
+
+
+@given(topics(), st.data())
+def test_a_floor_leaves_out_what_is_below_it_in_each_segment(world: Topics, data: st.DataObject) -> None:
+    floor = {segment: data.draw(st.integers(0, end)) for segment, end in sorted(world.ends.items())}
+    below = [(segment, offset) for segment, offset in world.everything() if offset < floor[segment]]
+    world.delivered.extend(below)
+    plan = ReadingPlan(world.history, floor=floor)
+    while read_step(world, plan, data):
+        pass
+    assert sorted(world.delivered) == world.everything()
+    assert len(world.delivered) == len(set(world.delivered))
+
+
+@given(topics(), st.data())
+def test_taking_many_records_at_once_is_the_same_as_one_by_one(world: Topics, data: st.DataObject) -> None:
+    plan, other = ReadingPlan(world.history), ReadingPlan(world.history)
+    for segment, position in plan.readable().items():
+        offsets = [offset for offset in world.records[segment] if offset >= position]
+        offsets = offsets[: data.draw(st.integers(0, len(offsets)))]
+        if offsets and plan.take({segment: offsets[-1]}):
+            assert all(other.accept(segment, offset) for offset in offsets)
+            assert plan.frontier() == other.frontier()
+        else:
+            assert plan.readable() == other.readable()
+
+
 @given(histories())
 def test_a_stream_without_a_record_leads_straight_to_its_active_segments(history: EpochHistory) -> None:
     for record in history.records:
@@ -187,6 +234,21 @@ def test_a_record_behind_a_sealed_end_is_corrupt_data() -> None:
     plan = ReadingPlan(SPLIT.with_sealed_ends(1, {S0: 2}))
     with pytest.raises(CorruptDataError, match=r"segment 0.#epoch.0 was sealed at 2 but holds a record at 2"):
         plan.accept(S0, 2)
+
+
+def test_a_start_names_segments_of_the_stream_that_do_not_continue_each_other() -> None:
+    with pytest.raises(InvalidRequestError, match=r"no segment 9\.#epoch\.9"):
+        ReadingPlan(TWO, start={SegmentId.of(9, 9): 0})
+    with pytest.raises(InvalidRequestError, match=r"continues segment 0\.#epoch\.0"):
+        ReadingPlan(SPLIT, start={S0: 0, S2: 0})
+
+
+def test_nothing_is_taken_of_several_segments_if_one_of_them_ends() -> None:
+    plan = ReadingPlan(SPLIT.with_sealed_ends(1, {S0: 3}))
+    assert not plan.take({S1: 7, S0: 2})
+    assert plan.readable() == {S0: 0, S1: 0}
+    assert plan.take({S1: 7, S0: 1})
+    assert plan.frontier() == {S0: 2, S1: 8}
 
 
 def test_positions_never_go_back() -> None:

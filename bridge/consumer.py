@@ -1,0 +1,401 @@
+"""``bridge.Consumer``: a member of a consumer group, with confluent-kafka's names, that keeps each key's order.
+
+::
+
+    consumer = bridge.Consumer({"bootstrap.servers": "...", "zookeeper": "...", "group.id": "billing"})
+    consumer.subscribe(["sales/orders"])
+    while True:
+        message = consumer.poll(1.0)
+
+Members share the segments by Kafka's own group protocol. A segment is handed out only after the group has committed
+what it continues to the sealed end, whoever read that. So who commits by hand has to commit what there is, not only
+every so many records: after a seal nothing else may come until that is done.
+
+Errors of the group protocol are confluent-kafka's ``KafkaException``, so that code which handles them goes on to do so;
+everything else is one of :mod:`bridge.errors`.
+
+Where partitions are taken, ``TopicPartition("sales/orders", 3)`` means the segment numbered 3 that is being read (or
+the active one), as ``message.topic()`` and ``message.partition()`` name it; the topic of a segment names that one
+exactly. Partitions that are given back are named by their topics.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, Self
+
+from confluent_kafka import (
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Message as KafkaMessage
+
+from bridge.consumer_commits import Commits, Rebalances
+from bridge.consumer_message import Message
+from bridge.consumer_places import Places
+from bridge.consumer_settings import consumer_settings
+from bridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
+from bridge.group_commits import GroupCommits
+from bridge.kafka.log_offsets import LogOffsets
+from bridge.kafka.translate import translate
+from bridge.membership import Membership, Owned, Phase
+from bridge.message import Origin, last_offsets
+from bridge.model.epochs import EpochHistory
+from bridge.model.names import StreamName, parse_segment_topic
+from bridge.zookeeper.metadata import Metadata
+from bridge.zookeeper.session import ZooKeeperSession
+
+logger = logging.getLogger(__name__)
+
+OnRebalance = Callable[["Consumer", list[TopicPartition]], None]
+
+_SLICE_S: Final = 0.1
+_STEP_S: Final = 0.02
+_CONNECT_S: Final = 10.0
+_FOREVER_S: Final = 10.0**9
+
+
+class Consumer:
+    """A member of a consumer group over streams. One thread at a time may use it. Close it, or use ``with``."""
+
+    def __init__(self, config: Mapping[str, Any], /, *, logger: logging.Logger = logger) -> None:
+        """Connect; a subscription or an assignment comes next.
+
+        Args:
+            config: confluent-kafka's settings, as far as :mod:`bridge.consumer_settings` allows them, and
+                ``zookeeper`` (``host:port,...``) and ``zookeeper.root``.
+            logger: Where librdkafka's messages go.
+
+        Raises:
+            ConfigError: settings that are unknown, not allowed or wrong; all are named.
+            ZooKeeperUnavailable: nobody answered.
+        """
+        self._settings = settings = consumer_settings(config)
+        connection = settings.connection
+        try:
+            self._consumer = KafkaConsumer({**settings.kafka, "on_commit": self._committed}, logger=logger)
+        except (KafkaException, ValueError, TypeError) as exc:
+            raise translate(exc, "start a consumer") from exc
+        security = {
+            key: value for key, value in settings.kafka.items() if key.startswith(("security.", "ssl.", "sasl."))
+        }
+        address, name = connection.bootstrap_servers, connection.client_name
+        self._offsets = LogOffsets(address, security=security, client_id=name)
+        self._session = ZooKeeperSession(connection.zookeeper, root=connection.zookeeper_root, name=name)
+        try:
+            self._session.start(_CONNECT_S)
+        except BaseException:
+            self._consumer.close()
+            raise
+        self._metadata = Metadata(self._session)
+        self._members = Membership(
+            self._consumer,
+            settings.group_id,
+            settings.reset,
+            GroupCommits(address, settings.group_id, security=security, client_id=name),
+            self._offsets,
+            self._load,
+            auto_commit=settings.auto_commit,
+        )
+        self._origin = Origin(lambda stream: self._members.histories.get(stream))
+        self._places = Places(self._consumer, self._members, self._offsets, self._load, settings)
+        self._commits = Commits(self._consumer, self._members, self._places, settings)
+        self._rebalances = Rebalances(self._members, self._commits, cooperative=settings.cooperative)
+        self._subscribed: frozenset[str] = frozenset()
+        self._manual = False
+        self._closed = False
+        self._step_at = 0.0
+
+    # Subscription ----------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topics: Iterable[str],
+        on_assign: OnRebalance | None = None,
+        on_revoke: OnRebalance | None = None,
+        on_lost: OnRebalance | None = None,
+    ) -> None:
+        """Share the segments of streams with the other members of the group, those of later epochs included.
+
+        Args:
+            topics: Streams, ``scope/stream``. All members of a group name the same ones.
+            on_assign: Called, while polling, with this consumer and segments that became this member's. It may call
+                :meth:`assign` with other offsets, to begin there; a segment still waits for what it continues.
+            on_revoke: Called before segments are given up; the last moment to commit.
+            on_lost: Called instead when they belong to others already.
+
+        Raises:
+            ConflictError: the group reads other streams, as its committed offsets show.
+            InvalidNameError, StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable.
+        """
+        self._check_open()
+        names = [StreamName.parse(topic) for topic in ([topics] if isinstance(topics, str) else topics)]
+        if not names:
+            raise InvalidRequestError("no stream to subscribe to was named")
+        self._rebalances.tell = {
+            event: partial(callback, self)
+            for event, callback in (("assign", on_assign), ("revoke", on_revoke), ("lost", on_lost))
+            if callback is not None
+        }
+        self._manual = False
+        self._subscribed = frozenset()
+        self._subscribe(self._members.begin(names))
+
+    def unsubscribe(self) -> None:
+        """Leave the group's segments to its other members."""
+        self._consumer.unsubscribe()
+        self._members.histories.clear()
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """Read exactly these, without a group; or, in ``on_assign``, begin at these offsets."""
+        self._check_open()
+        if self._rebalances.placing:
+            for place in partitions:
+                item = self._members.owned.get(self._places.topic(place))
+                if item is not None and place.offset not in (OFFSET_INVALID, OFFSET_STORED):
+                    item.override = self._places.absolute(item.topic, place.offset)
+            return
+        self._manual = True
+        self._members.revoked(list(self._members.owned))
+        self._members.histories = {}
+        places: list[TopicPartition] = []
+        for place in partitions:
+            topic = self._places.topic(place, manual=True)
+            stream, segment = parse_segment_topic(topic)
+            offset = place.offset
+            if offset in (OFFSET_INVALID, OFFSET_STORED):
+                offset = self._places.stored(topic)
+            offset = self._places.absolute(topic, offset)
+            self._members.owned[topic] = Owned(
+                topic, stream, segment, Phase.OPEN, next=offset, handled=offset, sent=offset
+            )
+            places.append(TopicPartition(topic, 0, offset))
+        self._consumer.assign(places)
+
+    def unassign(self) -> None:
+        """Read nothing any more."""
+        self._consumer.unassign()
+        self._members.revoked(list(self._members.owned))
+
+    def assignment(self) -> list[TopicPartition]:
+        """The segments that are this member's, also those that wait for what they continue."""
+        return [TopicPartition(topic, 0) for topic in sorted(self._members.owned)]
+
+    # Reading ---------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float = -1) -> Message | None:
+        """The next message, or error, or None if there is none within ``timeout`` seconds (-1: wait for ever)."""
+        return next(iter(self._take(1, timeout)), None)
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """Up to so many messages: those that are there, or the first that come within the time.
+
+        confluent-kafka's function of this name waits until there are as many as were asked for; this one does not.
+        """
+        if num_messages < 1:
+            raise InvalidRequestError(f"at least one message has to be asked for, not {num_messages}")
+        return self._take(num_messages, timeout)
+
+    def _take(self, most: int, timeout: float) -> list[Message]:
+        self._check_open()
+        deadline = time.monotonic() + (timeout if timeout >= 0 else _FOREVER_S)
+        self._commits.handed_out()
+        while True:
+            self._step()
+            left_s = deadline - time.monotonic()
+            first = self._consumer.poll(min(max(left_s, 0.0), _SLICE_S))
+            if first is not None:
+                rest = self._consumer.consume(most - 1, 0) if most > 1 else []
+                if found := self._accept([first, *rest]):
+                    return found
+            elif left_s <= 0:
+                return []
+
+    def _accept(self, messages: list[KafkaMessage]) -> list[Message]:
+        owned = self._members.owned
+        if not any(map(KafkaMessage.error, messages)):
+            lasts = last_offsets(messages)
+            items = [owned.get(topic) for topic in lasts]
+            if all(item is not None and item.phase is Phase.OPEN for item in items):
+                for item, last in zip(items, lasts.values(), strict=True):
+                    if item is not None:
+                        self._commits.give(item, last)
+                return [Message(message, self._origin) for message in messages]
+        return [Message(message, self._origin) for message in messages if self._is_for_user(message)]
+
+    def _is_for_user(self, message: KafkaMessage) -> bool:
+        topic, offset, error = message.topic() or "", message.offset(), message.error()
+        item = self._members.owned.get(topic)
+        if error is not None:
+            if error.code() == KafkaError._PARTITION_EOF and offset is not None:
+                self._members.reached(topic, offset)
+                return self._settings.show_ends
+            if isinstance(translate(error, "read"), NotFoundError) and self._members.histories:
+                # Brokers learn of new topics one after the other; a stream that is gone is found out by its epochs.
+                logger.info("reading %s: %s", topic, error)
+                self._members.recheck()
+                return False
+            return True
+        if item is None or offset is None:
+            return False  # it was revoked between two messages
+        if item.phase is not Phase.OPEN:
+            logger.warning("a record of %s came although the segment waits; it will be read again", topic)
+            self._consumer.pause([TopicPartition(topic, 0)])
+            return False
+        self._commits.give(item, offset)
+        return True
+
+    def _step(self) -> None:
+        """What has to be done between messages, now and then."""
+        now = time.monotonic()
+        if now < self._step_at:
+            return
+        self._step_at = now + _STEP_S
+        if self._manual:
+            self._commits.commit_sometimes()
+            return
+        if self._members.refresh():
+            self._subscribe(self._members.topics())
+        self._members.step()
+        self._commits.commit_sometimes()
+
+    def _subscribe(self, topics: list[str]) -> None:
+        if not set(topics) - self._subscribed:
+            return  # to drop what has been read is not worth a rebalance
+        self._subscribed = frozenset(topics)
+        rebalances = self._rebalances
+        self._consumer.subscribe(
+            topics, on_assign=rebalances.assigned, on_revoke=rebalances.revoked, on_lost=rebalances.lost
+        )
+
+    # Offsets ---------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        message: Message | None = None,
+        offsets: list[TopicPartition] | None = None,
+        asynchronous: bool = True,
+    ) -> list[TopicPartition] | None:
+        """Commit behind a message, or these offsets, or all that was handed out.
+
+        When nothing but markers is left of a sealed segment, its end is committed, which lets its successors go on.
+
+        Raises:
+            KafkaException: as from confluent-kafka's consumer, when not asynchronous.
+        """
+        self._check_open()
+        places = self._commits.chosen(message, offsets)
+        if asynchronous:
+            self._consumer.commit(offsets=places, asynchronous=True)
+            return None
+        done: list[TopicPartition] = self._consumer.commit(offsets=places, asynchronous=False)
+        self._members.noted(done)
+        return done
+
+    def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
+        """Say what counts as processed, for the automatic commit; needs ``enable.auto.offset.store=false``."""
+        self._commits.store(message, offsets)
+
+    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """What the group has committed in segments; ``OFFSET_INVALID`` where that is nothing."""
+        return self._consumer.committed([TopicPartition(self._places.topic(item), 0) for item in partitions], timeout)
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """The offset behind the last message that was handed out, by segment; ``OFFSET_INVALID`` before the first."""
+        found = []
+        for place in partitions:
+            topic = self._places.topic(place)
+            item = self._members.owned.get(topic)
+            found.append(TopicPartition(topic, 0, OFFSET_INVALID if item is None or item.next < 0 else item.next))
+        return found
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on in a segment from another offset; raises ``KafkaException`` unless it is assigned and begun."""
+        topic = self._places.topic(partition)
+        item = self._members.owned.get(topic)
+        if item is None or item.phase is Phase.WAITING:
+            raise KafkaException(KafkaError(KafkaError._STATE, f"{topic} is not being read by this member"))
+        offset = self._places.absolute(topic, partition.offset)
+        self._consumer.seek(TopicPartition(topic, 0, offset))
+        if item.phase is Phase.DONE and not item.paused:
+            self._consumer.resume([TopicPartition(topic, 0)])
+        item.phase, item.next, item.handled, item.end = Phase.OPEN, offset, offset, -1
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Hand out nothing of these segments until they are resumed."""
+        self._set_paused(partitions, True)
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """Hand out their records again; a segment that waits for what it continues goes on waiting."""
+        self._set_paused(partitions, False)
+
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int]:
+        """First offset of a segment, and its end."""
+        return self._consumer.get_watermark_offsets(
+            TopicPartition(self._places.topic(partition, manual=self._manual), 0), timeout=timeout, cached=cached
+        )
+
+    # The group -------------------------------------------------------------------------------------------------
+
+    def consumer_group_metadata(self) -> Any:
+        """What ``send_offsets_to_transaction`` takes."""
+        return self._consumer.consumer_group_metadata()
+
+    def memberid(self) -> str:
+        """This member's id in the group."""
+        return self._consumer.memberid()
+
+    def close(self) -> None:
+        """Commit, if that is automatic, what was handed out; leave the group and disconnect."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._commits.handed_out()
+            self._commits.commit(list(self._members.owned), wait=True)
+        finally:
+            self._consumer.close()
+            self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Inside ----------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("Consumer closed")  # what confluent-kafka raises
+
+    def _load(self, name: StreamName, changed: Callable[[], None], known: EpochHistory | None) -> EpochHistory:
+        history = self._metadata.history(name, changed, known)
+        if history is None:
+            raise StreamNotFound(f"stream {name} does not exist")
+        return history
+
+    def _set_paused(self, partitions: list[TopicPartition], paused: bool) -> None:
+        for place in partitions:
+            topic = self._places.topic(place)
+            item = self._members.owned.get(topic)
+            if item is None:
+                raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, f"{topic} is not assigned"))
+            item.paused = paused
+            if item.phase is Phase.OPEN:
+                (self._consumer.pause if paused else self._consumer.resume)([TopicPartition(topic, 0)])
+
+    def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Called while polling with the outcome of a commit."""
+        self._commits.confirmed(error, partitions)
+        if self._settings.on_commit is not None:
+            self._settings.on_commit(error, partitions)

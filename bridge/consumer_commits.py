@@ -1,0 +1,181 @@
+"""Commits of a consumer, asked for or at intervals, and what it does when segments come and go."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from bridge.consumer_message import Message
+from bridge.consumer_places import Places
+from bridge.consumer_settings import ConsumerSettings
+from bridge.errors import InvalidRequestError
+from bridge.membership import Membership, Owned, Phase
+
+logger = logging.getLogger(__name__)
+
+
+class Commits:
+    """Knows what counts as processed, and commits it, if the settings say so."""
+
+    def __init__(
+        self, consumer: KafkaConsumer, members: Membership, places: Places, settings: ConsumerSettings
+    ) -> None:
+        self._consumer = consumer
+        self._members = members
+        self._places = places
+        self._settings = settings
+        self._commit_at = time.monotonic() + settings.interval_s
+        self._given: list[Owned] = []
+
+    def give(self, item: Owned, last: int) -> None:
+        """Records of a segment are handed out, up to an offset."""
+        item.next = last + 1
+        self._given.append(item)
+
+    def handed_out(self) -> None:
+        """The application has asked for more, or is done: what it was given is processed."""
+        if self._settings.auto_store:
+            for item in self._given:
+                item.handled = item.next
+        self._given.clear()
+
+    def chosen(self, message: Message | None, offsets: list[TopicPartition] | None) -> list[TopicPartition]:
+        """What a call of ``commit`` asks for, rounded up.
+
+        Raises:
+            InvalidRequestError: it asks for two things, or for an offset that is none.
+            KafkaException: there is nothing to commit.
+        """
+        if message is not None and offsets is not None:
+            raise InvalidRequestError("give a message or offsets, not both; nothing was committed")
+        wanted: dict[str, int] = {}
+        if message is not None:
+            wanted[message.segment_topic] = (message.offset() or 0) + 1
+        elif offsets is not None:
+            for place in offsets:
+                if place.offset < 0:
+                    raise InvalidRequestError(f"offset {place.offset} can not be committed; nothing was committed")
+                wanted[self._places.topic(place)] = place.offset
+        else:
+            for item in self._members.owned.values():
+                if item.phase is Phase.OPEN:
+                    wanted[item.topic] = item.next if self._settings.auto_store else item.handled
+        if not wanted:
+            raise KafkaException(KafkaError(KafkaError._NO_OFFSET))
+        return [self._members.rounded(topic, offset) for topic, offset in wanted.items()]
+
+    def store(self, message: Message | None, offsets: list[TopicPartition] | None) -> None:
+        """Take the application's word for what is processed.
+
+        Raises:
+            InvalidRequestError: that is found out automatically.
+            KafkaException: a segment is not assigned.
+        """
+        if self._settings.auto_store:
+            raise InvalidRequestError("store_offsets needs enable.auto.offset.store=false")
+        wanted = [] if message is None else [(message.segment_topic, (message.offset() or 0) + 1)]
+        wanted += [(self._places.topic(place), place.offset) for place in offsets or ()]
+        for topic, offset in wanted:
+            item = self._members.owned.get(topic)
+            if item is None:
+                raise KafkaException(KafkaError(KafkaError._STATE, f"{topic} is not assigned"))
+            item.handled = offset
+
+    def commit_sometimes(self) -> None:
+        """Commit when the interval is over."""
+        if time.monotonic() >= self._commit_at:
+            self._commit_at = time.monotonic() + self._settings.interval_s
+            self.commit(list(self._members.owned), wait=False)
+
+    def commit(self, topics: Iterable[str], *, wait: bool) -> None:
+        """Commit what is processed of these segments and was not committed yet."""
+        if not self._settings.auto_commit:
+            return
+        own = [self._members.owned[topic] for topic in topics if topic in self._members.owned]
+        due = {item.topic: item.handled for item in own if item.phase is Phase.OPEN and item.handled > item.sent}
+        if not due:
+            return
+        for topic, offset in due.items():
+            self._members.owned[topic].sent = offset
+        if wait:
+            if not self._members.commit(due):
+                self._unsent(due)
+            return
+        places = [self._members.rounded(topic, offset) for topic, offset in due.items()]
+        try:
+            self._consumer.commit(offsets=places, asynchronous=True)
+        except KafkaException as exc:
+            logger.info("an automatic commit of group %s failed: %s", self._settings.group_id, exc)
+
+    def confirmed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """The outcome of a commit."""
+        if error is None:
+            self._members.noted(partitions)
+            return
+        self._unsent(place.topic for place in partitions)
+
+    def _unsent(self, topics: Iterable[str]) -> None:
+        """Send commits of these segments again with the next ones."""
+        for topic in topics:
+            if (item := self._members.owned.get(topic)) is not None:
+                item.sent = -1
+
+
+class Rebalances:
+    """Called while polling when segments come and go.
+
+    Attributes:
+        tell: What the application wants to be told of, by event.
+        placing: Whether the application is being told of new segments, and may say where they are to begin.
+    """
+
+    def __init__(self, members: Membership, commits: Commits, *, cooperative: bool) -> None:
+        self._members = members
+        self._commits = commits
+        self._cooperative = cooperative
+        self.tell: dict[str, Callable[[list[TopicPartition]], None]] = {}
+        self.placing = False
+
+    def assigned(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
+        """Take segments; they stay paused until they may be read."""
+        places = [TopicPartition(item.topic, item.partition, 0) for item in partitions]
+        if self._cooperative:
+            consumer.incremental_assign(places)
+        else:
+            self._members.revoked(list(self._members.owned))
+            consumer.assign(places)
+        if places:
+            consumer.pause(places)
+        self._members.assigned(item.topic for item in partitions)
+        self.placing = True
+        try:
+            self._call("assign", partitions)
+        finally:
+            self.placing = False
+
+    def revoked(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
+        """Give segments up that are still this member's."""
+        self._commits.commit([item.topic for item in partitions], wait=True)
+        self._call("revoke", partitions)
+        self._give_up(consumer, partitions)
+
+    def lost(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
+        """Give segments up that belong to others already: nothing can be committed in them any more."""
+        self._call("lost" if "lost" in self.tell else "revoke", partitions)
+        self._give_up(consumer, partitions)
+
+    def _give_up(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
+        self._members.revoked(item.topic for item in partitions)
+        if self._cooperative:
+            consumer.incremental_unassign(partitions)
+        else:
+            consumer.unassign()
+
+    def _call(self, event: str, partitions: list[TopicPartition]) -> None:
+        callback = self.tell.get(event)
+        if callback is not None:
+            callback([TopicPartition(item.topic, item.partition, item.offset) for item in partitions])

@@ -1,0 +1,74 @@
+"""Offsets of topics: first, last stable, last, and first of a time; of one partition, which is 0 unless said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from bridge.kafka.clients import admin_config, library_logger
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.translate import translate
+
+_TIMEOUT_S: Final = 30.0
+_NONE: Final = -1
+
+
+class LogOffsets:
+    """Asks brokers for offsets of one partition of each topic; safe to use from several threads.
+
+    Raises, from every method:
+        KafkaUnavailable, NotFoundError (a topic does not exist), NotAuthorizedError.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, *, security: Mapping[str, str] | None = None, client_id: str = "rollbridge"
+    ) -> None:
+        try:
+            self._admin = AdminClient(
+                admin_config(bootstrap_servers, security=security, client_id=client_id), logger=library_logger
+            )
+        except Exception as exc:
+            raise translate(exc, f"connect to {bootstrap_servers}") from exc
+
+    def first(self, topics: Iterable[str], partition: int = 0) -> dict[str, int]:
+        """Offset of the first record that is still there."""
+        earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        return self._ask(topics, partition, earliest, Isolation.READ_UNCOMMITTED, "first offset")
+
+    def end(self, topics: Iterable[str], isolation: Isolation, partition: int = 0) -> dict[str, int]:
+        """High watermark, or last stable offset for ``READ_COMMITTED``."""
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        return self._ask(topics, partition, latest, isolation, "end")
+
+    def since(self, topics: Iterable[str], ms: int) -> dict[str, int | None]:
+        """Offset of the first record with this timestamp or a later one; None if there is none."""
+        found = self._ask(topics, 0, OffsetSpec.for_timestamp(ms), Isolation.READ_COMMITTED, "offset of a time")
+        return {topic: None if offset == _NONE else offset for topic, offset in found.items()}
+
+    def _ask(
+        self, topics: Iterable[str], partition: int, spec: OffsetSpec, isolation: Isolation, what: str
+    ) -> dict[str, int]:
+        wanted = list(topics)
+        if not wanted:
+            return {}
+        level = (
+            IsolationLevel.READ_COMMITTED if isolation is Isolation.READ_COMMITTED else IsolationLevel.READ_UNCOMMITTED
+        )
+        request = {TopicPartition(topic, partition): spec for topic in wanted}
+        try:
+            futures: Mapping[TopicPartition, Future[Any]] = self._admin.list_offsets(
+                request, isolation_level=level, request_timeout=_TIMEOUT_S
+            )
+        except Exception as exc:
+            raise translate(exc, f"read the {what} of topics") from exc
+        found: dict[str, int] = {}
+        for place, future in futures.items():
+            try:
+                found[place.topic] = int(future.result(_TIMEOUT_S * 2).offset)
+            except Exception as exc:
+                raise translate(exc, f"read the {what} of topic {place.topic}", f"topic {place.topic}") from exc
+        return found

@@ -1,0 +1,397 @@
+"""One member of a consumer group: which of its segments it may read, and what it commits when one has been read.
+
+The decisions are those of :mod:`bridge.model.sharing`; here they are carried out. A segment that was assigned stays
+paused until it may be read. It is *opened* by a commit of the offset at which it begins, then resumed. Once all of it
+has been handed out and committed its sealed end is committed, which lets its successors be opened by whoever owns
+them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from bridge.errors import ConflictError, KafkaUnavailable, NotFoundError, StreamNotFound, UnavailableError
+from bridge.group_commits import GroupCommits
+from bridge.kafka.log_offsets import LogOffsets
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.translate import kafka_error, translate
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId
+from bridge.model.lineage import Lineage, lineage
+from bridge.model.names import StreamName, parse_segment_topic
+from bridge.model.sharing import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
+
+logger = logging.getLogger(__name__)
+
+LoadHistory = Callable[[StreamName, Callable[[], None], EpochHistory | None], EpochHistory]
+"""Reads the epochs of a stream; calls back when there may be more; may be given what was read before."""
+
+_ASK_S: Final = 0.1
+"""How often the group's commits are looked at while a segment waits for them."""
+_ASK_MAX_S: Final = 1.0
+_ENDS_S: Final = 0.2
+_REMIND_S: Final = 30.0
+_BEHIND: Final = -1
+
+
+class Phase(Enum):
+    """What a member does with a segment that was assigned to it."""
+
+    WAITING = auto()
+    OPEN = auto()
+    DONE = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Owned:
+    """A segment that is assigned to this member.
+
+    Attributes:
+        next: Offset that follows the last record that was handed out, or at which it was begun.
+        handled: Everything below counts as processed, as far as the application has let us know.
+        committed: What the group is known to have committed.
+        sent: The largest offset that a commit was sent for.
+        end: Offset at which there was nothing more to read.
+        override: Where the application wants it to begin.
+    """
+
+    topic: str
+    stream: StreamName
+    segment: SegmentId
+    phase: Phase = Phase.WAITING
+    next: int = _BEHIND
+    handled: int = _BEHIND
+    committed: int = _BEHIND
+    sent: int = _BEHIND
+    end: int = _BEHIND
+    override: int | None = None
+    paused: bool = False
+
+
+class Membership:
+    """The segments of one member. Not thread-safe; used by the thread that polls."""
+
+    def __init__(
+        self,
+        consumer: KafkaConsumer,
+        group_id: str,
+        reset: Reset,
+        commits: GroupCommits,
+        offsets: LogOffsets,
+        load: LoadHistory,
+        *,
+        auto_commit: bool,
+    ) -> None:
+        self._auto_commit = auto_commit
+        self._consumer = consumer
+        self._group_id = group_id
+        self._reset = reset
+        self._commits = commits
+        self._offsets = offsets
+        self._load = load
+        self._changed = threading.Event()
+        self._whole: dict[StreamName, Lineage] = {}
+        self._committed: dict[StreamName, dict[SegmentId, int]] = {}
+        self._verdicts: dict[StreamName, dict[SegmentId, Verdict]] = {}
+        self._sealed: dict[str, int | None] = {}
+        self._mark = ""
+        self._ask_all = False
+        self._ask_at = self._ends_at = 0.0
+        self._ask_every_s = _ASK_S
+        self._waiting_since = 0.0
+        self.histories: dict[StreamName, EpochHistory] = {}
+        self.owned: dict[str, Owned] = {}
+
+    # Streams and topics ----------------------------------------------------------------------------------------
+
+    def begin(self, streams: Iterable[StreamName]) -> list[str]:
+        """Take the streams of the group; returns the topics to subscribe to.
+
+        Raises:
+            ConflictError: the group reads other streams.
+            StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable, NotAuthorizedError.
+        """
+        names = list(dict.fromkeys(streams))
+        self.histories = {name: self._load(name, self._changed.set, None) for name in names}
+        for known in (self._whole, self._verdicts, self._committed, self._sealed):
+            known.clear()
+        self._mark = mark_of(map(str, names))
+        self._adopt()
+        self._ask(everything=True)
+        return self.topics()
+
+    def topics(self) -> list[str]:
+        """The topics that may still be of use."""
+        return sorted(
+            name.segment_topic(segment)
+            for name, history in self.histories.items()
+            for segment in wanted(history, self._committed.get(name, {}), self._verdicts[name])
+        )
+
+    def refresh(self) -> bool:
+        """Read the epochs again if there may be more, or an end is missing; True if there are new segments.
+
+        Raises:
+            StreamNotFound: a stream was deleted.
+        """
+        now = time.monotonic()
+        pending = False
+        if now - self._ends_at >= _ENDS_S:
+            self._ends_at = now
+            pending = any(
+                not life.active and life.sealed_end is None for whole in self._whole.values() for life in whole.lives
+            )
+        if not self.histories or not (self._changed.is_set() or pending):
+            return False
+        watch = self._changed.is_set()
+        self._changed.clear()
+        before = len(self._sealed)
+        try:
+            for name, history in self.histories.items():
+                self.histories[name] = self._load(name, self._changed.set if watch else _nothing, history)
+        except StreamNotFound:
+            raise
+        except UnavailableError as fault:
+            logger.warning("the epochs can not be read now, trying again: %s", fault)
+            self._changed.set()
+            return False
+        self._adopt()
+        self._ask_at = 0.0
+        return len(self._sealed) > before
+
+    def recheck(self) -> None:
+        """Read the epochs again with the next :meth:`refresh`."""
+        self._changed.set()
+
+    def _adopt(self) -> None:
+        for name, history in self.histories.items():
+            self._whole[name] = lineage(history)
+            self._sealed |= {name.segment_topic(life.segment.id): life.sealed_end for life in self._whole[name].lives}
+        self._decide()
+
+    def _decide(self) -> None:
+        for name, history in self.histories.items():
+            self._verdicts[name] = decide(history, self._committed.get(name, {}), self._reset, self._whole[name])
+
+    # Assignment ------------------------------------------------------------------------------------------------
+
+    def assigned(self, topics: Iterable[str]) -> None:
+        """Take segments that were just assigned and are paused."""
+        for topic in topics:
+            stream, segment = parse_segment_topic(topic)
+            self.owned[topic] = Owned(topic, stream, segment)
+        self._ask_all = True
+        self._ask_at = 0.0
+        self._waiting_since = time.monotonic()
+
+    def revoked(self, topics: Iterable[str]) -> None:
+        """Let segments go."""
+        for topic in topics:
+            self.owned.pop(topic, None)
+
+    # What may be read ------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Commit the ends of what has been read, and open what may be read now. Called again and again.
+
+        Raises:
+            ConflictError: the group reads other streams.
+            KafkaException: the group has committed nothing, and that is to be an error.
+        """
+        self._finish()
+        due = self._ask_all or any(self._is_pending(item) for item in self.owned.values())
+        now = time.monotonic()
+        if not due or now < self._ask_at:
+            return
+        try:
+            self._ask(everything=self._ask_all)
+        except UnavailableError as fault:
+            logger.info("the commits of group %s can not be read now: %s", self._group_id, fault)
+            self._ask_at = now + _ASK_MAX_S
+            return
+        self._ask_all = False
+        before = sum(item.phase is Phase.WAITING for item in self.owned.values())
+        self._open()
+        self._finish()
+        moved = before != sum(item.phase is Phase.WAITING for item in self.owned.values())
+        self._ask_every_s = _ASK_S if moved else min(self._ask_every_s * 1.5, _ASK_MAX_S)
+        self._ask_at = now + self._ask_every_s
+        self._remind(now)
+
+    def reached(self, topic: str, offset: int) -> None:
+        """There was nothing more to read at an offset."""
+        item = self.owned.get(topic)
+        if item is not None:
+            item.end = max(item.end, offset)
+
+    def _is_pending(self, item: Owned) -> bool:
+        return item.phase is Phase.WAITING or (item.phase is Phase.OPEN and self._end_of(item) is not None)
+
+    def _end_of(self, item: Owned) -> int | None:
+        """The sealed end of a segment all of which has been handed out; None while it has not been."""
+        sealed = self._sealed.get(item.topic)
+        return sealed if sealed is not None and max(item.end, item.next) >= sealed else None
+
+    def _ask(self, *, everything: bool) -> None:
+        """Read what the group has committed: all of it, or where it matters for what waits."""
+        topics = None
+        if not everything:
+            topics = {
+                name.segment_topic(segment)
+                for name, verdicts in self._verdicts.items()
+                for segment, verdict in verdicts.items()
+                if verdict.standing is not Standing.DONE
+            }
+        found = self._commits.read(topics)
+        if everything:
+            self._committed = {name: {} for name in self.histories}
+            streams = [str(name) for name in self.histories]
+            check_streams(self._group_id, streams, [(item.topic, item.metadata or "") for item in found])
+        for place in found:
+            self._note(place.topic, place.offset)
+        self._decide()
+
+    def _note(self, topic: str, offset: int) -> None:
+        if topic not in self._sealed:
+            return
+        stream, segment = parse_segment_topic(topic)
+        self._committed.setdefault(stream, {})[segment] = offset
+        item = self.owned.get(topic)
+        if item is not None:
+            item.committed = offset
+
+    def _open(self) -> None:
+        """Begin to read what may be read."""
+        ready: dict[str, int] = {}
+        for item in self.owned.values():
+            verdict = self._verdicts.get(item.stream, {}).get(item.segment)
+            if item.phase is not Phase.WAITING or verdict is None:
+                continue
+            match verdict.standing:
+                case Standing.DONE:
+                    item.phase = Phase.DONE
+                case Standing.READ:
+                    ready[item.topic] = verdict.offset
+                case Standing.READ_NEW:
+                    ready[item.topic] = self._offsets.end([item.topic], Isolation.READ_COMMITTED)[item.topic]
+                case Standing.NO_OFFSET:
+                    raise KafkaException(
+                        KafkaError(KafkaError._AUTO_OFFSET_RESET, f"no committed offset for {item.topic}")
+                    )
+                case Standing.WAITS:
+                    continue
+            if item.override is not None and item.topic in ready:
+                ready[item.topic] = item.override
+        fresh = {topic: offset for topic, offset in ready.items() if self.owned[topic].committed < 0}
+        if fresh and not self.commit(fresh):
+            return
+        for topic, offset in ready.items():
+            self._start(self.owned[topic], offset)
+
+    def _start(self, item: Owned, offset: int) -> None:
+        place = TopicPartition(item.topic, 0, offset)
+        try:
+            self._consumer.seek(place)
+            if not item.paused:
+                self._consumer.resume([place])
+        except KafkaException as exc:
+            # Right after an assignment the consumer may not be ready for it; it is tried again.
+            logger.debug("segment %s of %s can not be opened yet: %s", item.segment, item.stream, exc)
+            self._ask_at = 0.0
+            return
+        item.phase = Phase.OPEN
+        item.next = item.handled = item.sent = offset
+        item.end = _BEHIND
+        logger.info("group %s reads %s from %d on", self._group_id, item.topic, offset)
+
+    def _finish(self) -> None:
+        """Commit the ends of segments all of which has been handed out and committed."""
+        ends: dict[str, int] = {}
+        for item in self.owned.values():
+            sealed = self._end_of(item) if item.phase is Phase.OPEN else None
+            processed = max(item.committed, item.handled if self._auto_commit else _BEHIND)
+            if sealed is not None and processed >= min(item.next, sealed):
+                ends[item.topic] = sealed
+        missing = {topic: end for topic, end in ends.items() if self.owned[topic].committed < end}
+        if missing and not self.commit(missing):
+            return
+        for topic in ends:
+            item = self.owned[topic]
+            item.phase = Phase.DONE
+            self._consumer.pause([TopicPartition(topic, 0)])
+            logger.info("group %s has read %s to its end", self._group_id, topic)
+        if ends:
+            self._ask_at = 0.0
+            self._ask_every_s = _ASK_S
+
+    def _remind(self, now: float) -> None:
+        """Say in the log what an application that commits by itself keeps waiting."""
+        if now - self._waiting_since < _REMIND_S:
+            return
+        self._waiting_since = now
+        for item in self.owned.values():
+            if item.phase is Phase.OPEN and self._end_of(item) is not None:
+                logger.warning(
+                    "segment %s of %s was handed out to its end, but offset %d of it has not been committed by group "
+                    "%s; what continues it waits for that",
+                    *(item.segment, item.stream, item.next, self._group_id),
+                )
+
+    # Commits ---------------------------------------------------------------------------------------------------
+
+    def rounded(self, topic: str, offset: int) -> TopicPartition:
+        """What to commit for an offset: the sealed end, if there is nothing between the two."""
+        item = self.owned.get(topic)
+        if item is not None and item.phase is Phase.OPEN and offset >= item.next:
+            offset = max(offset, self._end_of(item) or 0)
+        return TopicPartition(topic, 0, offset, metadata=self._mark)
+
+    def commit(self, offsets: Mapping[str, int]) -> bool:
+        """Commit and wait for the answer; False if it has to be tried again."""
+        places = [self.rounded(topic, offset) for topic, offset in offsets.items()]
+        try:
+            done = self._consumer.commit(offsets=places, asynchronous=False)
+        except KafkaException as exc:
+            error = kafka_error(exc)
+            fault = translate(exc, f"commit offsets of group {self._group_id}")
+            if isinstance(fault, NotFoundError):
+                self.recheck()  # says so if a stream is gone
+            if isinstance(fault, KafkaUnavailable | ConflictError | NotFoundError) or _is_rebalance(error):
+                logger.info("a commit of group %s has to be repeated: %s", self._group_id, fault)
+                return False
+            raise fault from exc
+        self.noted(done or [])
+        return all(place.error is None for place in done or [])
+
+    def noted(self, places: Iterable[TopicPartition]) -> None:
+        """Commits that the group's coordinator has confirmed."""
+        changed = False
+        for place in places:
+            if place.error is None and place.offset >= 0:
+                self._note(place.topic, place.offset)
+                changed = True
+        if changed:
+            self._decide()
+
+
+def _is_rebalance(error: KafkaError | None) -> bool:
+    return error is not None and error.code() in (
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError._ASSIGNMENT_LOST,
+        KafkaError._STATE,
+    )
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""

@@ -1,0 +1,206 @@
+"""Positions of readers as values with a text form, and what a reader may be told to begin at.
+
+===========================================  ======================================================
+text of a start                              begins with
+===========================================  ======================================================
+``earliest``                                 the first record that is still there
+``latest``                                   what becomes readable from now on
+``2026-01-31T12:00:00Z``, ``1769860800000``  records of that time (ms since 1970) or later, by segment
+``4-0:17:3``, ``dlsn=4-0:17:3,seq=1017``     the record at that DLSN, or SN
+``sales/orders@4-0:17,4-1:0``                where a reader that was asked for its position stood
+===========================================  ======================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Self
+
+from bridge.errors import InvalidRequestError
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import GroupName, StreamName
+from bridge.model.sequence import DLSN
+from bridge.model.sn import SN
+
+_OFFSET_MAX: Final = (1 << 63) - 1
+_PLACE: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10}):([0-9]{1,19})")
+_LOG: Final = re.compile(r"([^@]+)@([0-9]{1,19})")
+_MS: Final = re.compile(r"[0-9]{12,14}")
+_TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPosition:
+    """How far a stream has been read: the next offset in each segment at the front.
+
+    What these segments continue has been read to its end; what neither they nor their predecessors cover is unread.
+    Printed as ``sales/orders@EPOCH-NUMBER:OFFSET,...`` and parsed back by :meth:`parse`.
+    """
+
+    stream: StreamName
+    offsets: Mapping[SegmentId, int]
+
+    def __post_init__(self) -> None:
+        if not self.offsets:
+            raise InvalidRequestError(f"a position in {self.stream} names at least one segment")
+        for segment, offset in self.offsets.items():
+            if not 0 <= offset <= _OFFSET_MAX:
+                raise InvalidRequestError(f"offset {offset} of segment {segment} is not in 0..{_OFFSET_MAX}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse what ``str()`` prints.
+
+        Raises:
+            InvalidRequestError: not such a text.
+        """
+        name, _, places = text.partition("@")
+        offsets: dict[SegmentId, int] = {}
+        for place in places.split(","):
+            match = _PLACE.fullmatch(place)
+            segment = None if match is None else SegmentId.of(int(match[2]), int(match[1]))
+            if match is None or segment is None or segment in offsets:
+                raise InvalidRequestError(
+                    f"{text!r} is no position: SCOPE/STREAM@EPOCH-NUMBER:OFFSET,... is expected, each segment once, "
+                    "such as sales/orders@4-0:17,4-1:0"
+                )
+            offsets[segment] = int(match[3])
+        return cls(StreamName.parse(name), offsets)
+
+    def __str__(self) -> str:
+        places = (f"{segment.epoch}-{segment.number}:{offset}" for segment, offset in sorted(self.offsets.items()))
+        return f"{self.stream}@{','.join(places)}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """How far a commit log has been read: the next offset. Printed as ``sales/default@1234``."""
+
+    group: GroupName
+    offset: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.offset <= _OFFSET_MAX:
+            raise InvalidRequestError(f"offset {self.offset} of a commit log is not in 0..{_OFFSET_MAX}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse what ``str()`` prints.
+
+        Raises:
+            InvalidRequestError: not such a text.
+        """
+        match = _LOG.fullmatch(text)
+        if match is None:
+            raise InvalidRequestError(
+                f"{text!r} is no position in a commit log: SCOPE/GROUP@OFFSET is expected, such as sales/default@1234"
+            )
+        return cls(GroupName.parse(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.group}@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    """Begin with the first record that is still there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Begin with what becomes readable from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Begin, in each segment, with the first record of a time or later; ms since 1970."""
+
+    ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Begin at offsets; what their segments continue counts as read, all else is read from its beginning."""
+
+    offsets: Mapping[SegmentId, int]
+
+
+Start = Earliest | Latest | Since | At
+StartLike = str | int | datetime | DLSN | SN | ReadPosition | Iterable[DLSN | SN]
+"""How a caller may put a start; an int is a time in ms since 1970."""
+
+
+def parse_start(stream: StreamName, start: StartLike) -> Start:
+    """What a caller's start means for a stream.
+
+    Raises:
+        InvalidRequestError: it means nothing, belongs to another stream, or says two things of one segment.
+    """
+    match start:
+        case str():
+            return _parse_text(stream, start)
+        case bool():
+            raise InvalidRequestError(f"{start!r} is nothing to begin at")
+        case int():
+            return _since(start)
+        case datetime():
+            # A time without a zone is the machine's own, as everywhere in Python.
+            return _since(int(start.timestamp() * 1000))
+        case ReadPosition():
+            if start.stream != stream:
+                raise InvalidRequestError(f"the position {start} belongs to {start.stream}, not to {stream}")
+            return At(start.offsets)
+        case DLSN() | SN():
+            return _at(stream, [start])
+        case Iterable():
+            return _at(stream, list(start))
+        case _:
+            raise InvalidRequestError(f"{start!r} is nothing to begin at")
+
+
+def _parse_text(stream: StreamName, text: str) -> Start:
+    if text == "earliest":
+        return Earliest()
+    if text == "latest":
+        return Latest()
+    if "@" in text:
+        return parse_start(stream, ReadPosition.parse(text))
+    if _MS.fullmatch(text):
+        return _since(int(text))
+    if _TIME.fullmatch(text):
+        try:
+            when = datetime.fromisoformat(text)
+        except ValueError as fault:
+            raise InvalidRequestError(f"{text!r} is no time: {fault}") from None
+        return parse_start(stream, when if when.tzinfo else when.replace(tzinfo=UTC))
+    if text.startswith(("dlsn=", "seq=", "txid=")) or text.count(":") == 2:
+        return _at(stream, [SN.parse(text)])
+    raise InvalidRequestError(
+        f"{text!r} is nothing to begin at: earliest, latest, a time such as 2026-01-31T12:00:00Z, a DLSN or SN, or a "
+        "position such as sales/orders@4-0:17 is expected"
+    )
+
+
+def _since(ms: int) -> Since:
+    if ms < 0:
+        raise InvalidRequestError(f"a time to begin at is not negative: {ms}")
+    return Since(ms)
+
+
+def _at(stream: StreamName, places: list[DLSN | SN]) -> At:
+    offsets: dict[SegmentId, int] = {}
+    for place in places:
+        dlsn = place.dlsn if isinstance(place, SN) else place
+        if not isinstance(dlsn, DLSN):
+            raise InvalidRequestError(f"{place} can not be begun at: an SN needs its dlsn for that")
+        if not 0 <= dlsn.offset <= _OFFSET_MAX:
+            raise InvalidRequestError(f"offset {dlsn.offset} of {dlsn} is not in 0..{_OFFSET_MAX}")
+        if dlsn.segment in offsets:
+            raise InvalidRequestError(f"two places to begin at are in segment {dlsn.segment} of {stream}")
+        offsets[dlsn.segment] = dlsn.offset
+    if not offsets:
+        raise InvalidRequestError(f"no place to begin at was given for {stream}")
+    return At(offsets)

@@ -1,0 +1,199 @@
+"""Reading the records of open transactions from a stream's buffer, before their outcome is known.
+
+At the start the buffer is read once for the ABORT frames in it, and the commit log for the outcomes since the oldest
+frame, so that what has ended by then is not shown. Then the buffer is read again, from its beginning and on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from bridge.config import ConnectionSettings
+from bridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable
+from bridge.kafka.batches import read_records, validate_frame
+from bridge.kafka.clients import consumer_config
+from bridge.kafka.log_offsets import LogOffsets
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.translate import translate
+from bridge.message import Preview
+from bridge.model.buffer import BufferedTransaction, FrameRef
+from bridge.model.control import ControlKind, peek_kind
+from bridge.model.identifiers import SegmentId, local_sequence
+from bridge.model.names import GroupName, StreamName
+from bridge.model.preview import PreviewFold, aborted_in
+from bridge.model.sequence import RECORD_HEADER, unpack_record_header
+
+logger = logging.getLogger(__name__)
+
+_BATCH: Final = 50
+"""Frames may have a quarter of a megabyte each."""
+_POLL_S: Final = 1.0
+_SILENT_POLLS_MAX: Final = 30
+_CLOCKS_DIFFER_MS: Final = 10 * 60 * 1000
+"""How much the clocks of brokers and leaders may differ before an outcome is overlooked."""
+
+
+class PreviewTail:
+    """Follows the buffer of a stream. Not for several threads."""
+
+    def __init__(self, settings: ConnectionSettings, stream: StreamName, group: GroupName, partitions: int) -> None:
+        """Read what has ended; see the module.
+
+        Raises:
+            KafkaUnavailable, NotFoundError, NotAuthorizedError (previews need the right to read the buffer).
+        """
+        self._stream = stream
+        self._log = group.commit_log_topic
+        offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        topic = stream.buffer_topic
+        self._buffer = [
+            TopicPartition(topic, number, offsets.first([topic], number)[topic]) for number in range(partitions)
+        ]
+        self._unread = set(range(partitions))
+        config = consumer_config(
+            settings.bootstrap_servers,
+            isolation=Isolation.READ_COMMITTED,
+            security=settings.kafka,
+            client_id=settings.client_name,
+            extra={"fetch.queue.backoff.ms": 5},
+        )
+        config |= {"enable.partition.eof": True, "error_cb": lambda error: logger.info("previews: %s", error)}
+        try:
+            self._consumer = Consumer(config, logger=logger)
+        except (KafkaException, ValueError, TypeError) as exc:
+            raise translate(exc, f"preview {stream}") from exc
+        try:
+            self._fold = PreviewFold(_check_batch, self._learn(offsets))
+        except BaseException:
+            self._consumer.close()
+            raise
+        self._consumer.incremental_assign(self._buffer)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether everything that was in the buffer at the start, and somewhat more, has been taken."""
+        return not self._unread
+
+    def take(self) -> Iterator[Preview]:
+        """Records of open transactions that have not been given yet, in the order of the buffer; does not wait."""
+        for message in self._consumer.consume(_BATCH, 0):
+            error = message.error()
+            if error is not None:
+                self._judge(error, message)
+            elif message.topic() == self._log:
+                if _is_outcome(message):
+                    self._fold.end(message.key() or b"", message.timestamp()[1])
+            else:
+                place = (message.topic() or "", message.partition() or 0)
+                for transaction, frame, batch in self._fold.fold(
+                    str(self._stream),
+                    place,
+                    message.offset() or 0,
+                    message.timestamp()[1],
+                    message.key(),
+                    message.value(),
+                ):
+                    yield from self._records(transaction, frame, batch)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
+
+    def _records(self, transaction: BufferedTransaction, frame: FrameRef, batch: bytes) -> Iterator[Preview]:
+        segment = SegmentId.of(frame.piece.segment, transaction.begin.streams[str(self._stream)])
+        try:
+            for record in read_records(batch):
+                local = local_sequence(frame.piece.part, frame.first_count)
+                for name, value in record.headers:
+                    if name == RECORD_HEADER and value is not None:
+                        local = unpack_record_header(value)[1]
+                yield Preview(
+                    self._stream,
+                    segment,
+                    transaction.transaction_id,
+                    local,
+                    (record.timestamp, record.key, record.value, record.headers),
+                )
+        except (CorruptDataError, InvalidRequestError) as fault:
+            # The leader refuses the transaction when it comes to that frame; here it is only not shown.
+            logger.warning("a frame of transaction %s can not be shown: %s", transaction, fault)
+
+    def _learn(self, offsets: LogOffsets) -> set[bytes]:
+        """Ids of the transactions that have ended."""
+        ended: set[bytes] = set()
+        oldest_ms: list[int] = []
+
+        def aborts(message: Message) -> None:
+            if not oldest_ms or message.timestamp()[1] < oldest_ms[0]:
+                oldest_ms[:] = [message.timestamp()[1]]
+            aborted = aborted_in(message.key(), message.value())
+            if aborted is not None:
+                ended.add(aborted)
+
+        def outcomes(message: Message) -> None:
+            if _is_outcome(message):
+                ended.add(message.key() or b"")
+
+        # The log's end is taken before the buffer is read: outcomes from there on are followed.
+        log_end = offsets.end([self._log], Isolation.READ_COMMITTED)[self._log]
+        self._read_to_end(self._buffer, aborts)
+        if oldest_ms:
+            begin = offsets.since([self._log], max(oldest_ms[0] - _CLOCKS_DIFFER_MS, 0))[self._log]
+            if begin is not None and begin < log_end:
+                self._read_to_end([TopicPartition(self._log, 0, begin)], outcomes)
+        self._consumer.incremental_assign([TopicPartition(self._log, 0, log_end)])
+        return ended
+
+    def _read_to_end(self, partitions: list[TopicPartition], take: Callable[[Message], None]) -> None:
+        self._consumer.incremental_assign(partitions)
+        unread = {(item.topic, item.partition) for item in partitions}
+        silent = 0
+        while unread:
+            first = self._consumer.poll(_POLL_S)
+            silent = silent + 1 if first is None else 0
+            if silent > _SILENT_POLLS_MAX:
+                raise KafkaUnavailable(f"the buffer of {self._stream} can not be read: no broker answers")
+            for message in () if first is None else (first, *self._consumer.consume(_BATCH, 0)):
+                error = message.error()
+                if error is None:
+                    take(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    unread.discard((message.topic() or "", message.partition() or 0))
+                else:
+                    self._judge(error, message)
+        self._consumer.incremental_unassign(partitions)
+
+    def _judge(self, error: KafkaError, message: Message) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:
+            if message.topic() == self._stream.buffer_topic:
+                self._unread.discard(message.partition() or 0)
+            return
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            # The buffer was truncated, so what is gone belongs to transactions that have ended.
+            topic, number = message.topic() or "", message.partition() or 0
+            logger.info("the buffer of %s was truncated; going on at what is left", self._stream)
+            low = self._consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SILENT_POLLS_MAX)[0]
+            self._consumer.incremental_unassign([TopicPartition(topic, number)])
+            self._consumer.incremental_assign([TopicPartition(topic, number, low)])
+            return
+        fault = translate(error, f"preview {self._stream}", f"topic {message.topic()}")
+        if not isinstance(fault, KafkaUnavailable):
+            raise fault
+        logger.info("previewing %s: %s", self._stream, fault)
+
+
+def _is_outcome(message: Message) -> bool:
+    kind = peek_kind(message.value())
+    return kind is not None and kind is not ControlKind.BEGIN
+
+
+def _check_batch(batch: bytes, records: int) -> str | None:
+    try:
+        validate_frame(batch, records)
+    except CorruptDataError as fault:
+        return str(fault)
+    return None

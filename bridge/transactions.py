@@ -1,0 +1,354 @@
+"""Whole transactions in commit order: a group's commit log, and the records to which its COMMIT records point.
+
+What Debezium's transaction topic gives to users of change data capture: each transaction once, in one order over all
+streams of the group, and each of its records with its number in it.
+
+The records are read when they are asked for. A reader holds a few hundred of each segment, however large a transaction
+is, because the order of a commit log is the order in each segment: a consumer goes through every segment once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, Self
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from bridge.config import ConnectionSettings
+from bridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable, TruncatedError, UnavailableError
+from bridge.kafka.clients import Config, consumer_config
+from bridge.kafka.log_offsets import LogOffsets
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.translate import translate
+from bridge.message import Origin, Record, record_of
+from bridge.model.control import ControlKind, ControlRecord, Run, decode_control
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName, StreamName
+from bridge.model.position import LogPosition
+
+logger = logging.getLogger(__name__)
+
+LogStart = str | LogPosition | int | datetime
+"""``"earliest"``, ``"latest"``, a position or its text, or a time (ms since 1970 if it is an int)."""
+
+_POLL_S: Final = 0.1
+_BATCH: Final = 500
+_HELD_MAX: Final = 1_000
+"""Records of a segment that are held before it is paused."""
+_SEEK_BEYOND: Final = 10_000
+"""Offsets that are not read through to get to a later one."""
+_SEGMENTS_MAX: Final = 256
+"""Segments that are read at a time; the one that was left alone the longest makes room."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedTransaction:
+    """A committed transaction.
+
+    Attributes:
+        control: Its record on the commit log.
+        position: Where to go on after it; give it, or its text, as ``start``.
+    """
+
+    control: ControlRecord
+    position: LogPosition
+    _segments: Segments = field(repr=False)
+
+    @property
+    def id(self) -> TransactionId:
+        """The transaction."""
+        return self.control.transaction
+
+    @property
+    def order(self) -> int:
+        """Its place in the total order of the group's transactions: grows with every commit, with gaps."""
+        return self.position.offset - 1
+
+    @property
+    def label(self) -> str | None:
+        """What its client called it."""
+        return self.control.label
+
+    @property
+    def client_name(self) -> str:
+        """Who began it."""
+        return self.control.client_name
+
+    @property
+    def count(self) -> int:
+        """How many records it has."""
+        return self.control.records
+
+    @property
+    def held(self) -> int:
+        """How many records its reader holds in memory now, of this transaction and of later ones."""
+        return self._segments.held
+
+    def counts(self) -> dict[str, int]:
+        """How many records it has in each stream."""
+        found: dict[str, int] = {}
+        for stream, _, runs in self.control.segments():
+            found[stream] = found.get(stream, 0) + sum(run.count for run in runs)
+        return found
+
+    def records(self) -> Iterator[Record]:
+        """Its records of all streams, read from Kafka as they are asked for, by their local sequence.
+
+        Records that one process wrote come in the order in which it wrote them, over all streams and segments. Of
+        several parts the order within each segment is kept. Take the records of one transaction before those of the
+        next; going back works, but costs a seek.
+
+        Raises:
+            TruncatedError: some of them have been deleted.
+            UnavailableError: they can not be read now.
+            CorruptDataError: they are not where the commit log says.
+        """
+        origin = self._segments.origin.at(self.order)
+        columns = [
+            self._segments.records(StreamName.parse(stream).segment_topic(segment), runs, origin)
+            for stream, segment, runs in self.control.segments()
+        ]
+        return columns[0] if len(columns) == 1 else heapq.merge(*columns, key=lambda record: record.local_sequence or 0)
+
+
+class TransactionReader:
+    """Reads the committed transactions of a group in their order; ``b.transactions(...)``. Not for several threads."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        group: GroupName,
+        origin: Origin,
+        *,
+        start: LogStart = "earliest",
+        follow: bool = True,
+        stalled_s: float = 30.0,
+    ) -> None:
+        """See :meth:`bridge.Bridge.transactions`.
+
+        Raises:
+            InvalidRequestError, TruncatedError: it can not begin there.
+            NotFoundError: there is no such group.
+            KafkaUnavailable: nobody answered.
+        """
+        self._group = group
+        self._follow = follow
+        self._stalled_s = stalled_s
+        topic = group.commit_log_topic
+        offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        begin = _begin(offsets, group, start)
+        self._next = begin
+        self._goal = None if follow else offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
+        config = consumer_config(
+            settings.bootstrap_servers,
+            isolation=Isolation.READ_COMMITTED,
+            security=settings.kafka,
+            client_id=settings.client_name,
+            extra={"fetch.queue.backoff.ms": 5},
+        )
+        config |= {"enable.partition.eof": True, "error_cb": lambda error: logger.info("transactions: %s", error)}
+        self._consumer = _consumer(config, f"read the commit log of {group}")
+        self._consumer.assign([TopicPartition(topic, 0, begin)])
+        self._segments = Segments({**config, "queued.max.messages.kbytes": 16 * 1024}, origin, stalled_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect. The position can still be asked for."""
+        self._consumer.close()
+        self._segments.close()
+
+    @property
+    def position(self) -> LogPosition:
+        """Where to go on after the transactions that were handed out; give it, or its text, as ``start``."""
+        return LogPosition(self._group, self._next)
+
+    def __iter__(self) -> Iterator[CommittedTransaction]:
+        """Transactions as they are committed; ends where the log ended at the start, or never when it follows.
+
+        Raises:
+            TruncatedError: the log has been truncated where it was to be read.
+            CorruptDataError: a message of the log is no control record.
+            UnavailableError: nothing could be read for ``stalled_s``, although there is more.
+        """
+        moved_at = time.monotonic()
+        while self._goal is None or self._next < self._goal:
+            first = self._consumer.poll(_POLL_S)
+            if first is None:
+                if not self._follow and time.monotonic() - moved_at > self._stalled_s:
+                    raise UnavailableError(
+                        f"nothing became readable for {self._stalled_s:g} s on the commit log of {self._group}, "
+                        f"although it goes on to {self._goal}; it was read up to {self._next}"
+                    )
+                continue
+            moved_at = time.monotonic()
+            for message in (first, *self._consumer.consume(_BATCH, 0)):
+                found = self._take(message)
+                if found is not None:
+                    yield found
+
+    def _take(self, message: Message) -> CommittedTransaction | None:
+        error, offset = message.error(), message.offset()
+        if error is not None or offset is None:
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                self._next = max(self._next, offset or 0)
+            elif error is not None:
+                _judge(error, f"the commit log of {self._group}")
+            return None
+        self._next = offset + 1
+        control = decode_control(message.key(), message.value())
+        if control.kind is not ControlKind.COMMIT:
+            return None
+        return CommittedTransaction(control, LogPosition(self._group, offset + 1), self._segments)
+
+
+class Segments:
+    """Reads runs of records of many segments, each of them from front to back, and holds few of them."""
+
+    def __init__(self, config: Config, origin: Origin, stalled_s: float) -> None:
+        self.origin = origin
+        self._stalled_s = stalled_s
+        self._consumer = _consumer({**config, "enable.partition.eof": False}, "read segments")
+        self._cursors: dict[str, _Cursor] = {}
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
+
+    @property
+    def held(self) -> int:
+        """How many records are held now."""
+        return sum(len(cursor.held) for cursor in self._cursors.values())
+
+    def records(self, topic: str, runs: Sequence[Run], origin: Origin) -> Iterator[Record]:
+        """The records of some runs, which are in order of offset."""
+        for run in runs:
+            for offset in range(run.base_offset, run.base_offset + run.count):
+                message = self._at(topic, offset)
+                yield record_of(message, origin)
+
+    def _at(self, topic: str, offset: int) -> Message:
+        """The record at an offset."""
+        cursor = self._cursor(topic, offset)
+        held = cursor.held
+        deadline = 0.0
+        while True:
+            while held:
+                message = held.popleft()
+                found = message.offset() or 0
+                if found > offset:
+                    raise CorruptDataError(f"topic {topic} holds no record at {offset}, where the commit log has one")
+                cursor.next = found + 1
+                if found == offset:
+                    return message
+            now = time.monotonic()
+            deadline = deadline or now + self._stalled_s
+            if now > deadline:
+                raise UnavailableError(
+                    f"offset {offset} of topic {topic} did not become readable within {self._stalled_s:g} s, although "
+                    "its transaction is committed"
+                )
+            self._read_some(cursor)
+
+    def _cursor(self, topic: str, offset: int) -> _Cursor:
+        """What is held of a topic, read from this offset or from one that is little before it."""
+        cursor = self._cursors.pop(topic, None)
+        if cursor is not None and not cursor.next <= offset <= cursor.next + _SEEK_BEYOND:
+            self._consumer.incremental_unassign([TopicPartition(topic, 0)])
+            cursor = None
+        if cursor is None:
+            while len(self._cursors) >= _SEGMENTS_MAX:
+                oldest = next(iter(self._cursors))
+                del self._cursors[oldest]
+                self._consumer.incremental_unassign([TopicPartition(oldest, 0)])
+            cursor = _Cursor(topic, offset)
+            self._consumer.incremental_assign([TopicPartition(topic, 0, offset)])
+        self._cursors[topic] = cursor  # at the end, as the one that was used last
+        return cursor
+
+    def _read_some(self, wanted: _Cursor) -> None:
+        if wanted.paused:
+            self._consumer.resume([TopicPartition(wanted.topic, 0)])
+            wanted.paused = False
+        first = self._consumer.poll(_POLL_S)
+        for message in () if first is None else (first, *self._consumer.consume(_BATCH, 0)):
+            error, topic = message.error(), message.topic() or ""
+            cursor = self._cursors.get(topic)
+            if error is not None:
+                _judge(error, f"topic {topic}")
+            elif cursor is not None and (message.offset() or 0) >= cursor.fetched:
+                cursor.held.append(message)
+                cursor.fetched = (message.offset() or 0) + 1
+        for cursor in self._cursors.values():
+            if cursor is not wanted and len(cursor.held) > _HELD_MAX and not cursor.paused:
+                self._consumer.pause([TopicPartition(cursor.topic, 0)])
+                cursor.paused = True
+
+
+class _Cursor:
+    """How far a topic has been read, and what of it is held."""
+
+    __slots__ = ("fetched", "held", "next", "paused", "topic")
+
+    def __init__(self, topic: str, offset: int) -> None:
+        self.topic = topic
+        self.next = self.fetched = offset
+        self.held: deque[Message] = deque()
+        self.paused = False
+
+
+def _begin(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:
+    """The offset of the commit log at which to begin."""
+    topic = group.commit_log_topic
+    if isinstance(start, str) and start not in ("earliest", "latest"):
+        start = LogPosition.parse(start)
+    if start == "latest":
+        return offsets.end([topic], Isolation.READ_COMMITTED)[topic]
+    first = offsets.first([topic])[topic]
+    match start:
+        case LogPosition():
+            if start.group != group:
+                raise InvalidRequestError(f"the position {start} belongs to group {start.group}, not to {group}")
+            end = offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
+            if start.offset > end:
+                raise InvalidRequestError(
+                    f"the position {start} is beyond the end of the commit log, which is at {end}"
+                )
+            if start.offset < first:
+                raise TruncatedError(f"the commit log of {group} begins at {first} now, so {start} can not be begun at")
+            return start.offset
+        case datetime() | int():
+            ms = int(start.timestamp() * 1000) if isinstance(start, datetime) else start
+            if ms < 0:
+                raise InvalidRequestError(f"a time to begin at is not negative: {ms}")
+            found = offsets.since([topic], ms)[topic]
+            return offsets.end([topic], Isolation.READ_COMMITTED)[topic] if found is None else found
+        case _:
+            return first
+
+
+def _consumer(config: Config, doing: str) -> Consumer:
+    try:
+        return Consumer(config, logger=logger)
+    except (KafkaException, ValueError, TypeError) as exc:
+        raise translate(exc, doing) from exc
+
+
+def _judge(error: KafkaError, what: str) -> None:
+    """Raise unless the consumer gets over an error by itself."""
+    if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        raise TruncatedError(f"{what} has lost records that were still to be read: {error.str()}")
+    fault = translate(error, f"read {what}", what)
+    if not isinstance(fault, KafkaUnavailable):
+        raise fault
+    logger.info("reading %s: %s", what, fault)

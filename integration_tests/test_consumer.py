@@ -1,0 +1,409 @@
+"""``bridge.Consumer``: groups over streams whose segments change, with confluent-kafka's names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaException, Producer, TopicPartition
+
+import bridge
+from bridge.consumer_message import Message
+from bridge.errors import ConfigError, ConflictError, InvalidRequestError, StreamNotFound
+from bridge.model.names import StreamName
+from integration_tests.clients import Site, until
+from integration_tests.test_readers import KEYS, grow, write
+
+GROWN = len(KEYS) * 4
+
+
+class Group:
+    """Makes members of one group."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        self._site = site
+        self.name = name
+
+    def config(self, **settings: Any) -> dict[str, Any]:
+        return {
+            "bootstrap.servers": self._site.cluster.bootstrap_servers,
+            "zookeeper": self._site.cluster.zookeeper,
+            "zookeeper.root": self._site.root,
+            "group.id": self.name,
+            "auto.offset.reset": "earliest",
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        }
+
+    @contextmanager
+    def member(self, *streams: str, **settings: Any) -> Iterator[bridge.Consumer]:
+        with bridge.Consumer(self.config(**settings)) as consumer:
+            if streams:
+                consumer.subscribe(list(streams))
+            yield consumer
+
+
+@pytest.fixture
+def group(site: Site, unique_name: Callable[[str], str]) -> Group:
+    return Group(site, unique_name("group"))
+
+
+def take(consumer: bridge.Consumer, count: int, into: list[Message] | None = None) -> list[Message]:
+    """Read until there are so many messages."""
+    found: list[Message] = [] if into is None else into
+
+    def enough() -> bool:
+        found.extend(consumer.consume(100, 0.5))
+        return len(found) >= count
+
+    until(enough)
+    assert all(message.error() is None for message in found)
+    return found
+
+
+def values(messages: list[Message]) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for message in messages:
+        found.setdefault(message.key() or b"", []).append(message.value() or b"")
+    return found
+
+
+def nothing_comes(consumer: bridge.Consumer, polls: int = 6) -> None:
+    for _ in range(polls):
+        assert consumer.poll(0.25) is None
+
+
+def test_a_single_member_reads_every_key_in_its_order_and_goes_on_after_a_restart(
+    client: bridge.Bridge, orders: str, group: Group
+) -> None:
+    expected = grow(client, orders)
+    with group.member(orders) as consumer:
+        found = take(consumer, GROWN)
+    assert values(found) == dict.fromkeys(KEYS, expected)
+    first = found[0]
+    assert (first.topic(), first.partition(), first.epoch) == (orders, first.segment.number, 0)
+    assert first.sn is not None
+    assert (first.sn.dlsn, first.headers(), first.committed) == (first.dlsn, None, True)
+    assert first.transaction_id is not None
+    assert first.local_sequence == KEYS.index(first.key() or b"")
+    write(client, orders, b"later")
+    with group.member(orders) as consumer:
+        assert values(take(consumer, len(KEYS))) == {key: [b"later"] for key in KEYS}
+        nothing_comes(consumer)
+
+
+def test_epochs_that_are_made_meanwhile_are_followed(client: bridge.Bridge, orders: str, group: Group) -> None:
+    with group.member(orders) as consumer:
+        write(client, orders, b"first")
+        found = take(consumer, len(KEYS))
+        expected = grow(client, orders)
+        take(consumer, GROWN + len(KEYS), found)
+        assert values(found) == {key: [b"first", *expected] for key in KEYS}
+
+
+def test_a_successor_waits_until_what_it_continues_was_committed_by_whoever_owns_it(
+    client: bridge.Bridge, orders: str, group: Group
+) -> None:
+    write(client, orders, b"before")
+    client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 0.2), (0.2, 0.4), (0.4, 0.6), (0.6, 0.8), (0.8, 1.0)])
+    write(client, orders, b"after")
+    settings = {"enable_auto_commit": False}
+    with group.member(orders, **settings) as one, group.member(orders, **settings) as other:
+        members = (one, other)
+        found: list[Message] = []
+
+        def read() -> bool:
+            for member in members:
+                found.extend(member.consume(100, 0.25))
+            return len(found) >= len(KEYS) and all(member.assignment() for member in members)
+
+        until(read)
+        for _ in range(10):
+            read()
+        assert {message.value() for message in found} == {b"before"}
+        for member in members:
+            own = {place.topic for place in member.assignment()}
+            ends = {m.segment_topic: (m.offset() or 0) + 1 for m in sorted(found, key=lambda m: m.offset() or 0)}
+            places = [TopicPartition(topic, 0, end) for topic, end in ends.items() if topic in own]
+            if places:
+                member.commit(offsets=places, asynchronous=False)
+
+        def read_all() -> bool:
+            read()
+            return all(b"after" in order for order in values(found).values())
+
+        until(read_all)
+    for key, order in values(found).items():
+        assert list(dict.fromkeys(order)) == [b"before", b"after"], key
+
+
+def test_what_was_not_committed_is_read_again_and_before_what_continues_it(
+    client: bridge.Bridge, orders: str, group: Group
+) -> None:
+    expected = grow(client, orders)
+    with group.member(orders, enable_auto_commit=False) as consumer:
+        first = take(consumer, len(KEYS))
+        assert {message.value() for message in first} == {b"before"}
+        nothing_comes(consumer, 2)
+    with group.member(orders) as consumer:
+        assert values(take(consumer, GROWN)) == dict.fromkeys(KEYS, expected)
+
+
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "roundrobin"])
+def test_members_share_and_take_over_from_each_other(
+    client: bridge.Bridge, orders: str, group: Group, strategy: str
+) -> None:
+    expected = grow(client, orders)
+    found: list[Message] = []
+    settings = {"auto_commit_interval_ms": 100, "partition_assignment_strategy": strategy}
+    with group.member(orders, **settings) as stays:
+        with group.member(orders, **settings) as leaves:
+
+            def both() -> bool:
+                for member in (stays, leaves):
+                    found.extend(member.consume(3, 0.2))
+                return bool(stays.assignment() and leaves.assignment())
+
+            until(both)
+            assert {p.topic for p in stays.assignment()}.isdisjoint({p.topic for p in leaves.assignment()})
+        write(client, orders, b"more")
+
+        def all_seen() -> bool:
+            found.extend(stays.consume(100, 0.3))
+            return len({message.dlsn for message in found}) >= GROWN + len(KEYS)
+
+        until(all_seen)
+    for key in KEYS:
+        order = [message for message in found if message.key() == key]
+        seen: list[bridge.DLSN] = []
+        for message in order:
+            assert message.dlsn is not None
+            if message.dlsn not in seen:
+                assert not seen or message.dlsn > seen[-1], "something came before what it continues"
+                seen.append(message.dlsn)
+        assert len(seen) == len(expected) + 1
+
+
+def test_a_group_that_begins_at_the_latest_records_misses_none_of_later_epochs(
+    client: bridge.Bridge, orders: str, group: Group
+) -> None:
+    grow(client, orders)
+    with group.member(orders, auto_offset_reset="latest") as consumer:
+        until(lambda: consumer.poll(0.2) is None and _positions_known(consumer, 2))
+        client.admin.scale(orders, seal=[5], ranges=[(0.0, 0.5)])
+        write(client, orders, b"new")
+        assert values(take(consumer, len(KEYS))) == {key: [b"new"] for key in KEYS}
+
+
+def _positions_known(consumer: bridge.Consumer, count: int) -> bool:
+    places = consumer.position(consumer.assignment())
+    return sum(place.offset != OFFSET_INVALID for place in places) >= count
+
+
+def test_a_group_without_commits_can_be_an_error(client: bridge.Bridge, orders: str, group: Group) -> None:
+    with (
+        group.member(orders, auto_offset_reset="error") as consumer,
+        pytest.raises(KafkaException, match="no committed offset"),
+    ):
+        take(consumer, 1)
+
+
+def test_the_names_of_confluent_kafka(client: bridge.Bridge, orders: str, group: Group) -> None:
+    write(client, orders, b"0")
+    name = StreamName.parse(orders)
+    topics = [name.segment_topic(bridge.SegmentId.of(number, 0)) for number in (0, 1)]
+    events: list[tuple[str, list[str]]] = []
+    with group.member(enable_auto_commit=False) as consumer:
+        consumer.subscribe(
+            [orders],
+            on_assign=lambda _, places: events.append(("assign", sorted(place.topic for place in places))),
+            on_revoke=lambda _, places: events.append(("revoke", sorted(place.topic for place in places))),
+        )
+        found = take(consumer, len(KEYS))
+        assert [place.topic for place in consumer.assignment()] == topics
+        assert events == [("assign", topics)]
+        by_number = {number: [m for m in found if m.partition() == number] for number in (0, 1)}
+        places = [TopicPartition(orders, number) for number in (0, 1)]
+        ends = [len(by_number[number]) for number in (0, 1)]
+        assert [place.offset for place in consumer.position(places)] == ends
+        assert [place.offset for place in consumer.committed(places, timeout=10)] == [0, 0]
+        consumer.commit(message=by_number[0][-1], asynchronous=False)
+        consumer.commit(offsets=[TopicPartition(orders, 1, 1)], asynchronous=False)
+        assert [place.offset for place in consumer.committed(places, timeout=10)] == [ends[0], 1]
+        consumer.seek(TopicPartition(orders, 1, 0))
+        again = take(consumer, ends[1])
+        assert [m.dlsn for m in again] == [m.dlsn for m in by_number[1]]
+        consumer.pause([TopicPartition(orders, 0)])
+        write(client, orders, b"1")
+        assert {m.partition() for m in take(consumer, ends[1])} == {1}
+        nothing_comes(consumer, 2)
+        consumer.resume([TopicPartition(orders, 0)])
+        assert {m.partition() for m in take(consumer, ends[0])} == {0}
+        consumer.commit(asynchronous=False)
+        low, high = consumer.get_watermark_offsets(TopicPartition(orders, 0), timeout=10)
+        assert (low, high) == (0, ends[0] * 2 + 2)
+        assert consumer.memberid()
+        assert consumer.consumer_group_metadata() is not None
+        with pytest.raises(KafkaException):
+            consumer.seek(TopicPartition("a.b.segment-0.epoch-0", 0, 0))
+    assert events[-1] == ("revoke", topics)
+    with pytest.raises(RuntimeError, match="closed"):
+        consumer.poll(0)
+
+
+def test_a_group_may_begin_elsewhere_and_a_member_may_assign_by_hand(
+    client: bridge.Bridge, orders: str, group: Group
+) -> None:
+    write(client, orders, b"0")
+
+    def at_the_end(consumer: bridge.Consumer, places: list[TopicPartition]) -> None:
+        for place in places:
+            place.offset = OFFSET_END
+        consumer.assign(places)
+
+    with group.member() as consumer:
+        consumer.subscribe([orders], on_assign=at_the_end)
+        until(lambda: consumer.poll(0.2) is None and _positions_known(consumer, 2))
+        write(client, orders, b"1")
+        assert values(take(consumer, len(KEYS))) == {key: [b"1"] for key in KEYS}
+    with group.member(group_id=group.name + "-by-hand") as consumer:
+        consumer.assign([TopicPartition(orders, 1, OFFSET_BEGINNING)])
+        assert {message.partition() for message in take(consumer, 1)} == {1}
+
+
+def test_offsets_that_a_native_transaction_commits_let_successors_go_on(
+    site: Site, client: bridge.Bridge, orders: str, group: Group
+) -> None:
+    expected = grow(client, orders)
+    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "transactional.id": group.name})
+    producer.init_transactions(30)
+    found: list[Message] = []
+    with group.member(orders, enable_auto_commit=False) as consumer:
+
+        def consume_and_commit() -> bool:
+            fresh = consumer.consume(100, 0.5)
+            found.extend(fresh)
+            if fresh:
+                producer.begin_transaction()
+                places = [place for place in consumer.position(consumer.assignment()) if place.offset >= 0]
+                producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata())
+                producer.commit_transaction(30)
+            return len(found) >= GROWN
+
+        until(consume_and_commit)
+    assert values(found) == dict.fromkeys(KEYS, expected)
+
+
+MEMBER = """
+import sys, bridge
+consumer = bridge.Consumer(dict(zip(sys.argv[2::2], sys.argv[3::2])))
+consumer.subscribe([sys.argv[1]])
+while True:
+    for message in consumer.consume(2, 1.0):
+        print(message.key().decode(), message.dlsn, flush=True)
+"""
+
+
+def test_a_member_that_is_killed_loses_nothing_and_no_order(client: bridge.Bridge, orders: str, group: Group) -> None:
+    """It has printed records without having committed them; the one that takes over is handed these again."""
+    expected = grow(client, orders)
+    config = group.config(session_timeout_ms=6000, auto_commit_interval_ms=200)
+    arguments = [str(item) for pair in config.items() for item in pair]
+    lines: list[str] = []
+    for most in (11, 17, 10 * GROWN):
+        with subprocess.Popen(
+            [sys.executable, "-c", MEMBER, orders, *arguments], stdout=subprocess.PIPE, text=True
+        ) as member:
+            assert member.stdout is not None
+            for _ in range(most):
+                lines.append(member.stdout.readline().strip())
+                if len(set(lines)) == GROWN:
+                    break
+            member.kill()
+    for key in KEYS:
+        seen: list[bridge.DLSN] = []
+        for line in lines:
+            name, _, place = line.partition(" ")
+            if name == key.decode() and bridge.DLSN.parse(place) not in seen:
+                seen.append(bridge.DLSN.parse(place))
+        assert seen == sorted(seen)
+        assert len(seen) == len(expected)
+
+
+def test_what_counts_as_processed_can_be_said(client: bridge.Bridge, orders: str, group: Group) -> None:
+    write(client, orders, b"0")
+    with group.member(orders, enable_auto_offset_store=False) as consumer:
+        found = take(consumer, len(KEYS))
+        first = next(message for message in found if message.partition() == 0)
+        consumer.store_offsets(message=first)
+        consumer.store_offsets(offsets=[TopicPartition(orders, 1, 2)])
+        with pytest.raises(KafkaException):
+            consumer.store_offsets(offsets=[TopicPartition("a.b.segment-0.epoch-0", 0, 2)])
+    with group.member(orders) as consumer:
+        again = take(consumer, len(KEYS) - 3)
+        nothing_comes(consumer, 2)
+        assert {message.dlsn for message in found} - {message.dlsn for message in again} == {
+            first.dlsn,
+            *(message.dlsn for message in found if message.partition() == 1 and (message.offset() or 0) < 2),
+        }
+        with pytest.raises(InvalidRequestError, match=r"enable\.auto\.offset\.store"):
+            consumer.store_offsets(message=first)
+
+
+def test_a_group_that_reads_other_streams_is_refused(
+    client: bridge.Bridge, orders: str, payments: str, group: Group
+) -> None:
+    write(client, orders, b"x")
+    with group.member(orders) as consumer:
+        take(consumer, len(KEYS))
+        for streams in ([payments], [orders, payments]):
+            with group.member() as stranger, pytest.raises(ConflictError, match=f"{group.name} reads .*{orders}"):
+                stranger.subscribe(streams)
+        write(client, orders, b"y")
+        take(consumer, len(KEYS))
+
+
+def test_streams_and_partitions_that_do_not_exist(client: bridge.Bridge, orders: str, group: Group) -> None:
+    with group.member() as consumer:
+        with pytest.raises(StreamNotFound):
+            consumer.subscribe([orders + "-x"])
+        for streams in ([], ["^sales.*"], ["orders"]):
+            with pytest.raises(InvalidRequestError):
+                consumer.subscribe(streams)
+        consumer.subscribe(orders)
+        with pytest.raises(InvalidRequestError, match="never had a segment numbered 7"):
+            consumer.pause([TopicPartition(orders, 7)])
+        with pytest.raises(InvalidRequestError, match="names no segment"):
+            consumer.seek(TopicPartition("foreign", 0, 0))
+        with pytest.raises(InvalidRequestError, match="can not be committed"):
+            consumer.commit(offsets=[TopicPartition(orders, 0, -5)])
+
+
+def test_a_stream_that_is_deleted_ends_the_reading(client: bridge.Bridge, orders: str, group: Group) -> None:
+    write(client, orders, b"x")
+    with group.member(orders) as consumer:
+        take(consumer, len(KEYS))
+        client.admin.delete_stream(orders)
+        with pytest.raises(StreamNotFound):
+            take(consumer, 1)
+
+
+def test_settings_that_are_wrong_are_all_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        bridge.Consumer(
+            {
+                "bootstrap.servers": "localhost:1",
+                "zookeeper": "localhost:1",
+                "plugin.library.paths": "evil",
+                "isolation.level": "read_uncommitted",
+                "auto.offset.reset": "middle",
+                "partition.assignment.strategy": "range",
+                "enable.auto.commit": "perhaps",
+                "auto.commit.interval.ms": 0,
+            }
+        )
+    for key in ("plugin.library.paths", "isolation.level", "auto.offset.reset", "group.id", "strategy", "perhaps"):
+        assert key in str(caught.value)

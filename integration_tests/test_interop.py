@@ -1,0 +1,146 @@
+"""Programs that are not ours read and write the segments: kcat, and the command-line clients of Kafka itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import bridge
+from bridge.embedded.jars import JarCache
+from bridge.embedded.java import find_java
+from bridge.model.names import GroupName, StreamName, segment_topic_pattern
+from integration_tests.clients import Site
+from integration_tests.test_readers import KEYS, grow, write
+
+CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
+TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
+
+needs_kcat = pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed (Debian: kcat)")
+
+
+class Programs:
+    """Runs the programs against one cluster."""
+
+    def __init__(self, site: Site) -> None:
+        self._servers = site.cluster.bootstrap_servers
+        self._scratch = site.cluster.home
+
+    def kcat(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """kcat; its librdkafka is older than ours."""
+        command = ["kcat", "-b", self._servers, *arguments]
+        return subprocess.run(command, input=stdin, capture_output=True, timeout=60, check=False)
+
+    def kafka(self, main: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """A program of Apache Kafka."""
+        classpath = os.pathsep.join(map(str, JarCache.default().ensure("kafka", "tools", quiet=True)))
+        command = [find_java().executable, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp", classpath]
+        return subprocess.run(
+            [*command, main, "--bootstrap-server", self._servers, *arguments],
+            input=stdin,
+            capture_output=True,
+            timeout=120,
+            check=False,
+            cwd=Path(self._scratch),
+        )
+
+
+@pytest.fixture
+def programs(site: Site) -> Programs:
+    return Programs(site)
+
+
+def topic_of(stream: str, number: int, epoch: int = 0) -> str:
+    return StreamName.parse(stream).segment_topic(bridge.SegmentId.of(number, epoch))
+
+
+def seen(client: bridge.Bridge, stream: str) -> list[tuple[bytes | None, bytes | None]]:
+    with client.reader(stream, follow=False) as reader:
+        return [(record.key, record.value) for record in reader]
+
+
+@needs_kcat
+def test_kcat_reads_what_is_committed_and_nothing_else(client: bridge.Bridge, orders: str, programs: Programs) -> None:
+    expected = Counter(grow(client, orders) * len(KEYS))
+    open_one = client.begin(orders)
+    open_one.write(orders, key=b"k", value=b"open")
+    open_one.flush()
+    history = client.admin.history(orders)
+    found: Counter[bytes] = Counter()
+    for segment in history.segments():
+        topic = StreamName.parse(orders).segment_topic(segment)
+        read = programs.kcat("-C", "-t", topic, "-o", "beginning", "-e", "-q", "-X", "isolation.level=read_committed")
+        assert read.returncode == 0, read.stderr
+        found.update(read.stdout.splitlines())
+    assert found == expected
+    open_one.abort()
+
+
+@needs_kcat
+def test_what_kcat_writes_is_read_and_a_sealed_segment_refuses_it(
+    client: bridge.Bridge, orders: str, programs: Programs
+) -> None:
+    assert programs.kcat("-P", "-t", topic_of(orders, 0), "-K:", stdin=b"a:1\na:2\n").returncode == 0
+    write(client, orders, b"x")
+    assert programs.kcat("-P", "-t", topic_of(orders, 0), "-K:", "-H", "h=v", stdin=b"a:3\n").returncode == 0
+    assert [value for key, value in seen(client, orders) if key == b"a"] == [b"1", b"2", b"3"]
+    with client.reader(orders, follow=False) as reader:
+        plain = [record for record in reader if record.key == b"a"]
+    assert [record.transaction_id for record in plain] == [None] * 3
+    assert plain[2].headers == [("h", b"v")]
+    assert [record.sn.sequence_id for record in plain if record.sn] == [record.offset for record in plain]
+    client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.5)])
+    before = seen(client, orders)
+    refused = programs.kcat("-P", "-t", topic_of(orders, 0), "-K:", stdin=b"a:4\n")
+    assert refused.returncode != 0
+    assert b"Message size too large" in refused.stderr
+    assert programs.kcat("-P", "-t", topic_of(orders, 2, 1), "-K:", stdin=b"a:5\n").returncode == 0
+    assert seen(client, orders) == [*before, (b"a", b"5")]
+
+
+def test_kafkas_own_consumer_reads_a_stream_by_pattern(client: bridge.Bridge, orders: str, programs: Programs) -> None:
+    expected = Counter(grow(client, orders) * len(KEYS))
+    pattern = segment_topic_pattern(StreamName.parse(orders))
+    options = ["--from-beginning", "--isolation-level", "read_committed", "--max-messages", str(expected.total())]
+    read = programs.kafka(CONSUMER, "--include", pattern, *options, "--timeout-ms", "60000")
+    assert Counter(read.stdout.splitlines()) == expected, read.stderr
+
+
+def test_what_kafkas_own_producer_writes_is_read_and_a_sealed_segment_refuses_it(
+    client: bridge.Bridge, orders: str, programs: Programs
+) -> None:
+    keyed = ["--reader-property", "parse.key=true", "--reader-property", "key.separator=:"]
+    done = programs.kafka(PRODUCER, "--topic", topic_of(orders, 1), *keyed, stdin=b"a:1\nb:2\n")
+    assert done.returncode == 0, done.stderr
+    assert seen(client, orders) == [(b"a", b"1"), (b"b", b"2")]
+    client.admin.scale(orders, seal=[1], ranges=[(0.5, 1.0)])
+    refused = programs.kafka(PRODUCER, "--topic", topic_of(orders, 1), "--sync", *keyed, stdin=b"a:3\n")
+    assert refused.returncode != 0
+    assert re.search(rb"RecordTooLargeException|MESSAGE_TOO_LARGE|larger than", refused.stdout + refused.stderr)
+    assert seen(client, orders) == [(b"a", b"1"), (b"b", b"2")]
+
+
+def test_kafkas_own_command_sees_the_leaders_transactions_and_none_that_hangs(
+    client: bridge.Bridge, orders: str, programs: Programs
+) -> None:
+    open_one = client.begin(orders)
+    open_one.write(orders, key=b"k", value=b"open")
+    open_one.flush()
+    write(client, orders, b"x")
+    group = GroupName(StreamName.parse(orders).scope)
+    listed = programs.kafka(TRANSACTIONS, "list").stdout.decode()
+    states = {line.split()[0]: line.split()[-1] for line in listed.splitlines() if line.startswith("rollbridge.")}
+    own = {states[group.transactional_id(number)] for number in range(3)}
+    assert own <= {"Empty", "CompleteCommit", "CompleteAbort", "PrepareCommit"}, listed
+    hanging = programs.kafka(TRANSACTIONS, "find-hanging", "--topic", topic_of(orders, 0))
+    assert hanging.returncode == 0, hanging.stderr
+    assert len(hanging.stdout.splitlines()) <= 1, "only the heading is expected"
+    producers = programs.kafka(TRANSACTIONS, "describe-producers", "--topic", topic_of(orders, 0), "--partition", "0")
+    assert producers.returncode == 0, producers.stderr
+    open_one.abort()

@@ -1,0 +1,212 @@
+"""``b.reader``: order across epochs, where to begin, positions, previews of open transactions, and bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import bridge
+from bridge.errors import InvalidRequestError, StreamNotFound, TruncatedError
+from bridge.kafka.topics import TopicAdmin
+from bridge.message import Record
+from bridge.model.names import StreamName
+from bridge.model.position import ReadPosition
+from integration_tests.clients import Site
+from integration_tests.kafka_tools import produce
+
+KEYS = [b"k%d" % number for number in range(8)]
+
+
+def write(b: bridge.Bridge, stream: str, value: bytes) -> None:
+    with b.transaction(stream) as txn:
+        txn.write_all(stream, ((key, value) for key in KEYS))
+
+
+def grow(b: bridge.Bridge, stream: str) -> list[bytes]:
+    """Two scales and a rolling commit, an empty epoch among them; the values of each key in their order."""
+    write(b, stream, b"before")
+    late = b.begin(stream)
+    late.write_all(stream, ((key, b"rolled") for key in KEYS))
+    b.admin.scale(stream, seal=[0, 1], ranges=[(0.0, 0.3), (0.3, 1.0)])
+    write(b, stream, b"scaled")
+    b.admin.scale(stream, seal=[2, 3], ranges=[(0.0, 1.0)])
+    b.admin.scale(stream, seal=[4], ranges=[(0.0, 0.5), (0.5, 1.0)])
+    late.commit()
+    write(b, stream, b"after")
+    return [b"before", b"scaled", b"rolled", b"after"]
+
+
+def by_key(records: Iterable[Record]) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for record in records:
+        found.setdefault(record.key or b"", []).append(record.value or b"")
+    return found
+
+
+def test_every_key_in_its_order_with_all_that_is_known_of_a_record(client: bridge.Bridge, orders: str) -> None:
+    values = grow(client, orders)
+    with client.reader(orders, follow=False) as reader:
+        records = list(reader)
+    assert by_key(records) == dict.fromkeys(KEYS, values)
+    for key in KEYS:
+        own = [record for record in records if record.key == key]
+        numbers = [record.sn.sequence_id for record in own if record.sn and record.sn.sequence_id is not None]
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) == len(own)
+        dlsns = [record.dlsn for record in own if record.dlsn]
+        assert dlsns == sorted(dlsns)
+    first = records[0]
+    assert (first.stream, first.epoch, first.segment.epoch, first.offset) == (orders, 0, 0, 0)
+    assert first.transaction_id is not None
+    assert first.local_sequence == KEYS.index(first.key or b"")
+    assert first.dlsn == bridge.DLSN.of(first.segment, 0, first.local_sequence)
+    assert (first.headers, first.committed, first.commit_position) == ([], True, None)
+    assert abs(first.timestamp_ms - datetime.now(UTC).timestamp() * 1000) < 600_000
+
+
+def test_a_reader_goes_on_where_another_one_was_stopped(client: bridge.Bridge, orders: str) -> None:
+    values = grow(client, orders)
+    for read_first in (0, 1, 7, 8, 9, 20, 32):
+        with client.reader(orders, follow=False) as reader:
+            first = [record for _, record in zip(range(read_first), reader, strict=False)]
+            position = reader.position
+        assert ReadPosition.parse(str(position)) == position
+        with client.reader(orders, start=str(position), follow=False) as reader:
+            rest = list(reader)
+        assert by_key([*first, *rest]) == dict.fromkeys(KEYS, values)
+        assert len(first) + len(rest) == len(values) * len(KEYS)
+
+
+def test_polling_and_consuming_are_the_same_records(client: bridge.Bridge, orders: str) -> None:
+    grow(client, orders)
+    with client.reader(orders, follow=False) as reader:
+        whole = [record.dlsn for record in reader]
+    with client.reader(orders, follow=False) as reader:
+        pieces = [record.dlsn for record in reader.consume(3, 30)]
+        one = reader.poll(30)
+        assert one is not None
+        pieces.append(one.dlsn)
+        pieces += [record.dlsn for record in reader]
+        assert reader.is_finished()
+        assert reader.poll(30) is None
+        with pytest.raises(InvalidRequestError, match="at least one record"):
+            reader.consume(0)
+    assert sorted(filter(None, pieces)) == sorted(filter(None, whole))
+
+
+def test_a_reader_follows_into_new_epochs(client: bridge.Bridge, orders: str) -> None:
+    with client.reader(orders, start="latest") as reader:
+        assert reader.poll(0) is None
+        values = grow(client, orders)
+        records: list[Record] = []
+        while len(records) < len(values) * len(KEYS):
+            records += reader.consume(100, 30)
+        assert by_key(records) == dict.fromkeys(KEYS, values)
+
+
+def test_reading_from_a_dlsn_an_sn_and_a_time(client: bridge.Bridge, orders: str) -> None:
+    write(client, orders, b"1")
+    write(client, orders, b"2")
+    with client.reader(orders, follow=False) as reader:
+        records = list(reader)
+    second = [record for record in records if record.value == b"2"]
+    begins = {record.segment: record for record in reversed(second)}
+    for places in ([item.dlsn for item in begins.values()], [item.sn for item in begins.values()]):
+        with client.reader(orders, start=[place for place in places if place], follow=False) as reader:
+            assert [record.dlsn for record in reader] == [record.dlsn for record in second]
+    one, other = begins.values()
+    assert one.dlsn is not None
+    with client.reader(orders, start=str(one.dlsn), follow=False) as reader:  # the other segment from its beginning
+        assert len(list(reader)) == sum(record.segment == other.segment for record in records) + sum(
+            record.segment == one.segment for record in second
+        )
+    moment = min(record.timestamp_ms for record in second)
+    if moment > max(record.timestamp_ms for record in records if record.value == b"1"):
+        with client.reader(orders, start=moment, follow=False) as reader:
+            assert [record.dlsn for record in reader] == [record.dlsn for record in second]
+    with client.reader(orders, start=datetime(2100, 1, 1, tzinfo=UTC), follow=False) as reader:
+        assert list(reader) == []
+
+
+def test_open_transactions_are_previewed_and_those_that_have_ended_are_not(
+    site: Site, client: bridge.Bridge, orders: str, payments: str
+) -> None:
+    write(client, orders, b"committed")
+    aborted = client.begin(orders)
+    aborted.write(orders, key=b"k", value=b"aborted")
+    aborted.flush()
+    aborted.abort()
+    elsewhere = client.begin(payments, orders)  # its ABORT frame is in the buffer of the other stream
+    elsewhere.write(orders, key=b"k", value=b"aborted elsewhere")
+    elsewhere.flush()
+    elsewhere.abort()
+    open_one = client.begin(orders)
+    open_one.write(orders, key=b"k", value=b"early", headers=[("a", b"b")])
+    open_one.flush()
+    with client.reader(orders, isolation="read_uncommitted", follow=False) as reader:
+        records = list(reader)
+    previews = [record for record in records if not record.committed]
+    assert [record.value for record in previews] == [b"early"]
+    assert [record.value for record in records if record.committed] == [b"committed"] * len(KEYS)
+    [preview] = previews
+    assert (preview.transaction_id, preview.local_sequence, preview.headers) == (open_one.id, 0, [("a", b"b")])
+    assert (preview.offset, preview.dlsn, preview.sn, preview.stream) == (None, None, None, orders)
+    with client.reader(orders, isolation="read_uncommitted", start="latest") as reader:
+        seen: list[tuple[bytes | None, bool]] = []
+
+        def take(count: int) -> None:
+            while len(seen) < count:
+                seen.extend((record.value, record.committed) for record in reader.consume(100, 30))
+
+        take(1)
+        open_one.write(orders, key=b"k", value=b"late")
+        open_one.flush()
+        take(2)
+        open_one.commit()
+        take(4)
+        assert seen == [(b"early", False), (b"late", False), (b"early", True), (b"late", True)]
+
+
+def test_a_start_that_means_nothing_is_refused(client: bridge.Bridge, orders: str) -> None:
+    starts: list[Any] = ["soon", "", "4-0", "txid=7", "-5", "any", -1, True, [], 1.5, "other/stream@0-0:0", "x@0-0:0"]
+    for start in starts:
+        with pytest.raises(InvalidRequestError):
+            client.reader(orders, start=start)
+
+
+def test_a_place_that_the_stream_does_not_have_is_refused(client: bridge.Bridge, orders: str) -> None:
+    write(client, orders, b"x")
+    with pytest.raises(InvalidRequestError, match=r"no segment 7\.#epoch\.3"):
+        client.reader(orders, start=bridge.DLSN(3, 7, 0))
+    with pytest.raises(InvalidRequestError, match=r"offset 900 of segment 0\.#epoch\.0 of .* is beyond its end"):
+        client.reader(orders, start="0-0:900:0")
+    client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.5)])
+    with pytest.raises(InvalidRequestError, match="is to be read from a place of its own"):
+        client.reader(orders, start=f"{orders}@0-0:0,1-2:0")
+    with pytest.raises(StreamNotFound):
+        client.reader(f"{StreamName.parse(orders).scope}/nothing")
+    with pytest.raises(InvalidRequestError, match="isolation"):
+        client.reader(orders, isolation="serializable")  # type: ignore[arg-type]
+
+
+def test_what_was_truncated_can_not_be_begun_at_and_earliest_begins_behind_it(
+    site: Site, client: bridge.Bridge, scope: str
+) -> None:
+    stream = f"{scope}/truncated"
+    client.admin.create_stream(stream)
+    name = StreamName.parse(stream)
+    topic = name.segment_topic(bridge.SegmentId.of(0, 0))
+    produce(site.cluster.bootstrap_servers, topic, [b"0", b"1", b"2", b"3"])
+    with client.reader(stream, follow=False) as reader:
+        next(iter(reader))
+        position = reader.position
+    TopicAdmin(site.cluster.bootstrap_servers).delete_records({topic: 3})
+    for start in (position, "0-0:0:0", bridge.SN(bridge.DLSN(0, 0, 2))):
+        with pytest.raises(TruncatedError, match="begins at offset 3 now") as caught:
+            client.reader(stream, start=start)
+        assert caught.value.code == "truncated"
+    with client.reader(stream, follow=False) as reader:
+        assert [record.value for record in reader] == [b"3"]
