@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from bridge.errors import CasWriteError
+from bridge.errors import CasWriteError, OutcomeUnknown, UnavailableError
 from bridge.model.cas import Condition, Entry, Scope
 from bridge.model.course import Course
 from bridge.model.sn import SN
@@ -91,6 +91,10 @@ class Request:
                 f"525: the write that this one expects was refused: {fault}",
                 expected=fault.expected,
                 actual=fault.actual,
+            )
+        if isinstance(fault, OutcomeUnknown):
+            return UnavailableError(
+                f"the outcome of the write that this one expects is unknown; nothing was written: {fault}"
             )
         return fault
 
