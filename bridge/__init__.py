@@ -13,6 +13,8 @@ waits for a transaction that is open.
 """
 
 from bridge.admin import Admin, StreamDescription
+from bridge.cas.future import CasFuture
+from bridge.cas.writer import CasWriter
 from bridge.client.futures import WriteFuture
 from bridge.client.options import ClientOptions
 from bridge.client.results import CommitResult, PartHandle
@@ -23,6 +25,7 @@ from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
+from bridge.model.token import Token
 
 __all__ = [
     "ANY",
@@ -32,6 +35,8 @@ __all__ = [
     "AbortFuture",
     "Admin",
     "Bridge",
+    "CasFuture",
+    "CasWriter",
     "ClientOptions",
     "CommitFuture",
     "CommitResult",
@@ -41,6 +46,7 @@ __all__ = [
     "SegmentId",
     "StreamDescription",
     "StreamName",
+    "Token",
     "Transaction",
     "TransactionId",
     "WriteFuture",

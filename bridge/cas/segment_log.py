@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from bridge.errors import InvalidRequestError
@@ -70,18 +70,13 @@ class SegmentLog:
         """The high watermark."""
         return reader.fetch(self.topic, self.end or 0, max_bytes=1).high_watermark
 
-    def wrote(self, sns: Iterable[SN], keys: Iterable[bytes | None]) -> None:
+    def wrote(self, sns: Sequence[SN], keys: Iterable[bytes | None]) -> None:
         """Take note of own records, committed at the end of what is known, without reading them."""
-        if self._examined is None:
-            return
-        for sn, key in zip(sns, keys, strict=True):
-            if sn.dlsn is None or sn.dlsn.offset != self._examined.end:
-                return
-            self._examined.extend(sn.dlsn.offset, sn.dlsn.offset + 1, [Seen(sn.dlsn.offset, key, sn)])
-
-    def forget(self) -> None:
-        """Look at everything anew next time."""
-        self._examined = None
+        known = self._examined
+        start = sns[0].dlsn.offset if sns and sns[0].dlsn is not None else None
+        if known is not None and known.end == start:
+            records = [Seen(start + place, key, sn) for place, (sn, key) in enumerate(zip(sns, keys, strict=True))]
+            known.extend(start, start + len(records), records)
 
     def last(self, reader: LogReader, to: int, deadline: float) -> SN:
         """SN of the last committed record below ``to``; EMPTY if there is none, ANY if it was truncated away.

@@ -96,6 +96,6 @@ class Shape:
         if len({history.active.segment_at(position).id for position in positions}) > 1:
             raise InvalidRequestError(
                 f"the {len(keys)} records of a run are in several segments of {self.stream}, and a condition is about "
-                f"one: begin a transaction and state the conditions with txn.expect(); nothing was written"
+                f"one: write them as a transaction, or as one run for each segment; nothing was written"
             )
         return positions[0]

@@ -343,8 +343,8 @@ class CasWriter:
         )
         if request.size > ROUND_BYTES_MAX and len(run) > 1:
             raise InvalidRequestError(
-                f"a run of up to {request.size} bytes exceeds {ROUND_BYTES_MAX}; write it as a transaction with "
-                "txn.expect(); nothing was written"
+                f"a run of up to {request.size} bytes exceeds {ROUND_BYTES_MAX}; write it as a "
+                "transaction, or as several runs; nothing was written"
             )
         return request
 
