@@ -12,7 +12,7 @@ from typing import Final
 import click
 from rich.console import Console
 
-from benchmarks import bulk, machine, memory, reader, reading, report, small
+from benchmarks import bulk, conditional, machine, memory, reader, reading, report, small
 from benchmarks.harness import Experiment, Result, run
 from benchmarks.site import Site, open_site
 from bridge.errors import RollbridgeError
@@ -28,6 +28,9 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "throughput": lambda site, rounds, quick: small.throughput(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "reader": lambda site, rounds, quick: reader.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
     "reading": lambda site, rounds, quick: reading.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
+    "conditional": lambda site, rounds, quick: conditional.experiment(
+        site, rounds=rounds or (2 if quick else 7), quick=quick
+    ),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }
 

@@ -13,6 +13,8 @@ waits for a transaction that is open.
 """
 
 from bridge.admin import Admin, StreamDescription
+from bridge.cas.future import CasFuture
+from bridge.cas.writer import CasWriter
 from bridge.client.futures import WriteFuture
 from bridge.client.options import ClientOptions
 from bridge.client.results import CommitResult, PartHandle
@@ -27,6 +29,7 @@ from bridge.model.names import GroupName, StreamName
 from bridge.model.position import LogPosition, ReadPosition
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
+from bridge.model.token import Token
 from bridge.reading import Reader
 from bridge.transactions import CommittedTransaction, TransactionReader
 
@@ -38,6 +41,8 @@ __all__ = [
     "AbortFuture",
     "Admin",
     "Bridge",
+    "CasFuture",
+    "CasWriter",
     "ClientOptions",
     "CommitFuture",
     "CommitResult",
@@ -54,6 +59,7 @@ __all__ = [
     "SegmentId",
     "StreamDescription",
     "StreamName",
+    "Token",
     "Transaction",
     "TransactionId",
     "TransactionReader",

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from bridge.admin import Admin
+from bridge.cas.writer import CasWriter
 from bridge.client.catalog import Catalog
 from bridge.client.counters import CounterSupply
 from bridge.client.futures import Completion
@@ -178,6 +179,7 @@ class Bridge:
             compression=int(options.codec),
         )
         self._runtime = Runtime(self._sender, self._outcomes, limits, options.commit_timeout_s, self._who_leads)
+        self._cas_writers: list[CasWriter] = []
         self._plans: dict[tuple[tuple[str, ...], timedelta | None, str | None], Plan] = {}
         self.admin = Admin(
             metadata, forget=self._catalog.forget, client_name=settings.client_name, timeout_s=options.admin_timeout_s
@@ -325,11 +327,39 @@ class Bridge:
             self.settings, name, Origin(self._history_of), start=start, follow=follow, stalled_s=stalled_s
         )
 
+    def cas_writer(
+        self, stream: str, *, timeout: float | timedelta = 30.0, transaction_timeout: float | timedelta = 5.0
+    ) -> CasWriter:
+        """A conditional writer of a stream, which this connection closes at the latest.
+
+        Args:
+            stream: ``scope/stream``.
+            timeout: Seconds after which a write that could not be tried gives up.
+            transaction_timeout: Seconds after which the brokers abort what this writer leaves open if it dies in the
+                middle of a write; until then readers and conditional writers of that segment wait.
+
+        Raises:
+            InvalidNameError, ScopeNotFound, StreamNotFound, InvalidRequestError, ZooKeeperUnavailable.
+        """
+        self._check_open()
+        writer = CasWriter(
+            self.settings,
+            self._catalog,
+            self._session,
+            StreamName.parse(stream),
+            timeout=timeout,
+            transaction_timeout=transaction_timeout,
+        )
+        self._cas_writers = [*(item for item in self._cas_writers if not item.closed), writer]
+        return writer
+
     def close(self) -> None:
         """Send what is queued, for at most 30 s, and disconnect. Open transactions stay open until their lease ends."""
         if self._closed:
             return
         self._closed = True
+        for cas_writer in self._cas_writers:
+            cas_writer.close()
         for completion in list(self._outcomes.waiting.values()):
             if not completion.closed:
                 logger.warning("transaction %s is left open", completion.transaction)

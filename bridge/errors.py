@@ -20,6 +20,7 @@ The tree::
     ├─ ConflictError                  nothing was written by this request; the state is not what it assumes
     │  ├─ StreamExists
     │  ├─ StreamBusy                  open transactions stand in the way
+    │  ├─ CasWriteError               a condition does not hold; carries what was expected and the actual SN
     │  ├─ InvalidTransitionError      carries transaction, state and request
     │  └─ TransactionClosed           write or commit after the end; carries the outcome when known
     │     ├─ TransactionAborted       carries the reason
@@ -27,6 +28,7 @@ The tree::
     │     └─ TransactionCommitted
     ├─ IncompleteError                a send of this transaction failed; it can only be aborted
     ├─ OutcomeUnknown                 may have been written; carries the id to ask again with
+    │  └─ CasOutcomeUnknown           a conditional write; carries the token to ask again with
     ├─ UnavailableError               nothing is known to be written; try again later
     │  ├─ CoordinatorUnavailable
     │  ├─ KafkaUnavailable
@@ -42,7 +44,14 @@ process exit code that the command line uses.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
+
+if TYPE_CHECKING:
+    from bridge.model.sn import SN
+    from bridge.model.token import Token
+
+CAS_WRITE_EXCEPTION: Final = 525
+"""Status code of a conditional write that was refused, as DistributedLog's proposal numbers it."""
 
 
 class RollbridgeError(Exception):
@@ -166,6 +175,25 @@ class StreamBusy(ConflictError):
     code = "stream-busy"
 
 
+class CasWriteError(ConflictError):
+    """What a conditional write expected does not hold; it left nothing that a ``read_committed`` reader sees.
+
+    Attributes:
+        status_code: 525, the number that DistributedLog's proposal gives it.
+        expected: What was expected.
+        actual: SN of the last record in the scope of the condition: what to expect next time. EMPTY if there is none,
+            ANY if that record has been truncated.
+    """
+
+    code = "cas-write"
+
+    def __init__(self, message: str, *, expected: SN, actual: SN) -> None:
+        super().__init__(message)
+        self.status_code = CAS_WRITE_EXCEPTION
+        self.expected = expected
+        self.actual = actual
+
+
 class InvalidTransitionError(ConflictError):
     """The transaction's state does not allow the request."""
 
@@ -223,6 +251,20 @@ class OutcomeUnknown(RollbridgeError):
     def __init__(self, message: str, *, transaction: str) -> None:
         super().__init__(message)
         self.transaction = transaction
+
+
+class CasOutcomeUnknown(OutcomeUnknown):
+    """A conditional write may or may not have taken effect; ask with ``writer.outcome(error.token)``.
+
+    Attributes:
+        token: Names the write; its text form can be kept, and asked with from another process.
+    """
+
+    code = "cas-outcome-unknown"
+
+    def __init__(self, message: str, *, token: Token) -> None:
+        super().__init__(message, transaction=str(token))
+        self.token = token
 
 
 class UnavailableError(RollbridgeError):

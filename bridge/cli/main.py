@@ -44,6 +44,8 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "stream": _Entry("bridge.cli.stream", "Create, list, describe, scale and delete streams."),
     "txn": _Entry("bridge.cli.txn", "List, describe and abort transactions."),
     "produce": _Entry("bridge.cli.produce", "Write lines as one transaction."),
+    "cas": _Entry("bridge.cli.cas", "Write a record if the last one is as expected."),
+    "tail": _Entry("bridge.cli.cas", "Show the sequence number of the last record."),
     "consume": _Entry("bridge.cli.consume", "Read committed records."),
 }
 

@@ -16,6 +16,7 @@
     /groups/SCOPE.GROUP/scaling           scaling: a scale that is being carried out
     /groups/SCOPE.GROUP/transactions/B/ID transaction: an open transaction that outlived a moment; B is a bucket
     /groups/SCOPE.GROUP/parts/ID          its version is the highest part number given out for a transaction
+    /cas/SCOPE.STREAM/SLOT                ephemeral: a conditional writer that is alive, and so its transactional ids
 
 A ZooKeeper reply is limited to 1 MiB, hence the buckets.
 """
@@ -32,6 +33,7 @@ COORDINATORS: Final = "/coordinators"
 TRANSACTION_COUNTER: Final = "/counters/transaction"
 SCOPES: Final = "/scopes"
 GROUPS: Final = "/groups"
+CAS: Final = "/cas"
 
 BUCKETS: Final = 64
 REQUEST_PREFIX: Final = "request-"
@@ -60,6 +62,11 @@ def epochs(name: StreamName) -> str:
 def epoch(name: StreamName, number: int) -> str:
     """One epoch record; names sort by epoch."""
     return f"{epochs(name)}/{number:010d}"
+
+
+def cas_slots(name: StreamName) -> str:
+    """The parent of the slots of a stream's conditional writers."""
+    return f"{CAS}/{name.scope}.{name.stream}"
 
 
 def group(name: GroupName) -> str:

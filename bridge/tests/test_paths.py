@@ -33,6 +33,7 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
         paths.CLUSTER,
         paths.TRANSACTION_COUNTER,
         paths.coordinator("NAME"),
+        f"{paths.cas_slots(StreamName('SCOPE', 'STREAM'))}/SLOT",
         paths.stream(StreamName("SCOPE", "STREAM")),
         paths.epoch(StreamName("SCOPE", "STREAM"), 7).replace("0000000007", "E"),
     }

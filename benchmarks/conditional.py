@@ -1,0 +1,188 @@
+"""Compare-and-set: what a conditional write costs, beside a bare native transaction of one record."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from benchmarks.harness import OURS, Better, Experiment, Measure, Measured, Row
+from benchmarks.native import DEFAULTS, NO_LINGER, NativeProducer, commit_once
+from benchmarks.site import Pair, Site, records
+from benchmarks.small import percentiles
+from bridge.cas.future import CasFuture
+from bridge.cas.writer import CasWriter
+from bridge.errors import CasWriteError
+
+RUN: Final = 100
+CONTENDERS: Final = 8
+_ONE, _RUNS, _CHAIN, _CONTEND = OURS, f"runs of {RUN}", "a chain of futures", f"{CONTENDERS} contenders"
+
+
+def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
+    """One segment, 100-byte values."""
+    count = 200 if quick else 1_000
+    pair = next(iter(records(1, b"one")))
+    topic = site.make_topic("conditional")
+    natives = {"native, defaults": DEFAULTS, "native, no linger": NO_LINGER}
+    what = "conditional writes of one record, one at a time"
+
+    def writer(name: str) -> CasWriter:
+        return site.bridge.cas_writer(site.make_stream(f"conditional-{name}"))
+
+    return Experiment(
+        name="conditional",
+        rounds=rounds,
+        sides={
+            _ONE: _one_at_a_time(writer("one"), pair, count),
+            _RUNS: _in_runs(writer("runs"), pair, count // 10),
+            _CHAIN: _in_a_chain(writer("chain"), pair, count * 10),
+            _CONTEND: _contending(site, site.make_stream("conditional-contended"), pair, 1.0 if quick else 3.0),
+            **{
+                name: _native(NativeProducer(site.bootstrap_servers, settings), topic, pair, count // 2)
+                for name, settings in natives.items()
+            },
+        },
+        rows=[
+            Row(
+                name="conditional-p50",
+                title=f"{what}: p50, against a native transaction of one record",
+                metric="p50_ms",
+                unit="ms",
+                better=Better.LESS,
+                bar=0.6,
+                peers=tuple(natives),
+            ),
+            Row(
+                name="conditional-p99",
+                title="the same, p99",
+                metric="p99_ms",
+                unit="ms",
+                better=Better.LESS,
+                bar=0.2,
+                peers=tuple(natives),
+            ),
+            Row(
+                name="conditional-runs",
+                title=f"records in runs of {RUN}, against one at a time",
+                metric="per_s",
+                unit="records/s",
+                better=Better.MORE,
+                bar=50.0,
+                ours=_RUNS,
+                peers=(_ONE,),
+            ),
+            Row(
+                name="conditional-chain",
+                title="each write expects the future of the one before, against one at a time",
+                metric="per_s",
+                unit="records/s",
+                better=Better.MORE,
+                ours=_CHAIN,
+                peers=(_ONE,),
+            ),
+            Row(
+                name="conditional-contended",
+                title=f"{CONTENDERS} writers that contend for one segment: successful writes, against one writer",
+                metric="per_s",
+                unit="records/s",
+                better=Better.MORE,
+                bar=0.7,
+                ours=_CONTEND,
+                peers=(_ONE,),
+            ),
+            Row(
+                name="conditional-starved",
+                title="the contender that won least, as a share of what would be even",
+                metric="least_share",
+                unit="share",
+                better=Better.MORE,
+                bar=0.01,
+                ours=_CONTEND,
+            ),
+        ],
+    )
+
+
+def _one_at_a_time(writer: CasWriter, pair: Pair, count: int) -> Measure:
+    key, value = pair
+
+    def measure() -> Measured:
+        sn = writer.tail()
+        took = []
+        for _ in range(count):
+            start = time.perf_counter()
+            sn = writer.write(key, value, expected=sn)
+            took.append(time.perf_counter() - start)
+        return {**percentiles(took), "per_s": count / sum(took)}
+
+    return measure
+
+
+def _in_runs(writer: CasWriter, pair: Pair, runs: int) -> Measure:
+    def measure() -> Measured:
+        sn = writer.tail()
+        start = time.perf_counter()
+        for _ in range(runs):
+            sn = writer.write_all([pair] * RUN, expected=sn)[-1]
+        return {"per_s": runs * RUN / (time.perf_counter() - start)}
+
+    return measure
+
+
+def _in_a_chain(writer: CasWriter, pair: Pair, count: int) -> Measure:
+    key, value = pair
+
+    def measure() -> Measured:
+        last: CasFuture | None = None
+        tail = writer.tail()
+        start = time.perf_counter()
+        for _ in range(count):
+            last = writer.write_async(key, value, expected=last or tail)
+        assert last is not None
+        last.result(120)
+        return {"per_s": count / (time.perf_counter() - start)}
+
+    return measure
+
+
+def _contending(site: Site, stream: str, pair: Pair, seconds: float) -> Measure:
+    key, value = pair
+    writers = [site.bridge.cas_writer(stream) for _ in range(CONTENDERS)]
+
+    def measure() -> Measured:
+        begin = threading.Barrier(CONTENDERS)
+
+        def contend(writer: CasWriter) -> int:
+            begin.wait(60)
+            sn = writer.tail()
+            wins = 0
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                try:
+                    sn = writer.write(key, value, expected=sn)
+                    wins += 1
+                except CasWriteError as refused:
+                    sn = refused.actual
+            return wins
+
+        start = time.perf_counter()
+        with ThreadPoolExecutor(CONTENDERS) as pool:
+            wins = list(pool.map(contend, writers))
+        took = time.perf_counter() - start
+        return {"per_s": sum(wins) / took, "least_share": min(wins) * CONTENDERS / max(sum(wins), 1)}
+
+    return measure
+
+
+def _native(producer: NativeProducer, topic: str, pair: Pair, count: int) -> Measure:
+    def measure() -> Measured:
+        took = []
+        for _ in range(count):
+            start = time.perf_counter()
+            commit_once(producer, topic, [pair])
+            took.append(time.perf_counter() - start)
+        return percentiles(took)
+
+    return measure

@@ -1,0 +1,60 @@
+"""What callers may pass to a conditional writer, and what it means."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from bridge.errors import InvalidRequestError
+from bridge.model.cas import Scope
+from bridge.model.sequence import DLSN
+from bridge.model.sn import SN
+
+Timeout = float | timedelta
+"""Seconds, or a timedelta."""
+Expected = SN | DLSN | int
+"""An SN with any of its members, a DLSN alone, or a sequence id."""
+
+
+def as_sn(expected: object) -> SN:
+    """The SN that a caller expects.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    match expected:
+        case SN():
+            return expected
+        case DLSN():
+            return SN(dlsn=expected)
+        case bool():
+            pass
+        case int():
+            return SN(sequence_id=expected)
+    raise InvalidRequestError(
+        f"{expected!r} is nothing to expect: an SN, a DLSN, a sequence id, ANY, EMPTY, or the future of a conditional "
+        "write is; nothing was written"
+    )
+
+
+def as_scope(scope: Scope | str) -> Scope:
+    """The scope of a condition.
+
+    Raises:
+        InvalidRequestError: there is no such scope.
+    """
+    try:
+        return Scope(scope)
+    except ValueError:
+        raise InvalidRequestError(f"{scope!r} is no scope: segment or key is; nothing was written") from None
+
+
+def as_seconds(what: str, timeout: Timeout) -> float:
+    """Seconds.
+
+    Raises:
+        InvalidRequestError: not positive.
+    """
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not seconds > 0:
+        raise InvalidRequestError(f"{what} must be positive, not {seconds:g} s")
+    return seconds

@@ -1,0 +1,272 @@
+"""Dispatch: conditional writes wait in one lane per segment, and whoever is there first carries out a whole round.
+
+A round takes everything that waits and goes together, so many writes share one native transaction. Threads that write
+one at a time carry out their own rounds; writes that nobody waits for are carried out by workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import Final, assert_never
+
+from bridge.cas.engine import EnginePool
+from bridge.cas.lookup import StreamLogs
+from bridge.cas.request import Request
+from bridge.cas.round import ROUND_BYTES_MAX, Committed, Judged, NotWritten, Round, RoundResult, Unclear, find_write
+from bridge.cas.round import patience as round_patience
+from bridge.cas.segment_log import WaitedTooLong
+from bridge.cas.shape import Shape
+from bridge.cas.slots import IDS_PER_SLOT
+from bridge.errors import (
+    CasOutcomeUnknown,
+    CasWriteError,
+    RollbridgeError,
+    UnavailableError,
+)
+from bridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError
+from bridge.model.cas import Accepted, Entry, Refused, Scope, fits
+from bridge.model.identifiers import SegmentId
+from bridge.model.sequence import DLSN
+
+logger = logging.getLogger(__name__)
+
+_ROUND_WRITES_MAX: Final = 2_000
+_SEALED: Final = "MESSAGE_TOO_LARGE"
+# The native transaction was ended by the coordinator's time-out: nothing of it is committed.
+_TIMED_OUT: Final = frozenset(
+    {"INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "INVALID_TXN_STATE", "TRANSACTION_ABORTABLE"}
+)
+_DENIED: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"})
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What waits for one segment; ``lock`` is held by whoever carries out a round."""
+
+    queue: deque[Request] = field(default_factory=deque)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    scheduled: bool = False
+
+
+class Dispatcher:
+    """Carries out the conditional writes of one writer. Safe to use from several threads."""
+
+    def __init__(
+        self, pool: EnginePool, shape: Shape, *, transaction_timeout_s: float, answer_timeout_s: float, name: str
+    ) -> None:
+        self._pool = pool
+        self._shape = shape
+        self._logs = StreamLogs(shape.stream)
+        self._transaction_timeout_s = transaction_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._lanes: dict[SegmentId, _Lane] = {}
+        self._lanes_lock = threading.Lock()
+        self._workers = ThreadPoolExecutor(IDS_PER_SLOT, thread_name_prefix=f"rollbridge-cas-{name}")
+
+    def carry_out(self, request: Request) -> None:
+        """Carry out a write on this thread; returns when it is done."""
+        self._lane(request.course.active).queue.append(request)
+        while not request.done.done():
+            lane = self._lane(request.course.active)
+            with lane.lock:
+                if lane.queue and not request.done.done():
+                    self._step(lane)
+
+    def enqueue(self, request: Request) -> None:
+        """Have a write carried out by a worker."""
+        lane = self._lane(request.course.active)
+        lane.queue.append(request)
+        self._schedule(lane)
+
+    def close(self) -> None:
+        """Carry out what waits, then stop the workers."""
+        self._workers.shutdown(wait=True)
+
+    def _lane(self, segment: SegmentId) -> _Lane:
+        lane = self._lanes.get(segment)
+        if lane is None:
+            with self._lanes_lock:
+                lane = self._lanes.setdefault(segment, _Lane())
+        return lane
+
+    def _schedule(self, lane: _Lane) -> None:
+        if not lane.scheduled:
+            lane.scheduled = True
+            self._workers.submit(self._work, lane)
+
+    def _work(self, lane: _Lane) -> None:
+        lane.scheduled = False
+        try:
+            with lane.lock:
+                while lane.queue:
+                    self._step(lane)
+        except Exception:
+            logger.exception("a worker of conditional writes to %s failed", self._shape.stream)
+            if lane.queue:
+                self._schedule(lane)
+
+    def _step(self, lane: _Lane) -> None:
+        """Carry out one round of what waits in a lane, whose lock is held."""
+        entries = self._collect(lane)
+        if not entries:
+            return
+        batch = list(entries)
+        try:
+            with self._pool.engine() as engine:
+                patience = round_patience(self._transaction_timeout_s, self._answer_timeout_s)
+                result = Round(engine, self._logs, batch, list(entries.values())).run(patience)
+        except ProducerFencedError as fault:
+            result = NotWritten(str(fault))
+        except AppendRefusedError as fault:
+            if fault.kafka_error == _SEALED:
+                self._reroute([*batch, *_drain(lane)], batch[0].course.active)
+                return
+            if fault.kafka_error not in _TIMED_OUT:
+                _fail(batch, self._refusal(fault))
+                return
+            result = NotWritten(str(fault))
+        except RollbridgeError as fault:
+            _fail(batch, fault)
+            return
+        except BaseException:
+            for request in batch:
+                fault_text = f"a conditional write to {self._shape.stream} was interrupted; it may have been written"
+                request.done.set_exception(CasOutcomeUnknown(fault_text, token=request.token))
+            raise
+        lane.queue.extendleft(reversed(self._settle(batch, result)))
+
+    def _collect(self, lane: _Lane) -> dict[Request, Entry]:
+        """Take from a lane what goes together, oldest first."""
+        places: dict[Request, int] = {}
+        entries: list[Entry] = []
+        size = 0
+        while lane.queue and len(entries) < _ROUND_WRITES_MAX:
+            request = lane.queue[0]
+            fault = request.broken_chain() or self._overdue(request)
+            if fault is not None:
+                lane.queue.popleft()
+                request.done.set_exception(fault)
+                continue
+            before = request.awaited(places)
+            if before is not None:
+                if entries:
+                    break
+                wait([before.done], max(request.deadline - time.monotonic(), 0.0))
+                continue
+            entry = request.entry(places)
+            if entries and (size + request.size > ROUND_BYTES_MAX or not fits(entries, entry)):
+                break
+            lane.queue.popleft()
+            places[request] = len(entries)
+            entries.append(entry)
+            size += request.size
+        return dict(zip(places, entries, strict=True))
+
+    def _overdue(self, request: Request) -> RollbridgeError | None:
+        if time.monotonic() < request.deadline:
+            return None
+        why = f": {request.last_try}" if request.last_try else ""
+        return UnavailableError(
+            f"the conditional write to {self._shape.stream} took too long{why}; nothing was written"
+        )
+
+    def _settle(self, batch: Sequence[Request], result: RoundResult) -> list[Request]:
+        """Answer what is decided; returns what is to be tried again."""
+        match result:
+            case Committed():
+                for request, sns in zip(batch, result.sns, strict=True):
+                    request.done.set_result(list(sns))
+                return []
+            case NotWritten():
+                logger.debug("a round of conditional writes to %s is repeated: %s", self._shape.stream, result.why)
+                for request in batch:
+                    request.last_try = result.why
+                return list(batch)
+            case Unclear():
+                self._tell_unclear(batch, result)
+                return []
+            case Judged():
+                again = []
+                for request, verdict in zip(batch, result.verdicts, strict=True):
+                    if isinstance(verdict, Accepted):
+                        again.append(request)
+                    elif isinstance(verdict, Refused):
+                        self._refuse(request, verdict)
+                    else:
+                        request.done.set_exception(verdict)
+                return again
+            case never:
+                assert_never(never)
+
+    def _tell_unclear(self, batch: Sequence[Request], result: Unclear) -> None:
+        offset = result.offset
+        for request in batch:
+            token = replace(request.token, place=DLSN.of(request.course.active, offset))
+            offset += len(request.records)
+            request.done.set_exception(
+                CasOutcomeUnknown(
+                    f"a conditional write to {self._shape.stream} may be committed or not, and nobody answers: "
+                    f"{result.why}; ask with outcome({str(token)!r})",
+                    token=token,
+                )
+            )
+
+    def _refuse(self, request: Request, verdict: Refused) -> None:
+        if request.repeatable:
+            # What refuses it may be the same write, from an earlier attempt.
+            try:
+                with self._pool.engine() as engine:
+                    deadline = time.monotonic() + self._answer_timeout_s
+                    found = find_write(self._logs, request.course, engine.reader, request.token, deadline)
+            except (RollbridgeError, WaitedTooLong) as fault:
+                request.done.set_exception(CasOutcomeUnknown(f"{fault}; ask again", token=request.token))
+                return
+            if found:
+                request.done.set_result(found)
+                return
+        what = "the segment's last record" if request.scope is Scope.SEGMENT else "the last record with this key"
+        request.done.set_exception(
+            CasWriteError(
+                f"525: expected {verdict.expected} in {self._shape.stream}, but {what} is {verdict.actual}; "
+                "nothing was written",
+                expected=verdict.expected,
+                actual=verdict.actual,
+            )
+        )
+
+    def _reroute(self, requests: Sequence[Request], sealed: SegmentId) -> None:
+        """Move what waits for a sealed segment to its successors."""
+        logger.info("segment %s of %s is sealed; conditional writes go to its successors", sealed, self._shape.stream)
+        for request in requests:
+            try:
+                course = self._shape.await_course(request.position, request.deadline, sealed)
+                self._shape.position_of_run([record.key for record in request.records])
+            except RollbridgeError as fault:
+                request.done.set_exception(fault)
+                continue
+            lane = self._lane(course.active)
+            lane.queue.append(request)
+            request.course = course
+            self._schedule(lane)
+
+    def _refusal(self, fault: AppendRefusedError) -> RollbridgeError:
+        if fault.kafka_error in _DENIED:
+            return NotAuthorizedError(f"not allowed to write to topic {fault.topic}", resource=f"topic {fault.topic}")
+        return fault
+
+
+def _drain(lane: _Lane) -> list[Request]:
+    waiting = list(lane.queue)
+    lane.queue.clear()
+    return waiting
+
+
+def _fail(batch: Sequence[Request], fault: RollbridgeError) -> None:
+    for request in batch:
+        request.done.set_exception(fault)

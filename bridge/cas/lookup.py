@@ -1,0 +1,85 @@
+"""What conditions look at: the last record of a key's course, and the last one with the key, across its segments."""
+
+from __future__ import annotations
+
+import threading
+
+from bridge.cas.segment_log import SegmentLog
+from bridge.kafka.fetch import LogReader
+from bridge.model.course import Course, Stage
+from bridge.model.names import StreamName
+from bridge.model.sn import ANY, EMPTY, SN
+
+
+class StreamLogs:
+    """What one writer knows of the segments of a stream; safe to use from several threads."""
+
+    def __init__(self, stream: StreamName) -> None:
+        self._stream = stream
+        self._logs: dict[int, SegmentLog] = {}
+        self._lock = threading.Lock()
+
+    def of(self, stage: Stage) -> SegmentLog:
+        """The log of a segment."""
+        with self._lock:
+            found = self._logs.get(int(stage.segment))
+            if found is None:
+                found = SegmentLog(self._stream.segment_topic(stage.segment), stage.segment, stage.base)
+                self._logs[int(stage.segment)] = found
+            return found
+
+    def active(self, course: Course) -> SegmentLog:
+        """The log of the active segment of a course."""
+        return self.of(Stage(course.active, course.active_base, None))
+
+    def last(self, course: Course, reader: LogReader, to: int, deadline: float) -> SN:
+        """SN of the last committed record of a course before offset ``to`` of its active segment.
+
+        EMPTY if there is none, ANY if it was truncated away.
+
+        Raises:
+            WaitedTooLong: something before is still undecided.
+        """
+        active = self.active(course)
+        with active.lock:
+            found = active.last(reader, to, deadline)
+        if not found.empty:
+            return found
+        for stage in course.stages[1:]:
+            log = self.of(stage)
+            with log.lock:
+                found = log.last(reader, stage.end or 0, deadline)
+            if not found.empty:
+                return found
+        return EMPTY
+
+    def last_of(self, course: Course, reader: LogReader, key: bytes, place: int | None, to: int, deadline: float) -> SN:
+        """SN of the last committed record with ``key`` before offset ``to`` of the active segment.
+
+        EMPTY if there is none, ANY if it may have been truncated away.
+
+        Args:
+            course: The course of the key.
+            reader: Reads.
+            key: The key.
+            place: Sequence id at and before which nothing is looked for; None: the whole course is.
+            to: See above.
+            deadline: By ``time.monotonic()``.
+
+        Raises:
+            WaitedTooLong: something before is still undecided.
+        """
+        for stage in course.stages:
+            end = to if stage.segment == course.active else stage.end or 0
+            since = 0 if place is None else min(max(place + 1 - stage.base, 0), end)
+            log = self.of(stage)
+            with log.lock:
+                found = log.last_of(reader, key, since, end, deadline)
+                truncated = log.truncated_at() > since
+            if found is not None:
+                return found
+            if truncated:
+                return ANY
+            if place is not None and place >= stage.base:
+                return EMPTY
+        return EMPTY

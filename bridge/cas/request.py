@@ -1,0 +1,108 @@
+"""A conditional write on its way: what is to be written, what it expects, and the future that gets the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from bridge.errors import CasWriteError, OutcomeUnknown, UnavailableError
+from bridge.model.cas import Condition, Entry, Scope
+from bridge.model.course import Course
+from bridge.model.sn import SN
+from bridge.model.token import Token
+
+RecordHeaders = Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record to write; ``headers`` include ours."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    transaction_id: int | None
+    size: int
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One write of one or more records: all or none.
+
+    Attributes:
+        records: They stand side by side in one segment.
+        expected: What it expects, or the write whose last record it expects to be the last.
+        token: Its identity.
+        repeatable: Whether the same token may have been tried before, so that a refusal has to look for it.
+        position: Of its first key in the key space.
+        course: Its segments, as of when it was routed last.
+        deadline: By ``time.monotonic()``; nothing is begun after it.
+        last_try: Why the last try came to nothing.
+        done: Gets the SNs of its records.
+    """
+
+    records: Sequence[NewRecord]
+    expected: SN | Request
+    scope: Scope
+    token: Token
+    position: float
+    course: Course
+    deadline: float
+    timestamp_ms: int
+    repeatable: bool = False
+    last_try: str = ""
+    done: Future[list[SN]] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.done.set_running_or_notify_cancel()
+
+    @property
+    def size(self) -> int:
+        """Upper bound of its bytes."""
+        return sum(record.size for record in self.records)
+
+    def condition(self) -> Condition:
+        """What it expects of what is committed; that of a write which still waits for another is of no use yet."""
+        expected = self.expected
+        if isinstance(expected, Request):
+            expected = expected.done.result()[-1] if _succeeded(expected) else SN()
+        return Condition(expected, self.scope, self.records[0].key)
+
+    def entry(self, places: Mapping[Request, int]) -> Entry:
+        """As one write of a round, in which the writes of ``places`` stand before it."""
+        after = places.get(self.expected) if isinstance(self.expected, Request) else None
+        return Entry(
+            self.condition(),
+            self.course,
+            tuple(record.key for record in self.records),
+            tuple(record.transaction_id for record in self.records),
+            after,
+        )
+
+    def broken_chain(self) -> BaseException | None:
+        """Why this can not be tried: the write that it expects has failed."""
+        before = self.expected
+        if not isinstance(before, Request) or not before.done.done():
+            return None
+        fault = before.done.exception()
+        if isinstance(fault, CasWriteError):
+            return CasWriteError(
+                f"525: the write that this one expects was refused: {fault}",
+                expected=fault.expected,
+                actual=fault.actual,
+            )
+        if isinstance(fault, OutcomeUnknown):
+            return UnavailableError(
+                f"the outcome of the write that this one expects is unknown; nothing was written: {fault}"
+            )
+        return fault
+
+    def awaited(self, places: Mapping[Request, int]) -> Request | None:
+        """The write that this one expects, while it is neither done nor in the same round."""
+        before = self.expected
+        return None if not isinstance(before, Request) or before.done.done() or before in places else before
+
+
+def _succeeded(request: Request) -> bool:
+    return request.done.done() and request.done.exception() is None

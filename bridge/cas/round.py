@@ -1,0 +1,235 @@
+"""One round: writes appended in a native transaction, and committed if what they expect holds where they stand.
+
+1. Append at offset o, invisible. Appending before looking is what makes it hold against any other writer: whoever
+   comes later has a later offset.
+2. Wait until every offset below o is decided, reading only what was not looked at before. Earlier writers never wait
+   for later ones, so nobody waits in a circle.
+3. Commit if the conditions hold for what is committed below o; otherwise abort.
+
+A commit whose answer is lost is looked up: the same id is initialised again, after which nothing of it is open, and
+the log says whether the record at o is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bridge.cas.engine import Engine
+from bridge.cas.lookup import StreamLogs
+from bridge.cas.request import Request
+from bridge.cas.segment_log import SegmentLog, WaitedTooLong, sn_of
+from bridge.errors import InvalidRequestError, KafkaUnavailable, RollbridgeError
+from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.batches import BatchBuilder, Compression
+from bridge.kafka.errors import AppendUnknownError, ProducerFencedError
+from bridge.kafka.fetch import LogReader
+from bridge.model.cas import Accepted, Entry, Refused, Scope, Verdict, judge, place_of
+from bridge.model.course import Course
+from bridge.model.sn import ANY, EMPTY, SN
+from bridge.model.token import OPERATION_HEADER, Token
+
+logger = logging.getLogger(__name__)
+
+ROUND_BYTES_MAX: Final = 900_000
+"""Most bytes of one round; it is one record batch, so that its records stand side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The round is visible; SNs by write."""
+
+    sns: Sequence[tuple[SN, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The round was aborted: some writes are refused, or can never succeed; the others may be tried again."""
+
+    verdicts: Sequence[Verdict | InvalidRequestError]
+
+
+@dataclass(frozen=True, slots=True)
+class NotWritten:
+    """The round left nothing and may be tried again."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Nobody can tell now whether the round is visible."""
+
+    offset: int
+    why: str
+
+
+RoundResult = Committed | Judged | NotWritten | Unclear
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a round waits, by ``time.monotonic()``."""
+
+    earlier: float
+    """For earlier native transactions to end; before the own one is timed out."""
+    answer: float
+    """For finding out what became of a commit."""
+
+
+class Round:
+    """Carries out one round of writes to one segment; used once."""
+
+    def __init__(self, engine: Engine, logs: StreamLogs, requests: Sequence[Request], entries: Sequence[Entry]) -> None:
+        """``entries`` say the same as ``requests``, for the decision."""
+        self._appender: Final[TransactionalAppender] = engine.appender
+        self._reader: Final[LogReader] = engine.reader
+        self._engine = engine
+        self._logs = logs
+        self._requests = requests
+        self._entries = entries
+        self._log: Final[SegmentLog] = logs.active(requests[0].course)
+
+    def run(self, patience: Patience) -> RoundResult:
+        """Append, decide, commit or abort.
+
+        Raises:
+            AppendRefusedError: the segment does not take it: sealed, gone, not allowed; nothing was written.
+            ProducerFencedError: another writer has the transactional id; nothing was written.
+            KafkaUnavailable: nothing was written.
+        """
+        try:
+            offset = self._append()
+            try:
+                verdicts = self._decide(offset, patience.earlier)
+            except WaitedTooLong as fault:
+                self._engine.rollback()
+                return NotWritten(f"an earlier native transaction is still open: {fault}")
+            sns = [verdict.sns for verdict in verdicts if isinstance(verdict, Accepted)]
+            if len(sns) < len(verdicts):
+                self._engine.rollback()
+                return Judged(verdicts)
+        except AppendUnknownError as fault:
+            # No commit was ever asked for, so the init before the next use aborts it.
+            return NotWritten(str(fault))
+        except BaseException:
+            self._engine.rollback()
+            raise
+        return self._commit(offset, sns, patience.answer)
+
+    def _append(self) -> int:
+        builder = BatchBuilder(ROUND_BYTES_MAX * 2, Compression.NONE)
+        for request in self._requests:
+            for record in request.records:
+                builder.append(request.timestamp_ms, record.key, record.value, record.headers)
+        return self._appender.append([(self._log.topic, builder.build())])[0]
+
+    def _decide(self, offset: int, deadline: float) -> list[Verdict | InvalidRequestError]:
+        entries = self._entries
+        faults: dict[int, InvalidRequestError] = {}
+        key_lasts: dict[bytes, SN] = {}
+        for place, entry in enumerate(entries):
+            try:
+                place_of(entry.condition.expected, entry.course)
+            except InvalidRequestError as fault:
+                faults[place] = fault
+                continue
+            if entry.condition.key is not None and entry.condition.scope is Scope.KEY and entry.after is None:
+                key_lasts[entry.condition.key] = self._key_last(entry, offset, deadline)
+        if faults:
+            return [faults.get(place, Accepted(())) for place in range(len(entries))]
+        last = self._logs.last(entries[0].course, self._reader, offset, deadline)
+        verdicts: list[Verdict | InvalidRequestError] = []
+        for entry, verdict in zip(entries, judge(entries, offset, last, key_lasts), strict=True):
+            key = entry.condition.key
+            if (
+                isinstance(verdict, Refused)
+                and entry.condition.scope is Scope.KEY
+                and verdict.actual.empty
+                and key is not None
+            ):
+                # Only what stands after the expected place was looked at; the caller wants to know what is there.
+                actual = self._logs.last_of(entry.course, self._reader, key, None, offset, deadline)
+                verdict = Refused(verdict.expected, actual)
+            verdicts.append(verdict)
+        return verdicts
+
+    def _key_last(self, entry: Entry, offset: int, deadline: float) -> SN:
+        condition = entry.condition
+        if condition.expected == ANY or condition.key is None:
+            return EMPTY
+        # With a transaction id the record itself is wanted, not only whether there is a later one.
+        whole = condition.expected.transaction_id is not None
+        place = None if whole else place_of(condition.expected, entry.course)
+        return self._logs.last_of(entry.course, self._reader, condition.key, place, offset, deadline)
+
+    def _commit(self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: float) -> RoundResult:
+        try:
+            self._appender.commit()
+        except AppendUnknownError as fault:
+            return self._look_up(offset, sns, deadline, fault)
+        except RollbridgeError:
+            self._engine.rollback()
+            raise
+        with self._log.lock:
+            for request, written in zip(self._requests, sns, strict=True):
+                self._log.wrote(written, [record.key for record in request.records])
+        return Committed(sns)
+
+    def _look_up(
+        self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: float, fault: AppendUnknownError
+    ) -> RoundResult:
+        """After an unclear commit: end it for good, then see what the log says."""
+        logger.info("looking into %s for what became of a commit: %s", self._log.topic, fault)
+        operation = self._requests[0].token.operation
+        try:
+            try:
+                self._appender.init()
+            except ProducerFencedError:
+                logger.info("somebody else has ended transactional id %s", self._appender.transactional_id)
+            found = find_operation(self._log, self._reader, operation, offset, offset + 1, deadline)
+        except (KafkaUnavailable, WaitedTooLong) as exc:
+            return Unclear(offset, str(exc))
+        return Committed(sns) if found else NotWritten("the commit did not take effect")
+
+
+def find_operation(
+    log: SegmentLog, reader: LogReader, operation: bytes, since: int, to: int, deadline: float
+) -> list[SN]:
+    """SNs of the committed records of a write in ``since..to-1``; empty if it is not there, and never will be.
+
+    Raises:
+        WaitedTooLong: something before ``to`` is still undecided.
+    """
+    return [
+        sn_of(record, log.segment, log.base)
+        for record in log.records(reader, since, to, deadline)
+        if any(name == OPERATION_HEADER and value == operation for name, value in record.headers)
+    ]
+
+
+def find_write(logs: StreamLogs, course: Course, reader: LogReader, token: Token, deadline: float) -> list[SN]:
+    """SNs of the committed records of a write, looked for in everything that was appended until now.
+
+    Raises:
+        WaitedTooLong: something is still undecided.
+    """
+    place = place_of(token.since, course)
+    for stage in course.stages:
+        log = logs.of(stage)
+        end = log.end_now(reader) if stage.end is None else stage.end
+        since = 0 if place is None else min(max(place + 1 - stage.base, 0), end)
+        if found := find_operation(log, reader, token.operation, since, end, deadline):
+            return found
+        if place is not None and place >= stage.base:
+            break
+    return []
+
+
+def patience(transaction_timeout_s: float, answer_s: float) -> Patience:
+    """Half of the native transaction's time-out for those before, the rest for ending it."""
+    now = time.monotonic()
+    return Patience(now + transaction_timeout_s / 2, now + transaction_timeout_s + answer_s)

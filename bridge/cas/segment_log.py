@@ -1,0 +1,151 @@
+"""The end of one segment's log, looked at no more than needed: its last committed record, and the last one of a key."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from bridge.errors import InvalidRequestError
+from bridge.kafka.batches import Record
+from bridge.kafka.fetch import LogReader, Stretch
+from bridge.model.examined import Examined, Seen
+from bridge.model.identifiers import SegmentId
+from bridge.model.sequence import DLSN, RECORD_HEADER, TRANSACTION_ID_HEADER, unpack_record_header
+from bridge.model.sn import ANY, EMPTY, SN, unpack_transaction_id
+
+FIRST_STEP: Final = 64
+"""How many offsets before the end are looked at first for the last record; then eight times as many, and so on."""
+_STEP_FACTOR: Final = 8
+GAP_MAX: Final = 5_000
+"""After more offsets than this by others, the last record is looked for from the end, not read up to."""
+_WAIT_MS: Final = 200
+
+
+class WaitedTooLong(Exception):
+    """An earlier native transaction of somebody else is still open at the deadline."""
+
+    def __init__(self, topic: str, offset: int, wanted: int) -> None:
+        super().__init__(f"topic {topic} is decided up to offset {offset} only, {wanted} is waited for")
+        self.offset = offset
+
+
+def sn_of(record: Record, segment: SegmentId, base: int) -> SN:
+    """The SN of a committed record; headers of ours that do not parse count as absent, since anybody may write."""
+    local, transaction_id = 0, None
+    for name, value in record.headers:
+        if value is None:
+            continue
+        try:
+            if name == RECORD_HEADER:
+                local = unpack_record_header(value)[1]
+            elif name == TRANSACTION_ID_HEADER:
+                transaction_id = unpack_transaction_id(value)
+        except InvalidRequestError:
+            continue
+    return SN(DLSN.of(segment, record.offset, local), transaction_id, base + record.offset)
+
+
+class SegmentLog:
+    """What one writer knows of one segment. Hold ``lock`` while using it.
+
+    Methods take a reader, the offset ``to`` below which they look, and a deadline by ``time.monotonic()``.
+    """
+
+    def __init__(self, topic: str, segment: SegmentId, base: int) -> None:
+        self.topic: Final = topic
+        self.segment: Final = segment
+        self.base: Final = base
+        self.lock: Final = threading.RLock()
+        self._examined: Examined | None = None
+        self._truncated_at = 0
+
+    @property
+    def end(self) -> int | None:
+        """Below this offset everything is known; None before the first look."""
+        return None if self._examined is None else self._examined.end
+
+    def end_now(self, reader: LogReader) -> int:
+        """The high watermark."""
+        return reader.fetch(self.topic, self.end or 0, max_bytes=1).high_watermark
+
+    def wrote(self, sns: Sequence[SN], keys: Iterable[bytes | None]) -> None:
+        """Take note of own records, committed at the end of what is known, without reading them."""
+        known = self._examined
+        start = sns[0].dlsn.offset if sns and sns[0].dlsn is not None else None
+        if known is not None and known.end == start:
+            records = [Seen(start + place, key, sn) for place, (sn, key) in enumerate(zip(sns, keys, strict=True))]
+            known.extend(start, start + len(records), records)
+
+    def last(self, reader: LogReader, to: int, deadline: float) -> SN:
+        """SN of the last committed record below ``to``; EMPTY if there is none, ANY if it was truncated away.
+
+        Raises:
+            WaitedTooLong: something below ``to`` is still undecided.
+        """
+        if self._examined is None or to - self._examined.end > GAP_MAX:
+            self._examined = Examined(max(0, to - FIRST_STEP))
+        known = self._examined
+        self._catch_up(known, reader, to, deadline)
+        step = FIRST_STEP
+        while known.last is None and known.last_from > self._truncated_at:
+            step *= _STEP_FACTOR
+            start = max(self._truncated_at, known.last_from - step)
+            stretch = [
+                seen for part in self._read(reader, start, known.last_from, deadline) for seen in self._seen(part)
+            ]
+            known.prepend(max(start, self._truncated_at), stretch)
+        if known.last is None:
+            return ANY if self._truncated_at else EMPTY
+        return known.last
+
+    def last_of(self, reader: LogReader, key: bytes, since: int, to: int, deadline: float) -> SN | None:
+        """SN of the last committed record with ``key`` in ``since..to-1``; None if there is none.
+
+        Raises:
+            WaitedTooLong: something below ``to`` is still undecided.
+        """
+        if self._examined is None:
+            self._examined = Examined(min(since, to))
+        known = self._examined
+        self._catch_up(known, reader, to, deadline)
+        found = known.last_of(key)
+        if found is None and since < known.keys_from:
+            for part in self._read(reader, since, known.keys_from, deadline):
+                for seen in self._seen(part):
+                    if seen.key == key:
+                        found = seen.sn
+        return found
+
+    def truncated_at(self) -> int:
+        """Where the log begins, as far as was seen."""
+        return self._truncated_at
+
+    def records(self, reader: LogReader, since: int, to: int, deadline: float) -> Iterator[Record]:
+        """The committed records in ``since..to-1``."""
+        for part in self._read(reader, since, to, deadline):
+            yield from part.records
+
+    def _catch_up(self, known: Examined, reader: LogReader, to: int, deadline: float) -> None:
+        if known.end >= to:
+            return
+        for part in self._read(reader, known.end, to, deadline):
+            known.extend(part.start, part.end, self._seen(part))
+
+    def _read(self, reader: LogReader, start: int, to: int, deadline: float) -> Iterator[Stretch]:
+        """What stands in ``start..to-1``, part by part, waiting for what is undecided."""
+        position = start
+        while position < to:
+            part = reader.fetch(self.topic, position, wait_ms=_WAIT_MS)
+            if part.start > position:
+                self._truncated_at = max(self._truncated_at, part.start)
+            if part.end == position and time.monotonic() >= deadline:
+                raise WaitedTooLong(self.topic, position, to)
+            position = part.end
+            if part.end > to:
+                part = part._replace(end=to, records=[record for record in part.records if record.offset < to])
+            yield part
+
+    def _seen(self, part: Stretch) -> list[Seen]:
+        return [Seen(record.offset, record.key, sn_of(record, self.segment, self.base)) for record in part.records]

@@ -1,0 +1,101 @@
+"""The shape of a stream as a conditional writer sees it: where each key goes now, and what came before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from bridge.client.catalog import Catalog
+from bridge.errors import InvalidRequestError, UnavailableError
+from bridge.model.course import Course
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import position_of_key
+from bridge.model.names import StreamName
+from bridge.model.paths import epochs
+from bridge.model.sn import sequence_bases
+from bridge.zookeeper.session import ZooKeeperSession
+
+_PAUSE_FIRST_S: Final = 0.005
+_PAUSE_MAX_S: Final = 0.2
+
+
+class Shape:
+    """Routes keys to the active segments of one stream. Safe to use from several threads."""
+
+    def __init__(self, catalog: Catalog, session: ZooKeeperSession, stream: StreamName) -> None:
+        self.stream: Final = stream
+        self._name = str(stream)
+        self._catalog = catalog
+        self._session = session
+        self._known: tuple[EpochHistory, dict[SegmentId, int]] | None = None
+
+    @property
+    def record_bytes_max(self) -> int:
+        """Largest record of the stream."""
+        return self._catalog.view(self._name).config.record_bytes_max
+
+    def segments(self) -> int:
+        """How many segments are active."""
+        return len(self._catalog.view(self._name).history.active.segments)
+
+    def course(self, position: float) -> Course:
+        """The course of a position, as of what is known.
+
+        Raises:
+            UnavailableError: a predecessor's end is not known yet; see :meth:`await_course`.
+            ScopeNotFound, StreamNotFound: there is no such stream.
+        """
+        history = self._catalog.view(self._name).history
+        known = self._known
+        if known is None or known[0] is not history:
+            self._known = known = (history, sequence_bases(history))
+        return Course(history, position, known[1])
+
+    def await_course(self, position: float, deadline: float, sealed: SegmentId | None = None) -> Course:
+        """The course of a position once it can be written to, in another segment than ``sealed``.
+
+        Raises:
+            UnavailableError: it was not so by the deadline; nothing was written.
+            ScopeNotFound, StreamNotFound: there is no such stream.
+        """
+        pause_s = _PAUSE_FIRST_S
+        while True:
+            try:
+                course = self.course(position)
+                if course.active != sealed:
+                    return course
+                why = f"segment {sealed} is sealed and its successor is not known"
+            except UnavailableError as fault:
+                why = str(fault)
+            if time.monotonic() >= deadline:
+                raise UnavailableError(
+                    f"{why}; a scale or a rolling commit of {self.stream} is under way: is a coordinator running? "
+                    "Nothing was written"
+                )
+            time.sleep(pause_s)
+            pause_s = min(_PAUSE_MAX_S, pause_s * 2)
+            self._catalog.forget(self._name)
+
+    def check_current(self) -> None:
+        """Look whether there is an epoch that is not known here, and if so read it."""
+        self._session.sync()
+        count = len(self._session.children(epochs(self.stream)))
+        if count != len(self._catalog.view(self._name).history.records):
+            self._catalog.forget(self._name)
+
+    def position_of_run(self, keys: Sequence[bytes | None]) -> float:
+        """The position of the first key of a run.
+
+        Raises:
+            InvalidRequestError: its keys are in several segments.
+        """
+        positions = [0.0 if key is None else position_of_key(key) for key in keys]
+        history = self._catalog.view(self._name).history
+        if len({history.active.segment_at(position).id for position in positions}) > 1:
+            raise InvalidRequestError(
+                f"the {len(keys)} records of a run are in several segments of {self.stream}, and a condition is about "
+                f"one: write them as a transaction, or as one run for each segment; nothing was written"
+            )
+        return positions[0]

@@ -1,0 +1,404 @@
+"""The conditional writer: appends that are refused unless the log is as the caller believes it to be."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Final, Self
+
+from bridge.cas.arguments import Expected, Timeout, as_scope, as_seconds, as_sn
+from bridge.cas.dispatch import Dispatcher
+from bridge.cas.engine import EnginePool
+from bridge.cas.future import CasFuture
+from bridge.cas.lookup import StreamLogs
+from bridge.cas.request import NewRecord, RecordHeaders, Request
+from bridge.cas.round import ROUND_BYTES_MAX, find_operation, find_write
+from bridge.cas.segment_log import WaitedTooLong
+from bridge.cas.shape import Shape
+from bridge.cas.slots import take_slot
+from bridge.client.catalog import Catalog
+from bridge.config import ConnectionSettings
+from bridge.errors import (
+    BackpressureError,
+    CasOutcomeUnknown,
+    InvalidRequestError,
+    RecordTooLargeError,
+    UnavailableError,
+)
+from bridge.kafka.batches import record_size_max
+from bridge.kafka.fetch import LogReader
+from bridge.kafka.metadata import Cluster
+from bridge.model.cas import Condition, Scope, place_of
+from bridge.model.course import Course, Stage
+from bridge.model.keyspace import position_of_key
+from bridge.model.names import StreamName
+from bridge.model.sequence import TRANSACTION_ID_HEADER
+from bridge.model.sn import SN, pack_transaction_id
+from bridge.model.token import OPERATION_HEADER, Token
+from bridge.zookeeper.session import ZooKeeperSession
+
+PENDING_MAX: Final = 10_000
+"""Most writes of one writer that nobody waits for yet; beyond it, :meth:`CasWriter.write_async` waits."""
+_ANSWER_TIMEOUT_S: Final = 20.0
+
+
+class CasWriter:
+    """Writes to one stream under conditions. Safe to use from several threads; close it, or use a ``with`` block.
+
+    It needs no coordinator, except to follow a scale. Conditions hold against whoever else writes to the segments:
+    other conditional writers, plain producers of any client library, and merges of transactions. A write waits for
+    earlier native transactions on the same segment to end, its own included, and so do readers; it holds up the last
+    stable offset for about a millisecond, and for ``transaction_timeout`` at most if this process dies in the middle.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        catalog: Catalog,
+        session: ZooKeeperSession,
+        stream: StreamName,
+        *,
+        timeout: Timeout = 30.0,
+        transaction_timeout: Timeout = 5.0,
+    ) -> None:
+        """See :meth:`bridge.Bridge.cas_writer`, which makes them."""
+        self.stream: Final = stream
+        self._timeout_s = as_seconds("timeout", timeout)
+        transaction_timeout_s = as_seconds("transaction_timeout", transaction_timeout)
+        self._shape = Shape(catalog, session, stream)
+        self._record_bytes_max = self._shape.record_bytes_max
+        self._pool = EnginePool(
+            settings,
+            stream,
+            lambda: take_slot(session, stream, settings.client_name),
+            transaction_timeout_ms=int(transaction_timeout_s * 1000),
+            retry_timeout_ms=int(min(self._timeout_s, _ANSWER_TIMEOUT_S) * 1000),
+        )
+        self._dispatcher = Dispatcher(
+            self._pool,
+            self._shape,
+            transaction_timeout_s=transaction_timeout_s,
+            answer_timeout_s=min(self._timeout_s, _ANSWER_TIMEOUT_S),
+            name=str(stream),
+        )
+        # Looking at the log for a caller must not wait for a round of ours, nor a round for it.
+        self._reader = LogReader(
+            Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        )
+        self._seen = StreamLogs(stream)
+        self._reading = threading.Lock()
+        self._random = os.urandom(8)
+        self._count = itertools.count()
+        self._pending = 0
+        self._settled = threading.Condition()
+        self._closed = False
+
+    def write(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        expected: Expected | CasFuture,
+        scope: Scope | str = Scope.SEGMENT,
+        headers: RecordHeaders = (),
+        transaction_id: int | None = None,
+        token: Token | str | None = None,
+    ) -> SN:
+        """Write a record if what is expected holds; returns its SN once readers can see it.
+
+        Args:
+            key: Chooses the segment.
+            value: None is a tombstone.
+            expected: SN of the record that is expected to be the last, or only its DLSN, or its sequence id as a
+                number; ``EMPTY`` for "nothing was written yet", ``ANY`` for no condition; or the future of a write
+                that goes on, whose record is then expected to be the last.
+            scope: ``segment``: the last record of the key's segment must be the expected one. ``key``: no record with
+                this key may stand after the expected one, which may be any record.
+            headers: Kafka headers of the record.
+            transaction_id: A number of the caller's, 0 to 2^63 - 1, that becomes part of the SN.
+            token: Made by :meth:`token`; makes it safe to write the same again after a crash.
+
+        Raises:
+            CasWriteError: something else is there; carries its SN. Nothing was written.
+            InvalidRequestError: the SN can not be one of this key's; a header of ours was given; no key, where the
+                scope is ``key``. Nothing was written.
+            RecordTooLargeError, StreamNotFound, UnavailableError, NotAuthorizedError: nothing was written.
+            CasOutcomeUnknown: it may have been written; ask with :meth:`outcome`.
+        """
+        request = self._request([(key, value)], expected, scope, [headers], [transaction_id], token)
+        self._dispatcher.carry_out(request)
+        return request.done.result()[-1]
+
+    def write_all(
+        self,
+        run: Sequence[tuple[bytes | None, bytes | None]],
+        *,
+        expected: Expected | CasFuture,
+        scope: Scope | str = Scope.SEGMENT,
+        transaction_ids: Sequence[int | None] | None = None,
+        token: Token | str | None = None,
+    ) -> list[SN]:
+        """Write a run of records, each of which expects the one before, and the first ``expected``: all or none.
+
+        They stand side by side in one segment, at most 900,000 bytes of them, and cost one native transaction.
+
+        Raises:
+            InvalidRequestError: the keys are in several segments, or the run is empty or too large; use a transaction.
+            CasWriteError and others: as :meth:`write` does.
+        """
+        request = self._request(run, expected, scope, None, transaction_ids, token)
+        self._dispatcher.carry_out(request)
+        return request.done.result()
+
+    def write_async(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        expected: Expected | CasFuture,
+        scope: Scope | str = Scope.SEGMENT,
+        headers: RecordHeaders = (),
+        transaction_id: int | None = None,
+        token: Token | str | None = None,
+    ) -> CasFuture:
+        """Begin to write a record; the future raises what :meth:`write` does.
+
+        Writes to one segment are carried out in the order in which they were begun. Those that go together share a
+        native transaction: give each the future of the one before as ``expected``, and a chain costs no more than a
+        run. If a link of the chain is refused, so are those after it.
+
+        Raises:
+            BackpressureError: 10,000 writes are under way and none ended in time; nothing was written.
+        """
+        request = self._request([(key, value)], expected, scope, [headers], [transaction_id], token)
+        self._admit(request)
+        self._dispatcher.enqueue(request)
+        return CasFuture(request)
+
+    def tail(self, key: bytes | None = None, *, scope: Scope | str = Scope.SEGMENT) -> SN:
+        """SN of the last committed record of the key's segment, or with scope ``key``, of the key; ``EMPTY`` without.
+
+        It counts everything whose writer had its answer before this was asked.
+
+        Args:
+            key: May be left out for a stream of one segment.
+            scope: ``segment`` or ``key``.
+
+        Raises:
+            InvalidRequestError: no key, and there are several segments, or the scope is ``key``.
+            UnavailableError: an earlier native transaction stays open.
+        """
+        self._check_open()
+        self._shape.check_current()
+        if key is None and self._shape.segments() > 1:
+            raise InvalidRequestError(f"{self.stream} has several segments: a key is needed to choose one")
+        condition = Condition(SN(), as_scope(scope), key)
+        deadline = time.monotonic() + self._timeout_s
+        course = self._shape.await_course(0.0 if key is None else position_of_key(key), deadline)
+        with self._reading:
+            try:
+                log = self._seen.active(course)
+                end = log.end_now(self._reader)
+                if condition.scope is Scope.KEY and key is not None:
+                    return self._seen.last_of(course, self._reader, key, None, end, deadline)
+                return self._seen.last(course, self._reader, end, deadline)
+            except WaitedTooLong as fault:
+                raise UnavailableError(
+                    f"an earlier native transaction stays open: {fault}; nothing was written"
+                ) from fault
+
+    def token(self, key: bytes | None, *, expected: Expected) -> Token:
+        """Name a write before it is tried, so that it can be asked about, and tried again, even after a crash.
+
+        Keep its text where a crash leaves it. Writing with the same token and expectation again writes nothing twice,
+        and gives the first answer.
+
+        Raises:
+            InvalidRequestError: ``expected`` is ``ANY``, of which nobody could tell a repetition.
+        """
+        since = as_sn(expected)
+        if since == SN():
+            raise InvalidRequestError("a write that may be repeated needs an expectation other than ANY")
+        return Token(self._operation(), key, since)
+
+    def outcome(self, token: Token | str) -> SN | None:
+        """What became of a write: the SN of its (last) record, or None if it is not in the log.
+
+        For the token of a :class:`CasOutcomeUnknown`, None is final. For one made by :meth:`token` it is final once
+        whoever wrote with it is gone; writing again with the same token is safe in any case.
+
+        Raises:
+            CasOutcomeUnknown: it is still being decided.
+            InvalidRequestError: no such token, or not one of this stream.
+        """
+        self._check_open()
+        asked = Token.parse(token) if isinstance(token, str) else token
+        self._shape.check_current()
+        deadline = time.monotonic() + self._timeout_s
+        course = self._shape.await_course(0.0 if asked.key is None else position_of_key(asked.key), deadline)
+        with self._reading:
+            try:
+                found = self._find(asked, course, deadline)
+            except WaitedTooLong as fault:
+                raise CasOutcomeUnknown(f"the write is still being decided: {fault}; ask again", token=asked) from fault
+        return found[-1] if found else None
+
+    def flush(self) -> None:
+        """Return once every write that was begun has its answer."""
+        with self._settled:
+            self._settled.wait_for(lambda: self._pending == 0)
+
+    def close(self) -> None:
+        """Carry out what was begun, give the transactional ids back, and disconnect. Closing again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.flush()
+        self._dispatcher.close()
+        self._pool.close()
+        with self._reading:
+            self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        return f"<CasWriter of {self.stream}>"
+
+    def _find(self, token: Token, course: Course, deadline: float) -> list[SN]:
+        if token.place is None:
+            return find_write(self._seen, course, self._reader, token, deadline)
+        base = course.base(token.place.segment)
+        if base is None:
+            raise InvalidRequestError(f"token {token} is not of stream {self.stream}")
+        log = self._seen.of(Stage(token.place.segment, base, None))
+        offset = token.place.offset
+        return find_operation(log, self._reader, token.operation, offset, offset + 1, deadline)
+
+    def _request(
+        self,
+        run: Sequence[tuple[bytes | None, bytes | None]],
+        expected: Expected | CasFuture,
+        scope: Scope | str,
+        headers: Sequence[RecordHeaders] | None,
+        transaction_ids: Sequence[int | None] | None,
+        token: Token | str | None,
+    ) -> Request:
+        self._check_open()
+        if not run:
+            raise InvalidRequestError("a run needs at least one record; nothing was written")
+        if transaction_ids is not None and len(transaction_ids) != len(run):
+            raise InvalidRequestError(f"{len(transaction_ids)} transaction ids for {len(run)} records")
+        deadline = time.monotonic() + self._timeout_s
+        checked_scope = as_scope(scope)
+        first = run[0][0]
+        if checked_scope is Scope.KEY and any(key != first for key, _ in run):
+            raise InvalidRequestError('with scope "key" the records of a run have one key; nothing was written')
+        position = 0.0
+        if len(run) > 1:
+            position = self._shape.position_of_run([key for key, _ in run])
+        elif first is not None:
+            position = position_of_key(first)
+        elif self._shape.segments() > 1:
+            raise InvalidRequestError(f"{self.stream} has several segments: a record needs a key to choose one")
+        course = self._shape.await_course(position, deadline)
+        given = Token.parse(token) if isinstance(token, str) else token
+        waited_for = expected.request if isinstance(expected, CasFuture) else as_sn(expected)
+        condition = Condition(SN() if isinstance(waited_for, Request) else waited_for, checked_scope, first)
+        self._check_place(condition.expected, course, position, deadline)
+        if given is not None and (given.since != condition.expected or given.key != first):
+            raise InvalidRequestError(f"token {given} was made for another key or expectation; nothing was written")
+        name = given or Token(self._operation(), first, condition.expected)
+        mark = (OPERATION_HEADER, name.operation)
+        numbers = transaction_ids or [None] * len(run)
+        extra: Sequence[RecordHeaders] = headers or [()] * len(run)
+        records = [
+            self._record(key, value, extra[place], numbers[place], mark) for place, (key, value) in enumerate(run)
+        ]
+        request = Request(
+            records=records,
+            expected=waited_for,
+            scope=checked_scope,
+            token=name,
+            position=position,
+            course=course,
+            deadline=deadline,
+            timestamp_ms=time.time_ns() // 1_000_000,
+            repeatable=given is not None,
+        )
+        if request.size > ROUND_BYTES_MAX and len(run) > 1:
+            raise InvalidRequestError(
+                f"a run of up to {request.size} bytes exceeds {ROUND_BYTES_MAX}; write it as a "
+                "transaction, or as several runs; nothing was written"
+            )
+        return request
+
+    def _check_place(self, expected: SN, course: Course, position: float, deadline: float) -> None:
+        """Refuse an SN that can be none of this key's, before anything is appended."""
+        try:
+            place_of(expected, course)
+        except InvalidRequestError:
+            # It may come from an epoch that is not known here yet.
+            self._shape.check_current()
+            place_of(expected, self._shape.await_course(position, deadline))
+
+    def _record(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders,
+        transaction_id: int | None,
+        mark: tuple[str, bytes],
+    ) -> NewRecord:
+        whole = list(headers)
+        if whole and any(name.startswith("rollbridge") for name, _ in whole):
+            raise InvalidRequestError("headers that begin with rollbridge are ours; nothing was written")
+        if transaction_id is not None:
+            whole.append((TRANSACTION_ID_HEADER, pack_transaction_id(transaction_id)))
+        whole.append(mark)
+        size = record_size_max(key, value, whole)
+        if size > self._record_bytes_max:
+            raise RecordTooLargeError(
+                f"the record takes up to {size} bytes, {self.stream} allows {self._record_bytes_max}; "
+                "nothing was written",
+                size_bytes=size,
+                limit_bytes=self._record_bytes_max,
+            )
+        return NewRecord(key, value, whole, transaction_id, size)
+
+    def _operation(self) -> bytes:
+        return self._random + next(self._count).to_bytes(8, "big")
+
+    def _admit(self, request: Request) -> None:
+        with self._settled:
+            if not self._settled.wait_for(lambda: self._pending < PENDING_MAX, self._timeout_s):
+                raise BackpressureError(
+                    f"{PENDING_MAX} conditional writes are under way and none ended within {self._timeout_s:g} s; "
+                    "nothing was written"
+                )
+            self._pending += 1
+        request.done.add_done_callback(self._settle)
+
+    def _settle(self, _: Future[list[SN]]) -> None:
+        with self._settled:
+            self._pending -= 1
+            self._settled.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequestError(f"this writer of {self.stream} is closed; nothing was written")

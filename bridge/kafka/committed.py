@@ -1,0 +1,85 @@
+"""What a ``read_committed`` reader sees in the bytes of a log: the records of batches that were not aborted.
+
+A broker answers a fetch with whole batches, markers included, up to the last stable offset, and with a list of the
+aborted transactions among them; sorting these out is up to the client.
+
+Source: KIP-98, "Consumer: Reading transactional messages"; Kafka's ``Fetcher`` does the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from bridge.errors import CorruptDataError
+from bridge.kafka.batches import HEADER_BYTES, BatchHeader, Record, parse_header, read_records
+
+_PREFIX: Final = struct.Struct(">qi")
+_CONTROL_KEY: Final = struct.Struct(">hh")
+_ABORT: Final = 0
+
+
+class AbortedSpan(NamedTuple):
+    """An aborted native transaction, as a broker lists it: of which producer, and from which offset on."""
+
+    producer_id: int
+    first_offset: int
+
+
+class Committed(NamedTuple):
+    """Records of a stretch of log that were committed; ``end`` is the offset up to which the log has been looked at."""
+
+    records: list[Record]
+    end: int
+
+
+def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) -> Committed:
+    """The committed records from ``start`` on.
+
+    Args:
+        raw: Batches one after the other; the last may be cut short, and is left out then.
+        start: Records before it are left out; the first batch may begin earlier.
+        aborted: Transactions that were aborted and reach into the stretch.
+
+    Raises:
+        CorruptDataError: It is no sequence of batches, or a record does not parse.
+    """
+    spans = deque(sorted(aborted, key=lambda span: span.first_offset))
+    gone: set[int] = set()
+    records: list[Record] = []
+    end = start
+    view = memoryview(raw)
+    position = 0
+    while position + HEADER_BYTES <= len(view):
+        size = _PREFIX.unpack_from(view, position)[1] + _PREFIX.size
+        if size < HEADER_BYTES:
+            raise CorruptDataError(f"a record batch claims {size} bytes, fewer than its header has")
+        if position + size > len(view):
+            break
+        batch = view[position : position + size]
+        position += size
+        header = parse_header(batch)
+        last = header.base_offset + header.last_offset_delta
+        while spans and spans[0].first_offset <= last:
+            gone.add(spans.popleft().producer_id)
+        if header.is_control:
+            if _is_abort(batch):
+                gone.discard(header.producer_id)
+        elif not _is_gone(header, gone):
+            records.extend(record for record in read_records(batch) if record.offset >= start)
+        end = max(end, last + 1)
+    return Committed(records, end)
+
+
+def _is_gone(header: BatchHeader, gone: set[int]) -> bool:
+    return header.is_transactional and header.producer_id in gone
+
+
+def _is_abort(batch: memoryview) -> bool:
+    for record in read_records(batch):
+        if record.key is None or len(record.key) < _CONTROL_KEY.size:
+            raise CorruptDataError("a control batch holds a record without a control key")
+        return bool(_CONTROL_KEY.unpack_from(record.key)[1] == _ABORT)
+    return False

@@ -1,0 +1,203 @@
+"""Compare-and-set, as a pure decision: does a condition hold where the log had already put the record?
+
+A conditional write is appended first, inside a native transaction of its own, and decided afterwards: its offset fixes
+which records are earlier, and once all of these are committed or aborted, nothing can change what the condition is
+about. :func:`judge` decides a whole round, that is, several writes appended next to each other.
+
+==========  =======================================================================================================
+scope       the condition holds if
+==========  =======================================================================================================
+segment     the last committed record before the write, along the lineage of its key, matches what is expected
+key         no committed record *with this key* stands after the expected place; EMPTY: the key was never written
+==========  =======================================================================================================
+
+Source: DistributedLog CAS proposal: a write is refused "if the provided SN does not match the SN of last written
+record". The scope ``key`` is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from bridge.errors import InvalidRequestError
+from bridge.model.course import Course
+from bridge.model.sequence import DLSN
+from bridge.model.sn import ANY, EMPTY, SN
+
+
+class Scope(StrEnum):
+    """What a condition is about."""
+
+    SEGMENT = "segment"
+    """The last record of the segment in which the key is."""
+    KEY = "key"
+    """The last record with the same key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a write expects.
+
+    Raises:
+        InvalidRequestError: the scope is ``key`` and there is no key.
+    """
+
+    expected: SN
+    scope: Scope = Scope.SEGMENT
+    key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.scope is Scope.KEY and self.key is None:
+            raise InvalidRequestError('a condition with scope "key" needs a key; nothing was written')
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One write of a round: its records stand next to each other, and are written all or not at all.
+
+    Attributes:
+        condition: What it expects, unless ``after`` is given.
+        course: The segments of its keys; all writes of a round have the same active one.
+        keys: Keys of its records, in order.
+        transaction_ids: What the user gave each record as its transaction id.
+        after: Place in the round of the write whose last record this one expects to be the last.
+    """
+
+    condition: Condition
+    course: Course
+    keys: tuple[bytes | None, ...]
+    transaction_ids: tuple[int | None, ...]
+    after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The condition holds; where the records stand if the round is committed."""
+
+    sns: tuple[SN, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The condition does not hold.
+
+    Attributes:
+        expected: What it was.
+        actual: SN of the last record in its scope; ANY if that was truncated away.
+    """
+
+    expected: SN
+    actual: SN
+
+
+Verdict = Accepted | Refused
+
+
+def place_of(expected: SN, course: Course) -> int | None:
+    """Where an expected record stands, as a sequence id; None if the SN does not say.
+
+    Raises:
+        InvalidRequestError: its segment is not one in which records of this key can stand.
+    """
+    if expected.dlsn is None:
+        return expected.sequence_id
+    base = course.base(expected.dlsn.segment)
+    if base is None:
+        raise InvalidRequestError(
+            f"SN {expected} names segment {expected.dlsn.segment}, in which no record of this key can stand: it is of "
+            "another stream, or of another key range; nothing was written"
+        )
+    return base + expected.dlsn.offset
+
+
+def holds(condition: Condition, last: SN, upto: int, course: Course) -> bool:
+    """Whether a condition holds.
+
+    Args:
+        condition: What is expected.
+        last: SN of the last committed record in its scope; EMPTY without any, ANY if unknown. With scope ``key`` and
+            an expected place, a record at or before that place may be left out.
+        upto: Sequence id at which the write stands.
+        course: The segments of the key.
+
+    Raises:
+        InvalidRequestError: see :func:`place_of`.
+    """
+    expected = condition.expected
+    if expected == ANY:
+        return True
+    place = place_of(expected, course)
+    match condition.scope:
+        case Scope.SEGMENT:
+            return expected.matches(last)
+        case Scope.KEY:
+            if expected.empty or expected.transaction_id is not None:
+                return expected.matches(last)
+            if place is None or place >= upto or expected.sequence_id not in (None, place):
+                return False
+            return last.empty or (last.sequence_id is not None and last.sequence_id <= place)
+        case never:
+            assert_never(never)
+
+
+def judge(entries: Sequence[Entry], offset: int, last: SN, key_lasts: Mapping[bytes, SN]) -> list[Verdict]:
+    """Decide a round that was appended to the active segment of its writes.
+
+    A write may rely on accepted ones before it. If one is refused, the round can not be committed as it is; the
+    verdicts of the refused stand nevertheless, since each rests on what is committed already.
+
+    Args:
+        entries: The writes; their records stand side by side in this order.
+        offset: Where the first record of the round stands.
+        last: SN of the last committed record before ``offset``, along the course of the first write. The others look
+            at it only after the first has written, see :func:`fits`.
+        key_lasts: The same by key, for the keys of conditions with scope ``key``.
+    """
+    verdicts: list[Verdict] = []
+    keys = dict(key_lasts)
+    for entry in entries:
+        condition = entry.condition
+        segment, base = entry.course.active, entry.course.active_base
+        refused: Refused | None = None
+        if entry.after is not None:
+            before = verdicts[entry.after]
+            if isinstance(before, Refused):
+                refused = before
+            else:
+                condition = Condition(before.sns[-1], condition.scope, condition.key)
+        actual = last if condition.scope is Scope.SEGMENT else keys.get(condition.key or b"", EMPTY)
+        if refused is None and not holds(condition, actual, base + offset, entry.course):
+            refused = Refused(condition.expected, actual)
+        if refused is not None:
+            verdicts.append(refused)
+            offset += len(entry.keys)
+            continue
+        sns = []
+        for key, transaction_id in zip(entry.keys, entry.transaction_ids, strict=True):
+            last = SN(DLSN.of(segment, offset), transaction_id, base + offset)
+            sns.append(last)
+            if key is not None:
+                keys[key] = last
+            offset += 1
+        verdicts.append(Accepted(tuple(sns)))
+    return verdicts
+
+
+def fits(mates: Sequence[Entry], entry: Entry) -> bool:
+    """Whether a write can be in one round with those before it: they being accepted must not refuse it.
+
+    What it expects of the log itself, before the round, is left to :func:`judge`.
+    """
+    if not mates or (entry.after is None and entry.condition.expected == ANY):
+        return True
+    match entry.condition.scope:
+        case Scope.SEGMENT:
+            return entry.after == len(mates) - 1
+        case Scope.KEY:
+            later = mates if entry.after is None else mates[entry.after + 1 :]
+            return all(entry.condition.key not in mate.keys for mate in later)
+        case never:
+            assert_never(never)

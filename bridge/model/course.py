@@ -1,0 +1,61 @@
+"""The course of a key: the segments in which its records stand, one after the other, from epoch 0 to the active one.
+
+Segments have several predecessors after a merge and several successors after a split, but a key is in one segment of
+each epoch, so that "the last record before" has one meaning for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from bridge.errors import UnavailableError
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId
+from bridge.model.sn import sequence_bases
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One segment of a course; sequence ids in it begin at ``base``; ``end`` is its sealed end, None while active."""
+
+    segment: SegmentId
+    base: int
+    end: int | None
+
+
+class Course:
+    """The segments of one position of the key space. Immutable; stages are worked out when they are asked for."""
+
+    def __init__(self, history: EpochHistory, position: float, bases: dict[SegmentId, int] | None = None) -> None:
+        """``bases`` are the history's :func:`~bridge.model.sn.sequence_bases`, if they are known already.
+
+        Raises:
+            UnavailableError: The end of a predecessor is not known yet, while a scale or a rolling commit is under way.
+        """
+        self._history = history
+        self._position = position
+        self._bases = sequence_bases(history) if bases is None else bases
+        self.active = history.active.segment_at(position).id
+        base = self._bases.get(self.active)
+        if base is None:
+            raise UnavailableError(
+                f"segment {self.active} continues one whose end is not known yet; try again; nothing was written"
+            )
+        self.active_base = base
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Newest first: the active segment, then what it continues."""
+        found: list[Stage] = []
+        for record in reversed(self._history.records):
+            segment = record.segment_at(self._position).id
+            if not found or found[-1].segment != segment:
+                found.append(Stage(segment, self._bases[segment], self._history.sealed_end(segment)))
+        return tuple(found)
+
+    def base(self, segment: SegmentId) -> int | None:
+        """Where sequence ids begin in a segment of this course; None for any other segment."""
+        if segment == self.active:
+            return self.active_base
+        return next((stage.base for stage in self.stages if stage.segment == segment), None)

@@ -1,0 +1,280 @@
+"""The decision of conditional writes: complete tables, and rounds against a slow and obvious model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import InvalidRequestError, UnavailableError
+from bridge.model.cas import Accepted, Condition, Entry, Refused, Scope, fits, holds, judge, place_of
+from bridge.model.course import Course
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import KeyRange
+from bridge.model.sequence import DLSN
+from bridge.model.sn import ANY, EMPTY, SN, sequence_bases
+from bridge.tests.strategies import histories
+
+WHOLE = EpochHistory.create([KeyRange(0.0, 1.0)], 0)
+HALVES = WHOLE.with_records(WHOLE.plan_scale([0], [KeyRange(0.0, 0.5), KeyRange(0.5, 1.0)], 1)).with_sealed_ends(
+    1, {SegmentId.of(0, 0): 10}
+)
+"""Segment 0.#epoch.0 sealed at 10, continued by 1.#epoch.1 and 2.#epoch.1 whose sequence ids begin at 10."""
+LOW = Course(HALVES, 0.0)
+KEY = b"k"
+
+
+def sn(offset: int, *, epoch: int = 1, number: int = 1, transaction_id: int | None = None) -> SN:
+    base = 10 if epoch else 0
+    return SN(DLSN(epoch, number, offset), transaction_id, base + offset)
+
+
+OLD, NEW = sn(9, epoch=0, number=0), sn(5)
+TAGGED = sn(5, transaction_id=7)
+
+SEGMENT_TABLE = [
+    # expected, last record of the segment, whether it holds
+    (ANY, EMPTY, True),
+    (ANY, OLD, True),
+    (ANY, NEW, True),
+    (ANY, ANY, True),
+    (EMPTY, EMPTY, True),
+    (EMPTY, OLD, False),
+    (EMPTY, NEW, False),
+    (EMPTY, ANY, False),
+    (OLD, EMPTY, False),
+    (OLD, OLD, True),
+    (OLD, NEW, False),
+    (OLD, ANY, False),
+    (NEW, EMPTY, False),
+    (NEW, OLD, False),
+    (NEW, NEW, True),
+    (NEW, ANY, False),
+    (SN(sequence_id=15), NEW, True),
+    (SN(sequence_id=14), NEW, False),
+    (SN(sequence_id=16), NEW, False),
+    (SN(sequence_id=9), OLD, True),
+    (SN(dlsn=DLSN(1, 1, 5)), NEW, True),
+    (SN(dlsn=DLSN(1, 1, 5), sequence_id=14), NEW, False),
+    (SN(transaction_id=7), TAGGED, True),
+    (SN(transaction_id=7), NEW, False),
+    (SN(transaction_id=8), TAGGED, False),
+    (SN(DLSN(1, 1, 5), 7, 15), TAGGED, True),
+    (SN(DLSN(1, 1, 5), 8, 15), TAGGED, False),
+]
+
+KEY_TABLE = [
+    # expected, last record with the key, whether it holds; the write stands at sequence id 20
+    (ANY, EMPTY, True),
+    (ANY, NEW, True),
+    (EMPTY, EMPTY, True),
+    (EMPTY, OLD, False),
+    (EMPTY, ANY, False),
+    (OLD, EMPTY, True),
+    (OLD, OLD, True),
+    (OLD, NEW, False),
+    (OLD, ANY, False),
+    (NEW, EMPTY, True),
+    (NEW, OLD, True),
+    (NEW, NEW, True),
+    (NEW, sn(6), False),
+    (SN(sequence_id=15), NEW, True),
+    (SN(sequence_id=14), NEW, False),
+    (SN(sequence_id=19), NEW, True),
+    (SN(sequence_id=20), NEW, False),
+    (SN(sequence_id=20), EMPTY, False),
+    (SN(sequence_id=21), NEW, False),
+    (sn(10), EMPTY, False),
+    (SN(dlsn=DLSN(1, 1, 5), sequence_id=14), EMPTY, False),
+    (SN(transaction_id=7), TAGGED, True),
+    (SN(transaction_id=7), NEW, False),
+    (SN(transaction_id=7), EMPTY, False),
+    (SN(DLSN(1, 1, 5), 7, 15), TAGGED, True),
+    (SN(DLSN(1, 1, 5), 8, 15), TAGGED, False),
+]
+
+
+@pytest.mark.parametrize(("expected", "last", "answer"), SEGMENT_TABLE)
+def test_scope_segment(expected: SN, last: SN, answer: bool) -> None:
+    assert holds(Condition(expected), last, 20, LOW) is answer
+
+
+@pytest.mark.parametrize(("expected", "last", "answer"), KEY_TABLE)
+def test_scope_key(expected: SN, last: SN, answer: bool) -> None:
+    assert holds(Condition(expected, Scope.KEY, KEY), last, 20, LOW) is answer
+
+
+def test_scope_key_needs_a_key() -> None:
+    with pytest.raises(InvalidRequestError, match="needs a key"):
+        Condition(EMPTY, Scope.KEY)
+
+
+@pytest.mark.parametrize("dlsn", [DLSN(1, 2, 0), DLSN(7, 0, 0), DLSN(0, 3, 0)])
+@pytest.mark.parametrize("scope", Scope)
+def test_a_segment_of_other_keys_or_of_another_stream_is_refused(dlsn: DLSN, scope: Scope) -> None:
+    with pytest.raises(InvalidRequestError, match="another stream, or of another key range"):
+        holds(Condition(SN(dlsn=dlsn), scope, KEY), EMPTY, 20, LOW)
+
+
+def test_places_grow_across_the_scale() -> None:
+    assert place_of(OLD, LOW) == 9
+    assert place_of(sn(0), LOW) == 10
+    assert place_of(SN(sequence_id=3), LOW) == 3
+    assert place_of(SN(transaction_id=3), LOW) is None
+
+
+def test_a_course_whose_base_is_not_known_yet_has_to_be_waited_for() -> None:
+    unfinished = WHOLE.with_records(WHOLE.plan_scale([0], [KeyRange(0.0, 1.0)], 1))
+    with pytest.raises(UnavailableError, match="not known yet"):
+        Course(unfinished, 0.0)
+
+
+@given(histories(), st.floats(0.0, 1.0, exclude_max=True))
+def test_a_course_is_the_lineage_of_one_position_newest_first(history: EpochHistory, position: float) -> None:
+    course = Course(history, position)
+    along = list(dict.fromkeys(record.segment_at(position).id for record in history.records))
+    assert [stage.segment for stage in course.stages] == along[::-1]
+    assert course.stages[0].segment == course.active == history.active.segment_at(position).id
+    assert course.stages[0].end is None
+    bases = sequence_bases(history)
+    for stage in course.stages:
+        assert stage.base == bases[stage.segment] == course.base(stage.segment)
+    for later, earlier in zip(course.stages, course.stages[1:], strict=False):
+        assert earlier.end is not None
+        assert later.base >= earlier.base + earlier.end
+    others = set(history.segments()) - set(along)
+    assert all(course.base(segment) is None for segment in others)
+
+
+# Rounds -------------------------------------------------------------------------------------------------------------
+
+FLAT = Course(WHOLE, 0.0)
+KEYS = [b"a", b"b", b"c"]
+
+
+def at(offset: int) -> SN:
+    return SN(DLSN(0, 0, offset), None, offset)
+
+
+@dataclass(frozen=True)
+class Write:
+    """A write as the model sees it; ``after`` is the place in the round of the write whose record it expects."""
+
+    keys: tuple[bytes, ...]
+    scope: Scope
+    expected: SN
+    after: int | None
+
+
+def entry(write: Write) -> Entry:
+    return Entry(
+        Condition(write.expected, write.scope, write.keys[0]), FLAT, write.keys, (None,) * len(write.keys), write.after
+    )
+
+
+def one_by_one(log: Sequence[bytes | None], writes: Sequence[Write]) -> list[bool]:
+    """Carry out writes one after the other on a log of keys (None: no record), each at the end; obvious and slow."""
+    present = list(log)
+    ends: list[int | None] = []
+    answers = []
+    for write in writes:
+        expected = write.expected
+        if write.after is not None:
+            end = ends[write.after]
+            if end is None:
+                answers.append(False)
+                ends.append(None)
+                present.extend([None] * len(write.keys))
+                continue
+            expected = at(end)
+        records = [place for place, key in enumerate(present) if key is not None]
+        if write.scope is Scope.KEY:
+            records = [place for place in records if present[place] == write.keys[0]]
+        if expected == ANY:
+            good = True
+        elif expected == EMPTY:
+            good = not records
+        else:
+            assert expected.sequence_id is not None
+            place = expected.sequence_id
+            if write.scope is Scope.SEGMENT:
+                good = bool(records) and records[-1] == place
+            else:
+                good = place < len(present) and all(record <= place for record in records)
+        answers.append(good)
+        ends.append(len(present) + len(write.keys) - 1 if good else None)
+        present.extend(write.keys if good else [None] * len(write.keys))
+    return answers
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[list[bytes | None], list[Write]]:
+    """A log, and writes that go together."""
+    log = draw(st.lists(st.sampled_from([None, *KEYS]), max_size=6))
+    writes: list[Write] = []
+    for _ in range(draw(st.integers(1, 5))):
+        after = draw(st.none() | st.integers(0, len(writes) - 1)) if writes else None
+        key = draw(st.sampled_from(KEYS))
+        scope = draw(st.sampled_from(Scope))
+        extra = draw(st.integers(0, 2))
+        keys = (key,) * (extra + 1) if scope is Scope.KEY else (key, *draw(st.tuples(*[st.sampled_from(KEYS)] * extra)))
+        expected = draw(st.just(EMPTY) | st.just(ANY) | st.builds(at, st.integers(0, len(log) + 2)))
+        write = Write(keys, scope, expected, after)
+        if fits([entry(item) for item in writes], entry(write)):
+            writes.append(write)
+    return log, writes
+
+
+@given(rounds())
+def test_a_round_decides_as_writes_one_by_one_would_be(given_round: tuple[list[bytes | None], list[Write]]) -> None:
+    log, writes = given_round
+    places = [place for place, key in enumerate(log) if key is not None]
+    last = at(places[-1]) if places else EMPTY
+    key_lasts = {key: next((at(place) for place in reversed(places) if log[place] == key), EMPTY) for key in KEYS}
+    verdicts = judge([entry(write) for write in writes], len(log), last, key_lasts)
+    assert [isinstance(verdict, Accepted) for verdict in verdicts] == one_by_one(log, writes)
+    offset = len(log)
+    for write, verdict in zip(writes, verdicts, strict=True):
+        if isinstance(verdict, Accepted):
+            assert verdict.sns == tuple(at(offset + place) for place in range(len(write.keys)))
+        offset += len(write.keys)
+
+
+@given(rounds())
+def test_what_is_refused_rests_on_what_is_committed(given_round: tuple[list[bytes | None], list[Write]]) -> None:
+    """A refusal must not depend on writes of the same round: the round is aborted because of it."""
+    log, writes = given_round
+    places = [place for place, key in enumerate(log) if key is not None]
+    last = at(places[-1]) if places else EMPTY
+    key_lasts = {key: next((at(place) for place in reversed(places) if log[place] == key), EMPTY) for key in KEYS}
+    verdicts = judge([entry(write) for write in writes], len(log), last, key_lasts)
+    for write, verdict in zip(writes, verdicts, strict=True):
+        if isinstance(verdict, Refused):
+            assert verdict.actual in (EMPTY, *map(at, places))
+            if write.after is None and (write.expected.sequence_id or 0) < len(log):
+                alone = judge([entry(write)], len(log), last, key_lasts)
+                assert isinstance(alone[0], Refused)
+
+
+def test_a_chain_and_a_run_need_one_check() -> None:
+    first = Write((b"a",), Scope.SEGMENT, at(0), None)
+    chain = [first, *(Write((b"a",), Scope.SEGMENT, ANY, place) for place in range(3))]
+    entries = [entry(write) for write in chain]
+    assert all(fits(entries[:place], item) for place, item in enumerate(entries))
+    assert all(isinstance(verdict, Accepted) for verdict in judge(entries, 2, at(0), {}))
+    assert all(isinstance(verdict, Refused) for verdict in judge(entries, 2, at(1), {}))
+
+
+def test_two_writes_that_expect_the_same_do_not_go_together() -> None:
+    one, other = (entry(Write((key,), Scope.SEGMENT, at(0), None)) for key in (b"a", b"b"))
+    assert not fits([one], other)
+
+
+def test_writes_of_different_keys_go_together_with_scope_key() -> None:
+    one, other = (entry(Write((key,), Scope.KEY, at(0), None)) for key in (b"a", b"b"))
+    assert fits([one], other)
+    assert not fits([one, other], one)

@@ -1,0 +1,439 @@
+"""Conditional writers on real topics: what they promise, and every bad input."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+from confluent_kafka import Producer
+
+import bridge
+from bridge import ANY, DLSN, EMPTY, SN
+from bridge.cas.writer import CasWriter
+from bridge.errors import (
+    CasWriteError,
+    ConfigError,
+    InvalidNameError,
+    InvalidRequestError,
+    RecordTooLargeError,
+    ScopeNotFound,
+    StreamNotFound,
+)
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import even_ranges, position_of_key
+from bridge.model.names import StreamName
+from bridge.model.token import Token
+from integration_tests.clients import Site
+
+
+@pytest.fixture
+def ledger(client: bridge.Bridge, scope: str) -> str:
+    """A stream of one segment."""
+    name = f"{scope}/ledger"
+    client.admin.create_stream(name)
+    return name
+
+
+@pytest.fixture
+def writer(client: bridge.Bridge, ledger: str) -> Iterator[CasWriter]:
+    with client.cas_writer(ledger) as writer:
+        yield writer
+
+
+def values(site: Site, stream: str) -> list[bytes | None]:
+    return [message.value() for message in site.committed(stream)]
+
+
+def rescale(client: bridge.Bridge, stream: str, segments: int) -> None:
+    """Replace all segments by so many even ones."""
+    numbers = [item.id.number for item in client.admin.history(stream).active.segments]
+    client.admin.scale(stream, seal=numbers, ranges=[(item.low, item.high) for item in even_ranges(segments)])
+
+
+def two_keys(client: bridge.Bridge, stream: str) -> tuple[bytes, bytes]:
+    """Keys of different segments."""
+    active = client.admin.history(stream).active
+    found: dict[SegmentId, bytes] = {}
+    for number in range(1000):
+        key = b"key-%d" % number
+        found.setdefault(active.segment_at(position_of_key(key)).id, key)
+        if len(found) == 2:
+            break
+    one, other = found.values()
+    return one, other
+
+
+# What it promises ---------------------------------------------------------------------------------------------------
+
+
+def test_a_first_write_expects_nothing_and_each_expects_the_one_before(
+    site: Site, writer: CasWriter, ledger: str
+) -> None:
+    assert writer.tail() == EMPTY
+    sn = writer.write(b"a", b"1", expected=EMPTY)
+    for number in range(2, 6):
+        assert writer.tail() == sn
+        sn = writer.write(b"a", b"%d" % number, expected=sn)
+    assert values(site, ledger) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_refused_write_says_what_is_there_and_leaves_nothing(site: Site, writer: CasWriter, ledger: str) -> None:
+    first = writer.write(b"a", b"1", expected=EMPTY)
+    second = writer.write(b"a", b"2", expected=first)
+    for stale in (EMPTY, first):
+        with pytest.raises(CasWriteError, match="525") as caught:
+            writer.write(b"a", b"no", expected=stale)
+        assert caught.value.expected == stale
+        assert caught.value.actual == second
+        assert caught.value.status_code == 525
+        assert caught.value.exit_code == 5
+    third = writer.write(b"a", b"3", expected=second)
+    assert writer.tail() == third
+    assert values(site, ledger) == [b"1", b"2", b"3"]
+
+
+def test_every_member_of_an_sn_can_be_expected_and_all_given_must_match(writer: CasWriter) -> None:
+    sn = writer.write(b"a", b"1", expected=EMPTY, transaction_id=41)
+    assert sn.transaction_id == 41
+    assert writer.tail() == sn
+    assert sn.dlsn is not None
+    assert sn.sequence_id is not None
+    sn = writer.write(b"a", b"2", expected=sn.dlsn, transaction_id=42)
+    sn = writer.write(b"a", b"3", expected=SN(transaction_id=42), transaction_id=43)
+    assert sn.sequence_id is not None
+    sn = writer.write(b"a", b"4", expected=sn.sequence_id)
+    wrong = SN(sn.dlsn, 7, sn.sequence_id)
+    with pytest.raises(CasWriteError):
+        writer.write(b"a", b"no", expected=wrong)
+    writer.write(b"a", b"5", expected=ANY)
+
+
+def test_scope_key_is_refused_only_by_the_same_key(site: Site, writer: CasWriter, ledger: str) -> None:
+    first = writer.write(b"a", b"1", expected=EMPTY)
+    other = writer.write(b"b", b"2", expected=EMPTY, scope="key")
+    with pytest.raises(CasWriteError):
+        writer.write(b"a", b"no", expected=first)
+    second = writer.write(b"a", b"3", expected=first, scope="key")
+    with pytest.raises(CasWriteError) as caught:
+        writer.write(b"a", b"no", expected=first, scope="key")
+    assert caught.value.actual == second
+    with pytest.raises(CasWriteError) as caught:
+        writer.write(b"a", b"no", expected=EMPTY, scope="key")
+    assert caught.value.actual == second
+    assert writer.tail(b"b", scope="key") == other
+    assert writer.tail(b"c", scope="key") == EMPTY
+    assert values(site, ledger) == [b"1", b"2", b"3"]
+
+
+def test_a_new_writer_finds_the_last_record_behind_many_aborted_ones(
+    client: bridge.Bridge, writer: CasWriter, ledger: str
+) -> None:
+    first = writer.write(b"a", b"1", expected=EMPTY)
+    second = writer.write(b"b", b"2", expected=first)
+    with client.cas_writer(ledger) as loser:
+        for _ in range(80):
+            with pytest.raises(CasWriteError):
+                loser.write(b"a", b"no", expected=first)
+    with client.cas_writer(ledger) as fresh:
+        assert fresh.tail() == second
+        assert fresh.tail(b"a", scope="key") == first
+        with pytest.raises(CasWriteError) as caught:
+            fresh.write(b"a", b"no", expected=EMPTY)
+        assert caught.value.actual == second
+        fresh.write(b"a", b"3", expected=first, scope="key")
+
+
+def test_a_run_is_written_whole_or_not_at_all(site: Site, writer: CasWriter, ledger: str) -> None:
+    run = [(b"a", b"%d" % number) for number in range(50)]
+    sns = writer.write_all(run, expected=EMPTY)
+    assert [sn.dlsn.offset for sn in sns if sn.dlsn is not None] == list(range(50))
+    with pytest.raises(CasWriteError) as caught:
+        writer.write_all(run, expected=sns[-2])
+    assert caught.value.actual == sns[-1]
+    writer.write_all([(b"b", b"end")], expected=sns[-1])
+    assert values(site, ledger) == [value for _, value in run] + [b"end"]
+
+
+def test_writes_in_the_background_may_expect_each_other(site: Site, writer: CasWriter, ledger: str) -> None:
+    futures = [writer.write_async(b"a", b"0", expected=EMPTY)]
+    for number in range(1, 500):
+        futures.append(writer.write_async(b"a", b"%d" % number, expected=futures[-1]))
+    sns = [future.result(60) for future in futures]
+    places = [sn.sequence_id or 0 for sn in sns]
+    assert places == sorted(set(places))
+    assert values(site, ledger) == [b"%d" % number for number in range(500)]
+
+
+def test_what_expects_a_refused_write_is_refused_with_it(site: Site, writer: CasWriter, ledger: str) -> None:
+    first = writer.write(b"a", b"1", expected=EMPTY)
+    bad = writer.write_async(b"a", b"no", expected=EMPTY)
+    after = writer.write_async(b"a", b"no", expected=bad)
+    good = writer.write_async(b"a", b"2", expected=first)
+    assert isinstance(bad.exception(60), CasWriteError)
+    fault = after.exception(60)
+    assert isinstance(fault, CasWriteError)
+    assert fault.actual == first
+    assert good.result(60) == writer.tail()
+    assert values(site, ledger) == [b"1", b"2"]
+
+
+def test_one_of_many_contenders_wins(site: Site, client: bridge.Bridge, ledger: str) -> None:
+    rounds, contenders = 10, 6
+    wins: list[list[int]] = [[] for _ in range(rounds)]
+    barrier = threading.Barrier(contenders)
+
+    def contend(number: int) -> None:
+        with client.cas_writer(ledger) as writer:
+            for turn in range(rounds):
+                barrier.wait(60)
+                sn = writer.tail()
+                barrier.wait(60)
+                with suppress(CasWriteError):
+                    writer.write(b"a", b"%d" % number, expected=sn)
+                    wins[turn].append(number)
+
+    with ThreadPoolExecutor(contenders) as pool:
+        list(pool.map(contend, range(contenders)))
+    assert [len(winners) for winners in wins] == [1] * rounds
+    assert values(site, ledger) == [b"%d" % winners[0] for winners in wins]
+
+
+def test_it_holds_against_plain_producers_and_transactions(
+    site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str
+) -> None:
+    first = writer.write(b"a", b"1", expected=EMPTY)
+    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "enable.idempotence": True})
+    producer.produce(StreamName.parse(ledger).segment_topic(SegmentId.of(0, 0)), b"plain", b"a")
+    assert producer.flush(30) == 0
+    with pytest.raises(CasWriteError) as caught:
+        writer.write(b"a", b"no", expected=first)
+    second = caught.value.actual
+    assert second == writer.tail()
+    with client.transaction(ledger) as txn:
+        future = txn.write(ledger, key=b"b", value=b"merged")
+    merged = future.result(30)
+    with pytest.raises(CasWriteError) as caught:
+        writer.write(b"a", b"no", expected=second)
+    assert caught.value.actual.dlsn == merged
+    writer.write(b"a", b"2", expected=merged)
+    assert values(site, ledger) == [b"1", b"plain", b"merged", b"2"]
+
+
+def test_after_a_scale_the_sealed_predecessor_is_honoured_in_empty_successors(
+    site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str
+) -> None:
+    first = writer.write(b"a", b"1", expected=EMPTY)
+    rescale(client, ledger, 2)
+    one, other = two_keys(client, ledger)
+    for key in (one, other):
+        assert writer.tail(key) == first
+        with pytest.raises(CasWriteError) as caught:
+            writer.write(key, b"no", expected=EMPTY)
+        assert caught.value.actual == first
+        second = writer.write(key, b"2", expected=first)
+        assert second.dlsn is not None
+        assert second.dlsn.epoch == 1
+        assert (second.sequence_id or 0) > (first.sequence_id or 0)
+        with pytest.raises(CasWriteError):
+            writer.write(key, b"no", expected=first)
+    rescale(client, ledger, 1)
+    # Both segments go on in one; each key still sees the last record of its own way.
+    assert writer.tail(one) != writer.tail(other)
+    third = writer.write(one, b"3", expected=writer.tail(one))
+    assert writer.tail(other) == third
+    assert writer.tail(b"a", scope="key") == first
+    assert values(site, ledger).count(b"no") == 0
+
+
+def test_a_writer_that_knows_nothing_of_a_scale_follows_it(
+    site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str
+) -> None:
+    sn = writer.write(b"a", b"0", expected=EMPTY)
+    with site.connect("scaler") as scaler:
+        for number in range(1, 30):
+            if number % 10 == 0:
+                rescale(scaler, ledger, 1 + number // 10)
+            sn = writer.write(b"a", b"%d" % number, expected=sn)
+    assert values(site, ledger) == [b"%d" % number for number in range(30)]
+
+
+def test_a_rolling_commit_counts_as_the_last_record(
+    site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str
+) -> None:
+    txn = client.begin(ledger)
+    merged = txn.write(ledger, key=b"a", value=b"rolled")
+    first = writer.write(b"a", b"1", expected=EMPTY)
+    rescale(client, ledger, 1)
+    second = writer.write(b"a", b"2", expected=first)
+    txn.commit()
+    with pytest.raises(CasWriteError) as caught:
+        writer.write(b"a", b"no", expected=second)
+    assert caught.value.actual.dlsn == merged.result(30)
+    third = writer.write(b"a", b"3", expected=caught.value.actual)
+    assert (third.sequence_id or 0) > (caught.value.actual.sequence_id or 0) > (second.sequence_id or 0)
+    assert values(site, ledger) == [b"1", b"2", b"rolled", b"3"]
+
+
+def test_a_write_can_be_asked_about_and_repeated_by_its_token(site: Site, writer: CasWriter, ledger: str) -> None:
+    token = writer.token(b"a", expected=EMPTY)
+    assert writer.outcome(str(token)) is None
+    sn = writer.write(b"a", b"1", expected=EMPTY, token=token)
+    assert writer.outcome(token) == sn
+    assert writer.write(b"a", b"1", expected=EMPTY, token=str(token)) == sn
+    later = writer.write(b"a", b"2", expected=sn)
+    assert writer.write(b"a", b"1", expected=EMPTY, token=Token.parse(str(token))) == sn
+    with pytest.raises(CasWriteError) as caught:
+        writer.write(b"a", b"no", expected=EMPTY)
+    assert caught.value.actual == later
+    assert values(site, ledger) == [b"1", b"2"]
+
+
+def test_two_writers_of_one_client_do_not_fence_each_other(client: bridge.Bridge, ledger: str) -> None:
+    with client.cas_writer(ledger) as one, client.cas_writer(ledger) as other:
+        sn = one.write(b"a", b"1", expected=EMPTY)
+        for _ in range(5):
+            sn = other.write(b"a", b"2", expected=sn)
+            sn = one.write(b"a", b"1", expected=sn)
+
+
+def test_headers_of_the_caller_are_kept(site: Site, writer: CasWriter, ledger: str) -> None:
+    writer.write(b"a", b"1", expected=EMPTY, headers=[("colour", b"red"), ("none", None)])
+    headers = site.committed(ledger)[0].headers()
+    assert headers is not None
+    assert list(headers)[:2] == [("colour", b"red"), ("none", None)]
+
+
+# Bad input ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expected", [-1, 1 << 63, True, "seq=1", None, 1.5])
+def test_what_is_no_sn_is_refused(writer: CasWriter, expected: object) -> None:
+    with pytest.raises(InvalidRequestError):
+        writer.write(b"a", b"no", expected=expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dlsn", [DLSN(0, 3, 0), DLSN(9, 0, 0)])
+@pytest.mark.parametrize("about", ["segment", "key"])
+def test_an_sn_of_another_stream_is_refused(site: Site, writer: CasWriter, ledger: str, dlsn: DLSN, about: str) -> None:
+    with pytest.raises(InvalidRequestError, match="another stream"):
+        writer.write(b"a", b"no", expected=dlsn, scope=about)
+    assert values(site, ledger) == []
+
+
+@pytest.mark.parametrize("about", ["segment", "key"])
+def test_an_sn_beyond_the_tail_is_refused(writer: CasWriter, about: str) -> None:
+    sn = writer.write(b"a", b"1", expected=EMPTY)
+    with pytest.raises(CasWriteError) as caught:
+        writer.write(b"a", b"no", expected=1_000_000, scope=about)
+    assert caught.value.actual == sn
+
+
+def test_an_sn_where_no_record_stands_is_refused(writer: CasWriter) -> None:
+    sn = writer.write(b"a", b"1", expected=EMPTY)
+    with pytest.raises(CasWriteError) as caught:
+        writer.write(b"a", b"no", expected=1)  # the marker of the first write
+    assert caught.value.actual == sn
+
+
+def test_a_stream_that_does_not_exist(client: bridge.Bridge, ledger: str) -> None:
+    with pytest.raises(StreamNotFound):
+        client.cas_writer(f"{ledger}-no")
+    with pytest.raises(ScopeNotFound):
+        client.cas_writer("nobody-made-this/ledger")
+    with pytest.raises(InvalidNameError):
+        client.cas_writer("ledger")
+
+
+def test_scope_key_without_a_key_is_refused(writer: CasWriter) -> None:
+    with pytest.raises(InvalidRequestError, match="needs a key"):
+        writer.write(None, b"no", expected=EMPTY, scope="key")
+    with pytest.raises(InvalidRequestError, match="needs a key"):
+        writer.tail(scope="key")
+
+
+def test_a_scope_that_is_none_is_refused(writer: CasWriter) -> None:
+    with pytest.raises(InvalidRequestError, match="segment or key"):
+        writer.write(b"a", b"no", expected=EMPTY, scope="stream")
+
+
+def test_a_run_across_two_segments_is_refused_with_a_hint(site: Site, client: bridge.Bridge, orders: str) -> None:
+    one, other = two_keys(client, orders)
+    with client.cas_writer(orders) as writer:
+        with pytest.raises(InvalidRequestError, match="write them as a transaction"):
+            writer.write_all([(one, b"no"), (other, b"no")], expected=EMPTY)
+        with pytest.raises(InvalidRequestError, match="key is needed"):
+            writer.tail()
+        with pytest.raises(InvalidRequestError, match="needs a key"):
+            writer.write(None, b"no", expected=EMPTY)
+    assert values(site, orders) == []
+
+
+def test_bad_runs_are_refused(writer: CasWriter) -> None:
+    with pytest.raises(InvalidRequestError, match="at least one"):
+        writer.write_all([], expected=EMPTY)
+    with pytest.raises(InvalidRequestError, match="exceeds 900000"):
+        writer.write_all([(b"a", bytes(300_000))] * 4, expected=EMPTY)
+    with pytest.raises(InvalidRequestError, match="have one key"):
+        writer.write_all([(b"a", b"no"), (b"b", b"no")], expected=EMPTY, scope="key")
+    with pytest.raises(InvalidRequestError, match="1 transaction ids for 2"):
+        writer.write_all([(b"a", b"no"), (b"b", b"no")], expected=EMPTY, transaction_ids=[1])
+
+
+def test_a_record_that_is_too_large_is_refused(writer: CasWriter) -> None:
+    with pytest.raises(RecordTooLargeError):
+        writer.write(b"a", bytes(1_100_000), expected=EMPTY)
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 63])
+def test_a_transaction_id_that_is_no_long_is_refused(writer: CasWriter, number: int) -> None:
+    with pytest.raises(InvalidRequestError, match="transaction id"):
+        writer.write(b"a", b"no", expected=EMPTY, transaction_id=number)
+
+
+def test_headers_of_ours_are_refused(writer: CasWriter) -> None:
+    with pytest.raises(InvalidRequestError, match="are ours"):
+        writer.write(b"a", b"no", expected=EMPTY, headers=[("rollbridge-cas", b"x")])
+
+
+def test_bad_tokens_are_refused(writer: CasWriter) -> None:
+    with pytest.raises(InvalidRequestError, match="not a token"):
+        writer.outcome("nonsense")
+    with pytest.raises(InvalidRequestError, match="other than ANY"):
+        writer.token(b"a", expected=ANY)
+    token = writer.token(b"a", expected=EMPTY)
+    with pytest.raises(InvalidRequestError, match="another key or expectation"):
+        writer.write(b"b", b"no", expected=EMPTY, token=token)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_timeouts_that_are_not_positive_are_refused(client: bridge.Bridge, ledger: str, timeout: float) -> None:
+    with pytest.raises(InvalidRequestError, match="must be positive"):
+        client.cas_writer(ledger, timeout=timeout)
+
+
+def test_a_transaction_timeout_beyond_the_brokers_limit_is_refused(client: bridge.Bridge, ledger: str) -> None:
+    with (
+        client.cas_writer(ledger, transaction_timeout=86_400) as writer,
+        pytest.raises(ConfigError, match="TRANSACTION_TIMEOUT"),
+    ):
+        writer.write(b"a", b"no", expected=EMPTY)
+
+
+def test_a_closed_writer_says_so(client: bridge.Bridge, ledger: str) -> None:
+    writer = client.cas_writer(ledger)
+    writer.write(b"a", b"1", expected=EMPTY)
+    writer.close()
+    writer.close()
+    with pytest.raises(InvalidRequestError, match="closed"):
+        writer.write(b"a", b"no", expected=ANY)
+
+
+def test_a_deleted_stream_is_noticed(site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str) -> None:
+    writer.write(b"a", b"1", expected=EMPTY)
+    with site.connect("deleter") as deleter:
+        deleter.admin.delete_stream(ledger)
+    with pytest.raises(StreamNotFound):
+        writer.write(b"a", b"no", expected=ANY)

@@ -1,0 +1,168 @@
+"""Conditional writes when answers are lost, connections break and writers die: never doubled, never guessed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import bridge
+from bridge import DLSN, EMPTY
+from bridge.cas.slots import take_slot, transactional_ids
+from bridge.errors import CasOutcomeUnknown, CasWriteError, UnavailableError
+from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.batches import BatchBuilder
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import StreamName
+from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.clients import Site, until
+from integration_tests.faults import Api, FaultProxy, Point
+
+LOST = [Point.BEFORE_REQUEST, Point.AFTER_REQUEST, Point.BEFORE_ANSWER]
+
+
+@pytest.fixture
+def ledger(client: bridge.Bridge, scope: str) -> str:
+    name = f"{scope}/ledger"
+    client.admin.create_stream(name)
+    return name
+
+
+@pytest.fixture
+def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    with FaultProxy(site.cluster.bootstrap_servers) as proxy, proxy.in_between(monkeypatch):
+        yield proxy
+
+
+def values(site: Site, stream: str) -> list[bytes | None]:
+    return [message.value() for message in site.committed(stream)]
+
+
+def open_by_hand(site: Site, stream: str, value: bytes) -> tuple[TransactionalAppender, int]:
+    """A native transaction of somebody else, left open."""
+    appender = TransactionalAppender(site.cluster.bootstrap_servers, f"{stream}-by-hand")
+    appender.init()
+    builder = BatchBuilder(1 << 10)
+    builder.append(0, b"a", value)
+    topic = StreamName.parse(stream).segment_topic(SegmentId.of(0, 0))
+    return appender, appender.append([(topic, builder.build())])[0]
+
+
+@pytest.mark.parametrize("point", LOST)
+@pytest.mark.parametrize("api", [Api.PRODUCE, Api.END_TXN])
+def test_a_lost_answer_is_looked_into_and_nothing_is_written_twice(
+    site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy, api: Api, point: Point
+) -> None:
+    with client.cas_writer(ledger) as writer:
+        sn = writer.write(b"a", b"0", expected=EMPTY)
+        for number in range(1, 4):
+            proxy.strike(api, point)
+            sn = writer.write(b"a", b"%d" % number, expected=sn)
+            proxy.await_strike()
+        assert writer.tail() == sn
+    assert values(site, ledger) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("point", LOST)
+def test_a_refusal_whose_abort_is_lost_leaves_nothing(
+    site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy, point: Point
+) -> None:
+    with client.cas_writer(ledger) as writer:
+        first = writer.write(b"a", b"1", expected=EMPTY)
+        proxy.strike(Api.END_TXN, point)
+        with pytest.raises(CasWriteError) as caught:
+            writer.write(b"a", b"no", expected=EMPTY)
+        assert caught.value.actual == first
+        proxy.await_strike()
+        for number in range(2, 6):  # all transactional ids of the writer are used again
+            first = writer.write(b"a", b"%d" % number, expected=first)
+    assert values(site, ledger) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_can_be_asked_for(
+    site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy
+) -> None:
+    with client.cas_writer(ledger, timeout=2) as writer:
+        first = writer.write(b"a", b"1", expected=EMPTY)
+        # The commit reaches the broker; from then on the coordinator does not answer this client any more.
+        proxy.strike(Api.END_TXN, Point.AFTER_REQUEST, times=100_000)
+        with pytest.raises(CasOutcomeUnknown) as caught:
+            writer.write(b"a", b"2", expected=first)
+        proxy.calm()
+        token = caught.value.token
+        assert token.place is not None
+        second = writer.outcome(str(token))
+    with client.cas_writer(ledger) as another:
+        assert another.outcome(token) == second
+        assert another.tail() == (second or first)
+    assert values(site, ledger) == ([b"1", b"2"] if second else [b"1"])
+
+
+def test_a_write_waits_for_earlier_transactions_and_outlives_its_own_time_out(
+    site: Site, client: bridge.Bridge, ledger: str
+) -> None:
+    appender, offset = open_by_hand(site, ledger, b"earlier")
+    found: list[object] = []
+
+    def write() -> None:
+        with client.cas_writer(ledger, transaction_timeout=1) as writer:
+            try:
+                found.append(writer.write(b"a", b"later", expected=DLSN(0, 0, offset)))
+            except CasWriteError as refusal:
+                found.append(refusal)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    # It has given up and tried again a few times meanwhile, so that its own transaction never gets too old.
+    until(lambda: appender.end_offset(StreamName.parse(ledger).segment_topic(SegmentId.of(0, 0))) > offset + 3)
+    assert thread.is_alive()
+    appender.commit()
+    appender.close()
+    thread.join(60)
+    assert isinstance(found[0], bridge.SN)
+    assert values(site, ledger) == [b"earlier", b"later"]
+
+
+def test_a_transaction_that_stays_open_for_too_long_is_said_so(site: Site, client: bridge.Bridge, ledger: str) -> None:
+    appender, _ = open_by_hand(site, ledger, b"earlier")
+    with client.cas_writer(ledger, timeout=1, transaction_timeout=1) as writer:
+        with pytest.raises(UnavailableError, match="still open"):
+            writer.write(b"a", b"no", expected=EMPTY)
+        with pytest.raises(UnavailableError, match="stays open"):
+            writer.tail()
+    appender.abort()
+    appender.close()
+    assert values(site, ledger) == []
+
+
+def test_a_writer_that_lost_its_slot_takes_another_and_goes_on(
+    site: Site, client: bridge.Bridge, ledger: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with client.cas_writer(ledger) as writer:
+        sn = writer.write(b"a", b"1", expected=EMPTY)
+        usurpers = [
+            TransactionalAppender(site.cluster.bootstrap_servers, identifier)
+            for identifier in transactional_ids(StreamName.parse(ledger), 0)
+        ]
+        for usurper in usurpers:
+            usurper.init()
+        for number in range(2, 6):
+            sn = writer.write(b"a", b"%d" % number, expected=sn)
+        for usurper in usurpers:
+            usurper.close()
+    assert "was taken by another writer" in caplog.text
+    assert values(site, ledger) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_slots_are_numbered_from_the_lowest_that_is_free(site: Site, client: bridge.Bridge, ledger: str) -> None:
+    name = StreamName.parse(ledger)
+    with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
+        slots = [take_slot(session, name, "tester") for _ in range(3)]
+        assert [slot.number for slot in slots] == [0, 1, 2]
+        slots[1].release()
+        slots[1].release()
+        assert take_slot(session, name, "tester").number == 1
+        assert all(slot.is_held for slot in slots)
+    with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
+        assert take_slot(session, name, "tester").number == 0
