@@ -22,9 +22,13 @@ from bridge.connection import Bridge, connect
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.sequence import DLSN
+from bridge.model.sn import ANY, EMPTY, SN
 
 __all__ = [
+    "ANY",
     "DLSN",
+    "EMPTY",
+    "SN",
     "AbortFuture",
     "Admin",
     "Bridge",

@@ -16,6 +16,9 @@ from bridge.model.identifiers import SegmentId, TransactionId
 RECORD_HEADER: Final = "rollbridge"
 """Name of the Kafka header that each record of a transaction carries: 16 bytes of id, 8 of local sequence."""
 
+TRANSACTION_ID_HEADER: Final = "rollbridge-txid"
+"""Name of the Kafka header under which the transaction id that a user gave a record is kept: 8 bytes, big-endian."""
+
 _DLSN: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10}):([0-9]{1,19}):([0-9]{1,20})")
 HEADER_VALUE: Final = Struct(">16sQ")
 """Layout of the header's value: the transaction id's 16 bytes, the local sequence number."""

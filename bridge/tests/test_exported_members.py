@@ -5,6 +5,7 @@ from __future__ import annotations
 import bridge
 
 PUBLIC = {
+    "ANY",
     "AbortFuture",
     "Admin",
     "Bridge",
@@ -12,9 +13,11 @@ PUBLIC = {
     "CommitFuture",
     "CommitResult",
     "DLSN",
+    "EMPTY",
     "GroupName",
     "Part",
     "PartHandle",
+    "SN",
     "SegmentId",
     "StreamDescription",
     "StreamName",

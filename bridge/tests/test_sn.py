@@ -1,0 +1,142 @@
+"""SNs: text and binary form, matching, refusals; bases of sequence ids along the lineage."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import InvalidRequestError
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import KeyRange
+from bridge.model.sequence import DLSN
+from bridge.model.sn import (
+    ANY,
+    EMPTY,
+    LONG_MAX,
+    SN,
+    SN_BYTES,
+    pack_transaction_id,
+    sequence_bases,
+    unpack_transaction_id,
+)
+from bridge.tests.strategies import histories, segment_ids
+
+longs = st.integers(0, LONG_MAX)
+dlsns = st.builds(DLSN.of, segment_ids, longs, st.integers(0, (1 << 64) - 1))
+sns = st.builds(SN, st.none() | dlsns, st.none() | longs, st.none() | longs) | st.just(EMPTY)
+
+
+@given(sns)
+def test_text_and_bytes_round_trip(sn: SN) -> None:
+    assert SN.parse(str(sn)) == sn
+    assert SN.from_bytes(bytes(sn)) == sn
+    assert len(bytes(sn)) == SN_BYTES
+
+
+def test_texts() -> None:
+    assert str(ANY) == "any"
+    assert str(EMPTY) == "empty"
+    assert str(SN(DLSN(4, 0, 17, 3), 42, 1017)) == "dlsn=4-0:17:3,txid=42,seq=1017"
+    assert SN.parse("4-0:17:3") == SN(dlsn=DLSN(4, 0, 17, 3))
+    assert SN.parse("seq=5,txid=1") == SN(transaction_id=1, sequence_id=5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "none", "4-0:17", "empty,seq=1"),
+        *("seq=", "seq=-1", "seq=+1", "seq=1,seq=2", "seq=1,", "seq=٣", f"seq={LONG_MAX + 1}", "txid=1_0"),
+        *("dlsn=", "dlsn=4-0:17:3,dlsn=4-0:17:3", "dlsn=-1-0:0:0", f"dlsn=0-0:{LONG_MAX + 1}:0"),
+    ],
+)
+def test_text_that_is_no_sn_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        SN.parse(text)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"transaction_id": -1},
+        {"sequence_id": -1},
+        {"sequence_id": LONG_MAX + 1},
+        {"dlsn": DLSN(0, 0, -1)},
+        {"dlsn": DLSN(-1, 0, 0)},
+        {"dlsn": DLSN(0, 0, 0, -1)},
+        {"sequence_id": 1, "empty": True},
+    ],
+)
+def test_negative_and_contradictory_members_are_refused(members: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError):
+        SN(**members)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("raw", [b"", bytes(SN_BYTES - 1), bytes(SN_BYTES + 1), b"\xff" + bytes(40), bytes(40) + b"\1"])
+def test_bytes_that_are_no_sn_are_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        SN.from_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "answer"),
+    [
+        (ANY, EMPTY, True),
+        (ANY, SN(DLSN(0, 0, 1), None, 1), True),
+        (EMPTY, EMPTY, True),
+        (EMPTY, SN(DLSN(0, 0, 1), None, 1), False),
+        (SN(sequence_id=0), EMPTY, False),
+        (SN(sequence_id=1), SN(DLSN(0, 0, 1), None, 1), True),
+        (SN(sequence_id=2), SN(DLSN(0, 0, 1), None, 1), False),
+        (SN(transaction_id=7), SN(DLSN(0, 0, 1), 7, 1), True),
+        (SN(transaction_id=7), SN(DLSN(0, 0, 1), None, 1), False),
+        (SN(DLSN(0, 0, 1), 7, 1), SN(DLSN(0, 0, 1), 7, 1), True),
+        (SN(DLSN(0, 0, 1), 8, 1), SN(DLSN(0, 0, 1), 7, 1), False),
+        (SN(DLSN(0, 0, 1), 7, 2), SN(DLSN(0, 0, 1), 7, 1), False),
+        (SN(DLSN(0, 0, 1)), SN(DLSN(0, 0, 1, 5)), True),
+        (SN(DLSN(0, 0, 1, 4)), SN(DLSN(0, 0, 1, 5)), False),
+        (SN(DLSN(0, 1, 1)), SN(DLSN(0, 0, 1)), False),
+    ],
+)
+def test_all_given_members_must_match(expected: SN, actual: SN, answer: bool) -> None:
+    assert expected.matches(actual) is answer
+
+
+@given(longs)
+def test_transaction_ids_round_trip(number: int) -> None:
+    assert unpack_transaction_id(pack_transaction_id(number)) == number
+
+
+@pytest.mark.parametrize("value", [b"", bytes(7), bytes(9), b"\xff" * 8])
+def test_a_header_that_is_no_transaction_id_is_refused(value: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        unpack_transaction_id(value)
+
+
+def test_bases_of_the_first_epoch_are_zero_and_successors_go_on_after_the_longest_predecessor() -> None:
+    history = EpochHistory.create([KeyRange(0.0, 0.5), KeyRange(0.5, 1.0)], 0)
+    scaled = history.plan_scale([0, 1], [KeyRange(0.0, 1.0)], 1)
+    history = history.with_records(scaled)
+    history = history.with_sealed_ends(1, {SegmentId.of(0, 0): 10, SegmentId.of(1, 0): 25})
+    assert sequence_bases(history) == {SegmentId.of(0, 0): 0, SegmentId.of(1, 0): 0, SegmentId.of(2, 1): 25}
+
+
+@given(histories(), st.floats(0.0, 1.0, exclude_max=True), st.data())
+def test_sequence_ids_grow_along_the_lineage_of_a_key(
+    history: EpochHistory, position: float, data: st.DataObject
+) -> None:
+    bases = sequence_bases(history)
+    assert bases.keys() == history.segments().keys()
+    ids: list[int] = []
+    for segment in dict.fromkeys(record.segment_at(position).id for record in history.records):
+        end = history.sealed_end(segment)
+        offsets = range(data.draw(st.integers(0, 3)) if end is None else end)
+        ids.extend(bases[segment] + offset for offset in offsets)
+    assert ids == sorted(set(ids))
+
+
+def test_a_segment_whose_predecessor_has_no_known_end_has_no_base_yet() -> None:
+    history = EpochHistory.create([KeyRange(0.0, 1.0)], 0)
+    scaled = history.plan_scale([0], [KeyRange(0.0, 0.5), KeyRange(0.5, 1.0)], 1)
+    assert sequence_bases(history.with_records(scaled)).keys() == {SegmentId.of(0, 0)}
