@@ -470,8 +470,6 @@ class Engine:
             poller.poll(timeout_s * 1000)
         else:
             self._wake.wait(timeout_s)
-            if self.options.linger_s and any(channel.opened for channel in list(self._channels.values())):
-                time.sleep(self.options.linger_s)  # what woke this thread has only just begun to linger
 
     def _renew_id(self) -> None:
         """Take a new producer id, once nothing is under way or doubtful that the old one could recognise."""
