@@ -23,6 +23,8 @@ from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
+from bridge.producer import ProducedMessage, Producer
+from bridge.writer import PlainFuture, StreamWriter, WriterOptions
 
 __all__ = [
     "ANY",
@@ -38,11 +40,16 @@ __all__ = [
     "GroupName",
     "Part",
     "PartHandle",
+    "PlainFuture",
+    "ProducedMessage",
+    "Producer",
     "SegmentId",
     "StreamDescription",
     "StreamName",
+    "StreamWriter",
     "Transaction",
     "TransactionId",
     "WriteFuture",
+    "WriterOptions",
     "connect",
 ]

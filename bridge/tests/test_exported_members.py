@@ -17,13 +17,18 @@ PUBLIC = {
     "GroupName",
     "Part",
     "PartHandle",
+    "PlainFuture",
+    "ProducedMessage",
+    "Producer",
     "SN",
     "SegmentId",
     "StreamDescription",
     "StreamName",
+    "StreamWriter",
     "Transaction",
     "TransactionId",
     "WriteFuture",
+    "WriterOptions",
     "connect",
 }
 

@@ -1,0 +1,14 @@
+"""A producer with confluent-kafka's names: code that was written for it moves by changing an import.
+
+==============  =================================================================================
+``producer``    what the user calls
+``settings``    confluent-kafka's settings, those that are taken, and what becomes of them
+``message``     what delivery callbacks are given
+``faults``      our errors as confluent-kafka's
+==============  =================================================================================
+"""
+
+from bridge.producer.message import ProducedMessage
+from bridge.producer.producer import Producer
+
+__all__ = ["ProducedMessage", "Producer"]
