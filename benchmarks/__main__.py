@@ -12,7 +12,7 @@ from typing import Final
 import click
 from rich.console import Console
 
-from benchmarks import bulk, machine, memory, reader, report, small
+from benchmarks import bulk, machine, memory, plain, reader, report, small
 from benchmarks.harness import Experiment, Result, run
 from benchmarks.site import Site, open_site
 from bridge.errors import RollbridgeError
@@ -27,6 +27,8 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "latency": lambda site, rounds, quick: small.latency(site, rounds=rounds or (2 if quick else 9), quick=quick),
     "throughput": lambda site, rounds, quick: small.throughput(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "reader": lambda site, rounds, quick: reader.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
+    "plain": lambda site, rounds, quick: plain.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
+    "pause": lambda site, rounds, quick: plain.pause(site, rounds=rounds or (1 if quick else 5)),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }
 

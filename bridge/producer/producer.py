@@ -22,6 +22,7 @@ from bridge.client.transaction import Transaction
 from bridge.connection import Bridge, connect
 from bridge.errors import ConflictError, InvalidRequestError, NotFoundError, RollbridgeError
 from bridge.model.sn import SN
+from bridge.model.transaction import State
 from bridge.producer.faults import as_kafka_error, kafka_exceptions, wrong_state
 from bridge.producer.message import Headers, ProducedMessage
 from bridge.producer.settings import ProducerSettings
@@ -240,7 +241,7 @@ class Producer:
                 raise wrong_state("transactional.id is not set, so there can be no transactions")
             admin = self._bridge.admin
             for record in admin.transactions():
-                if record.client_name == self._bridge.client_name and record.state == "OPEN":
+                if record.client_name == self._bridge.client_name and record.state == State.OPEN.value:
                     try:
                         admin.abort_transaction(record.id, reason="its producer was started anew")
                     except (ConflictError, InvalidRequestError, NotFoundError):
