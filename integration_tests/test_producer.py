@@ -139,11 +139,8 @@ def test_what_a_dead_process_left_open_is_aborted_by_its_successor(
         until(lambda: [item for item in client.admin.transactions() if item.client_name == name])
         with client_named(settings, name) as second:
             second.init_transactions()
-            assert not [
-                item
-                for item in client.admin.transactions()
-                if item.client_name == name and item.state == State.OPEN.value
-            ]
+            listed = client.admin.transactions()
+            assert not [item for item in listed if item.client_name == name and item.state == State.OPEN.value]
         with pytest.raises(KafkaException) as refused:
             first.commit_transaction(30)
         assert refused.value.args[0].txn_requires_abort()
