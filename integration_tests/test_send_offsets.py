@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -262,20 +261,19 @@ def test_consume_transform_produce_is_exactly_once_whoever_dies(
             starts += 1
             assert starts < 30, "the workers do not come to an end"
             arguments = [cluster.bootstrap_servers, cluster.zookeeper, root, source, stream, group]
-            worker = subprocess.Popen(
+            with subprocess.Popen(
                 [sys.executable, "-c", WORKER, *arguments, unique_name("worker"), str(count)],
                 stdout=subprocess.PIPE,
                 text=True,
-            )
-            assert worker.stdout is not None
-            lines = worker.stdout
-            if kills < 3:
-                for _ in range(3):
-                    lines.readline()
-                os.kill(worker.pid, signal.SIGKILL)
-                kills += 1
-            threading.Thread(target=lines.read, daemon=True).start()
-            if worker.wait(120) == 0:
+            ) as worker:
+                assert worker.stdout is not None
+                if kills < 3:
+                    for _ in range(3):
+                        worker.stdout.readline()
+                    os.kill(worker.pid, signal.SIGKILL)
+                    kills += 1
+                worker.communicate(timeout=120)
+            if worker.returncode == 0:
                 break
         assert relay.deaths == len(points)
         site = Site(cluster, root, tmp_path)

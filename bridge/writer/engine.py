@@ -51,6 +51,7 @@ _REQUEST_BYTES: Final = 1 << 20
 _REQUEST_BATCHES: Final = 500
 _BACKOFF_FIRST_S: Final = 0.005
 _BACKOFF_MAX_S: Final = 0.5
+_HOLD_S: Final = 0.05
 _LOOK_AGAIN_S: Final = 1.0
 """How often the epochs are read again while a broker says that a segment is sealed and they do not."""
 _CHECK_S: Final = 0.5
@@ -116,6 +117,7 @@ class Engine:
         self._generation = -1
         self._bytes = 0
         self._retry_at = 0.0
+        self._held: dict[str, float] = {}
         self._backoff_s = 0.0
         self._looked_at = 0.0
         self._checked_at = 0.0
@@ -217,7 +219,8 @@ class Engine:
         self._wake.set()
         self._thread.join()
         for channel in list(self._channels.values()):
-            self._stop(channel, lambda: _closed())
+            self._stop(channel, _closed)
+            channel.failure = _closed_before
         self._tell()
         self._cluster.close()
         return left
@@ -251,15 +254,18 @@ class Engine:
                 self._send(node, request)
 
     def _leader(self, lane: Lane[Batch]) -> NodeId | None:
+        if self._held and time.monotonic() < self._held.get(lane.topic, 0.0):
+            return None
         try:
             return self._cluster.leader(lane.topic, 0)
         except CodeError as exc:
             logger.info("the leader of %s is not known: %s", lane.topic, exc)
             if verdict(exc.code) is Verdict.DENIED:
                 self._fail(lane, next(lane.held()), _denied(lane.topic, exc.code.name.upper()))
+            self._hold(lane)
         except KafkaUnavailable as exc:
             logger.info("no broker can be asked now: %s", exc)
-        self._back_off()
+            self._back_off()
         return None
 
     def _send(self, node: NodeId, request: _Request) -> None:
@@ -271,9 +277,9 @@ class Engine:
                 link = self._links[node] = _Link(connection)
         except RollbridgeError as fault:
             logger.info("a broker can not be reached now: %s", fault)
+            for topic in request.items:
+                self._cluster.forget_leader(topic)
             self._return(request, doubtful=False)
-            self._cluster.forget()
-            self._links.clear()
             self._back_off()
             return
         items = [
@@ -328,7 +334,7 @@ class Engine:
                 if found is not Verdict.RETRY:
                     self._cluster.forget_leader(lane.topic)
                 lane.give_back(batch, doubtful=found is Verdict.DOUBTFUL)
-                self._back_off()
+                self._hold(lane)
             case Verdict.EXPIRED:
                 self._renew = True
                 lane.give_back(batch, doubtful=False)
@@ -355,6 +361,8 @@ class Engine:
                 self._ready[lane] = None
 
     def _settle(self, batch: Batch, how: Callable[[], None]) -> None:
+        if batch.settled:
+            return  # it was given up before its answer came
         self._bytes -= len(batch.data)
         batch.channel.unsettled.pop(batch, None)
         how()
@@ -364,7 +372,6 @@ class Engine:
     def _fail(self, lane: Lane[Batch], batch: Batch, fault: Callable[[], RollbridgeError]) -> None:
         """Give a batch up for good."""
         logger.warning("%d records of %s failed: %s", batch.count, batch.channel.stream, fault())
-        self._renew |= batch.doubtful  # whatever got the same sequence numbers would be taken for it
         lane.drop(batch)
         if batch.channel.refused is None:
             batch.channel.refused = fault
@@ -382,10 +389,17 @@ class Engine:
         logger.info("%s; what was under way is sent again", fault)
         link = self._links.pop(node)
         link.connection.close()
-        self._cluster.forget()  # the broker may not come back, and the others know who leads then
         for request in link.requests:
+            for topic in request.items:
+                self._cluster.forget_leader(topic)  # the broker may not come back, and the others know who leads then
             self._return(request, doubtful=True)
         self._back_off()
+
+    def _hold(self, lane: Lane[Batch]) -> None:
+        """Send nothing of a segment for a moment; the others go on."""
+        now = time.monotonic()
+        self._held = {topic: until for topic, until in self._held.items() if until > now}
+        self._held[lane.topic] = now + _HOLD_S
 
     def _back_off(self) -> None:
         self._backoff_s = min(_BACKOFF_MAX_S, max(_BACKOFF_FIRST_S, self._backoff_s * 2))
@@ -495,7 +509,7 @@ class Engine:
     def _check(self, now: float) -> None:
         """What takes too long: requests without an answer, records without a fate, seals without successors."""
         for node, link in list(self._links.items()):
-            if link.requests and link.connection.overdue():
+            if link.requests and (link.connection.overdue() or not link.connection.in_flight):
                 self._lost(node, ConnectionLostError(f"{link.connection.address} does not answer in time"))
         awaiting = False
         for channel in self._channels.values():
@@ -569,6 +583,10 @@ def _late(topic: str, timeout_s: float, doubtful: bool) -> Callable[[], Rollbrid
     return lambda: UnavailableError(
         f"the record could not be written to {topic} within {timeout_s:g} s; it was not written"
     )
+
+
+def _closed_before() -> RollbridgeError:
+    return InvalidRequestError("this connection is closed; connect again; the record was not written")
 
 
 def _closed() -> RollbridgeError:
