@@ -364,13 +364,14 @@ def _manifest_with(entries: tuple[tuple[int, int, int, int], ...], offsets: tupl
 
 
 def _triples(offsets: Offsets) -> Iterator[tuple[str, int, int]]:
-    """Topic, partition and offset of each."""
+    """Topic, partition and offset of each; without those of which a consumer has no position yet."""
     if isinstance(offsets, Mapping):
         for (topic, partition), offset in offsets.items():
             yield topic, partition, offset
     else:
         for item in offsets:
-            yield item.topic, item.partition, item.offset
+            if item.offset >= 0:
+                yield item.topic, item.partition, item.offset
 
 
 def _ignore(fault: KafkaError | None, _: Message) -> None:

@@ -191,8 +191,9 @@ class Channel:
         self.bounds = hash_bounds([lane.segment.range.low for lane in self.lanes])
 
     def _split(self, batch: Batch, heirs: Sequence[Lane[Batch]]) -> Iterable[tuple[Batch, Lane[Batch]]]:
+        size = len(batch.data)
         made = list(batch.take_apart(heirs, max(_SEGMENT_BYTES - _SEGMENT_BYTES_SPARE, self.batch_bytes)))
-        self._engine.replaced(batch, [piece for piece, _ in made])
+        self._engine.replaced(size, [piece for piece, _ in made])
         self.unsettled.pop(batch, None)
         return made
 
