@@ -4,6 +4,7 @@
 ``producer``    what the user calls
 ``settings``    confluent-kafka's settings, those that are taken, and what becomes of them
 ``message``     what delivery callbacks are given
+``reports``     the calls of callbacks that are due
 ``faults``      our errors as confluent-kafka's
 ==============  =================================================================================
 """

@@ -29,16 +29,22 @@ class ProducedMessage:
         value: bytes | None,
         headers: Headers | None,
         timestamp_ms: int,
-        error: KafkaError | None,
-        sn: SN | None,
     ) -> None:
         self._topic = topic
         self._key = key
         self._value = value
         self._headers = headers
         self._timestamp_ms = timestamp_ms
-        self._error = error
+        self._error: KafkaError | None = None
+        self._sn: SN | None = None
+
+    def placed(self, sn: SN) -> None:
+        """It was written."""
         self._sn = sn
+
+    def failed(self, error: KafkaError) -> None:
+        """It was not written, or is not known to be."""
+        self._error = error
 
     def error(self) -> KafkaError | None:
         """Why it was not written; None if it was."""

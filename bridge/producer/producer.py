@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,18 +22,18 @@ from bridge.connection import Bridge, connect
 from bridge.errors import ConflictError, InvalidRequestError, NotFoundError, RollbridgeError
 from bridge.model.sn import SN
 from bridge.model.transaction import State
-from bridge.producer.faults import as_kafka_error, kafka_exceptions, wrong_state
+from bridge.producer.faults import kafka_exceptions, wrong_state
 from bridge.producer.message import Headers, ProducedMessage
+from bridge.producer.reports import OnDelivery, Reports
 from bridge.producer.settings import ProducerSettings
 from bridge.producer.topics import ClusterView, describe_streams
-from bridge.writer.batch import Batch
+from bridge.writer.batch import PlainFuture
 from bridge.writer.writer import StreamWriter
-
-OnDelivery = Callable[[KafkaError | None, ProducedMessage], object]
 
 STREAMS_UNASKED_MAX: Final = 32
 """A transaction sends a message to the buffer of each of its streams; over more than these it must be asked for."""
 _ANY_PARTITION: Final = -1
+_LOOK_S: Final = 0.05
 _FOREVER_S: Final = 10.0 * 365 * 24 * 3600
 
 
@@ -82,9 +81,7 @@ class Producer:
         self._offsets: list[tuple[list[TopicPartition], object]] = []
         self._writers: dict[str, StreamWriter] = {}
         self._streams: tuple[str, ...] = self._settings.streams
-        self._reports: deque[tuple[OnDelivery, ProducedMessage]] = deque()
-        self._reported = threading.Condition()
-        self._pending = 0
+        self._reports = Reports(only_errors=self._settings.only_errors)
         self._closed = False
 
     # Records --------------------------------------------------------------------------------------------------------
@@ -123,25 +120,20 @@ class Producer:
         raw_key, raw_value = _raw(key), _raw(value)
         listed = _headers(headers)
         report = on_delivery or callback or self._settings.on_delivery
+        stamp = timestamp or int(time.time() * 1000)
         with kafka_exceptions():
             self._check_open()
             if self._phase is _Phase.IN_TRANSACTION:
                 future = self._transaction_for(topic).write(
-                    topic, key=raw_key, value=raw_value, headers=listed or (), timestamp_ms=timestamp or None
+                    topic, key=raw_key, value=raw_value, headers=listed or (), timestamp_ms=stamp
                 )
                 if report is not None:
-                    self._report_commit(future, report, topic, raw_key, raw_value, listed, timestamp)
+                    message = ProducedMessage(topic, raw_key, raw_value, listed, stamp)
+                    self._report_commit(future, report, message)
                 return
-            plain = self._writer(topic).write(raw_key, raw_value, headers=listed or (), timestamp=timestamp or None)
+            plain = self._writer(topic).write(raw_key, raw_value, headers=listed or (), timestamp=stamp)
         if report is not None:
-            stamp = timestamp or int(time.time() * 1000)
-            self._expect()
-
-            def settled(batch: Batch, index: int) -> None:
-                sn, error = _fate(lambda: batch.locate(index))
-                self._tell(report, ProducedMessage(topic, raw_key, raw_value, listed, stamp, error, sn))
-
-            plain.batch.watch(plain.index, settled)
+            self._report_written(plain, report, ProducedMessage(topic, raw_key, raw_value, listed, stamp))
 
     def poll(self, timeout: float | None = None) -> int:
         """Call the callbacks that are due, waiting for the first one for up to ``timeout`` seconds.
@@ -149,18 +141,8 @@ class Producer:
         Returns:
             How many were called.
         """
-        limit_s = _FOREVER_S if timeout is None or timeout < 0 else timeout
-        with self._reported:
-            self._reported.wait_for(lambda: self._reports, limit_s)
-        served = 0
-        while self._reports:
-            try:
-                report, message = self._reports.popleft()
-            except IndexError:  # another thread was faster
-                break
-            served += 1
-            report(message.error(), message)
-        return served
+        self._reports.wait(_FOREVER_S if timeout is None or timeout < 0 else timeout)
+        return self._reports.serve()
 
     def flush(self, timeout: float | None = None) -> int:
         """Wait until the brokers have everything, and call the callbacks that are due.
@@ -184,16 +166,16 @@ class Producer:
         while True:
             self.poll(0)
             left = sum(writer.unacknowledged for writer in list(self._writers.values()))
-            waiting = self._pending - self._uncommitted()
+            # Those of an open transaction are told after its end.
+            waiting = 0 if self._phase is _Phase.IN_TRANSACTION else self._reports.pending
             if not (left or waiting or self._reports) or time.monotonic() >= deadline:
                 return max(left, waiting) + len(self._reports)
-            with self._reported:
-                self._reported.wait_for(lambda: self._reports, min(0.05, max(deadline - time.monotonic(), 0.0)))
+            self._reports.wait(min(_LOOK_S, max(deadline - time.monotonic(), 0.0)))
 
     def __len__(self) -> int:
         """Records whose fate is not known, or whose callback has not been called."""
         left = sum(writer.unacknowledged for writer in list(self._writers.values()))
-        return max(left, self._pending) + len(self._reports)
+        return max(left, self._reports.pending) + len(self._reports)
 
     def __bool__(self) -> bool:
         return True
@@ -382,46 +364,18 @@ class Producer:
             writer = self._writers[topic] = self._bridge.writer(topic, options=self._settings.writer)
         return writer
 
-    def _report_commit(
-        self,
-        future: WriteFuture,
-        report: OnDelivery,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers | None,
-        timestamp: int,
-    ) -> None:
-        stamp = timestamp or int(time.time() * 1000)
-        self._expect()
+    def _report_written(self, future: PlainFuture, report: OnDelivery, message: ProducedMessage) -> None:
+        self._reports.expect()
+        future.batch.watch(
+            future.index,
+            lambda batch, index: self._reports.tell(report, message, lambda: batch.locate(index)),
+        )
 
-        def ended(future: WriteFuture) -> None:
-            sn, error = _fate(lambda: SN(dlsn=future.result(0)))
-            self._tell(report, ProducedMessage(topic, key, value, headers, stamp, error, sn))
-
-        future.add_done_callback(ended)
-
-    def _uncommitted(self) -> int:
-        """Callbacks that wait for the end of the transaction."""
-        return self._pending if self._phase is _Phase.IN_TRANSACTION else 0
-
-    def _expect(self) -> None:
-        with self._reported:
-            self._pending += 1
-
-    def _tell(self, report: OnDelivery, message: ProducedMessage) -> None:
-        with self._reported:
-            self._pending -= 1
-            if message.error() is not None or not self._settings.only_errors:
-                self._reports.append((report, message))
-            self._reported.notify_all()
-
-
-def _fate(locate: Callable[[], SN]) -> tuple[SN | None, KafkaError | None]:
-    try:
-        return locate(), None
-    except RollbridgeError as fault:
-        return None, as_kafka_error(fault)
+    def _report_commit(self, future: WriteFuture, report: OnDelivery, message: ProducedMessage) -> None:
+        self._reports.expect()
+        future.add_done_callback(
+            lambda ended: self._reports.tell(report, message, lambda: SN(dlsn=ended.result(0))),
+        )
 
 
 def _raw(value: bytes | str | None) -> bytes | None:
