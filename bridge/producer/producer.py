@@ -25,7 +25,7 @@ from bridge.model.transaction import State
 from bridge.producer.faults import kafka_exceptions, wrong_state
 from bridge.producer.message import Headers, ProducedMessage
 from bridge.producer.reports import OnDelivery, Reports
-from bridge.producer.settings import ProducerSettings
+from bridge.producer.settings import CALLBACKS, ProducerSettings
 from bridge.producer.topics import ClusterView, describe_streams
 from bridge.writer.batch import PlainFuture
 from bridge.writer.writer import StreamWriter
@@ -59,12 +59,8 @@ class Producer:
         Raises:
             KafkaException: a setting is not taken, or nobody answers.
         """
-        whole = {
-            **(config or {}),
-            **{key.replace("_", ".") if "." not in key else key: settings[key] for key in settings},
-        }
-        if "on.delivery" in whole:
-            whole["on_delivery"] = whole.pop("on.delivery")
+        named = {key if key in CALLBACKS else key.replace("_", "."): value for key, value in settings.items()}
+        whole = {**(config or {}), **named}
         with kafka_exceptions():
             self._settings = ProducerSettings.read(whole)
             self._bridge: Bridge = connect(

@@ -64,6 +64,8 @@ _WITHOUT_EFFECT: Final = PRODUCER_KEYS | {
     "throttle_cb",
     "topic.metadata.refresh.interval.ms",
 }
+CALLBACKS: Final = frozenset({"on_delivery", "dr_cb", "error_cb", "stats_cb", "throttle_cb"})
+"""Settings whose names have no dots."""
 _BATCH_BYTES_MAX: Final = 1024 * 1024
 _BUFFER_BYTES_MIN: Final = 4 * 1024 * 1024
 _LEASE: Final = ClientOptions().lease
