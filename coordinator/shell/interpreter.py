@@ -177,6 +177,7 @@ class Interpreter:
                     sent += 1
             except AppendRefusedError as fault:
                 self._current.abort()
+                self._current = next(self._turn)
                 return sent, f"offsets of consumer group {items[sent].group_id} were refused: {fault.kafka_error}"
             except AppendUnknownError as fault:
                 self._current.init()
