@@ -91,7 +91,9 @@ def test_offsets_are_committed_with_the_transaction_and_not_without_it(
     assert committed(group) < 0
     transaction = client.begin(orders)
     transaction.write(orders, key=b"k", value=b"ten")
-    transaction.send_offsets([TopicPartition(source, 0, 4), TopicPartition(source, 1)], consumer.consumer_group_metadata())
+    transaction.send_offsets(
+        [TopicPartition(source, 0, 4), TopicPartition(source, 1)], consumer.consumer_group_metadata()
+    )
     transaction.send_offsets(consumer.position(consumer.assignment()), consumer.consumer_group_metadata())
     assert committed(group) < 0
     transaction.commit()

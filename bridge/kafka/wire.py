@@ -147,6 +147,10 @@ class Connection:
         poller.register(self._socket, select.POLLIN)
         return bool(poller.poll(0))
 
+    def expired(self) -> bool:
+        """Whether it has been authenticated for so long that the broker is about to close it."""
+        return time.monotonic() >= self._expires_at
+
     def overdue(self) -> bool:
         """Whether the answer to the oldest request should have come by now."""
         return bool(self._waiting) and time.monotonic() > self._waiting[0][1]

@@ -113,7 +113,7 @@ class Dispatcher:
                 if node is None:
                     continue
                 link = self.links.get(node)
-                if link is not None and len(link.requests) >= self._options.in_flight_max:
+                if link is not None and link.requests and not self._has_room(link):
                     continue
                 request = requests.setdefault(node, Request({}))
                 size = sizes.get(node, 0)
@@ -125,6 +125,9 @@ class Dispatcher:
                 return
             for node, request in requests.items():
                 self._send(node, request)
+
+    def _has_room(self, link: Link) -> bool:
+        return len(link.requests) < self._options.in_flight_max and not link.connection.expired()
 
     def _leader(self, lane: Lane[Batch]) -> NodeId | None:
         if self._held and time.monotonic() < self._held.get(lane.topic, 0.0):
@@ -144,10 +147,11 @@ class Dispatcher:
     def _send(self, node: NodeId, request: Request) -> None:
         link = self.links.get(node)
         try:
-            if link is None:
-                connection = self._cluster.connection(node)
-                connection.require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
-                link = self.links[node] = Link(connection)
+            if link is None or not link.requests:
+                connection = self._cluster.connection(node)  # another one, if that at hand has gone or is too old
+                if link is None or link.connection is not connection:
+                    connection.require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
+                    link = self.links[node] = Link(connection)
         except RollbridgeError as fault:
             logger.info("a broker can not be reached now: %s", fault)
             for topic in request.items:
