@@ -429,6 +429,25 @@ def test_a_stream_that_is_deleted_fails_what_is_under_way_and_what_comes(
         assert again.write(b"k", b"x").result(30).dlsn == DLSN(0, 0, 0)
 
 
+def test_records_on_their_way_to_a_stream_that_is_deleted_fail_and_others_go_on(
+    exposed: bridge.Bridge, client: bridge.Bridge, proxy: FaultProxy, orders: str, payments: str
+) -> None:
+    writer, beside = exposed.writer(orders, options=ONE), exposed.writer(payments, options=ONE)
+    writer.write(b"k", b"v").result(30)
+    proxy.strike(Api.PRODUCE, Point.BEFORE_REQUEST, times=1_000_000)
+    doomed = [writer.write(b"k", b"%d" % number) for number in range(10)]
+    spared = [beside.write(b"k", b"%d" % number) for number in range(10)]
+    proxy.await_strike()
+    client.admin.delete_stream(orders)
+    for future in doomed:
+        assert isinstance(future.exception(60), StreamNotFound)
+    with pytest.raises(StreamNotFound):
+        writer.flush()
+    proxy.calm()
+    beside.flush(60)
+    assert [future.exception(0) for future in spared] == [None] * 10
+
+
 def test_a_closed_writer_takes_nothing(client: bridge.Bridge, orders: str) -> None:
     writer = client.writer(orders)
     writer.write(b"k", b"v")

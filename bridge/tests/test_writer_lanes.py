@@ -180,6 +180,20 @@ def test_a_doubtful_batch_of_a_sealed_segment_waits_until_its_log_was_read() -> 
     assert drain_all(heir) == [[(0.1, 3)], [(0.1, 4)]]
 
 
+def test_a_course_that_is_closed_sends_and_hands_over_nothing() -> None:
+    history = start()
+    course = course_of(history)
+    lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    under_way = lane.take()
+    course.close()
+    lane.give_back(under_way, doubtful=True)
+    assert not lane.may_send()
+    course.adopt(scaled(history, [0], [(0.0, 1.0)], 1))
+    assert not course.drain()
+    assert course.unresolved() == []
+    assert not course.active[0].may_send()
+
+
 def test_sequence_numbers_stay_with_what_is_sent_again() -> None:
     course = course_of(start())
     lane = put(course, Box([(0.1, 1)] * 3), Box([(0.1, 2)] * 2), Box([(0.1, 3)]))

@@ -163,6 +163,7 @@ class Channel:
         for lane in tuple(self.opened):
             lane.open = None
         self.opened.clear()
+        self.course.close()
         return [batch for batch in self.unsettled if batch.where is None]
 
     def gone(self) -> RollbridgeError:

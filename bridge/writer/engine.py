@@ -295,7 +295,7 @@ class Engine:
             if link.requests and (link.connection.overdue() or not link.connection.in_flight):
                 self._dispatch.lost(node, ConnectionLostError(f"{link.connection.address} does not answer in time"))
         awaiting = False
-        for channel in self._channels.values():
+        for channel in [item for item in self._channels.values() if item.failure is None]:
             for lane in channel.course.lanes():
                 if lane.phase is Phase.REFUSED and lane.waiting:
                     awaiting = True

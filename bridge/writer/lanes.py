@@ -164,7 +164,7 @@ class Lane(Generic[P]):
             fresh = self.inherited[0] if self.inherited else self.queue[0]
             if not self._known or fresh.doubtful or self.in_flight[-1].doubtful:
                 return False
-        return not self.course.is_blocked(self)
+        return not self.course.closed and not self.course.is_blocked(self)
 
     def take(self) -> P:
         """The next batch to send, with its sequence number; it is under way from now on. Ask :meth:`may_send` first."""
@@ -248,6 +248,7 @@ class Course(Generic[P]):
 
     Attributes:
         active: The lanes of the active epoch, in order of their key ranges.
+        closed: Whether nothing will be sent or handed over any more.
     """
 
     def __init__(self, history: EpochHistory, topic_of: Callable[[SegmentId], str], split: Split[P]) -> None:
@@ -255,6 +256,7 @@ class Course(Generic[P]):
         self._topic_of = topic_of
         self._split = split
         self._ended: list[Lane[P]] = []
+        self.closed = False
         self.active: list[Lane[P]] = []
         self.adopt(history)
 
@@ -273,6 +275,13 @@ class Course(Generic[P]):
         self.active = [lanes.get(item.id) or Lane(self, item, self._topic_of(item.id)) for item in current]
         self.drain()
 
+    def close(self) -> None:
+        """Forget what waits, and send nothing any more; what is under way may still be answered."""
+        self.closed = True
+        for lane in self.lanes():
+            lane.inherited.clear()
+            lane.queue.clear()
+
     def lanes(self) -> tuple[Lane[P], ...]:
         """All lanes that hold something or may be written, older ones first."""
         return (*self._ended, *self.active)
@@ -287,7 +296,7 @@ class Course(Generic[P]):
     def drain(self) -> bool:
         """Hand over what lanes that have ended hold, as far as it is known and in order; whether there was any."""
         moved = False
-        for lane in tuple(self._ended):
+        for lane in () if self.closed else tuple(self._ended):
             if lane.in_flight or self.is_blocked(lane) or any(parcel.doubtful for parcel in lane.held()):
                 continue
             self._ended.remove(lane)
@@ -297,6 +306,8 @@ class Course(Generic[P]):
 
     def unresolved(self) -> list[Lane[P]]:
         """Lanes that have ended, of which the log must be read to know what of them was written."""
+        if self.closed:
+            return []
         return [
             lane
             for lane in self._ended
