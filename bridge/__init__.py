@@ -30,8 +30,10 @@ from bridge.model.position import LogPosition, ReadPosition
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
 from bridge.model.token import Token
+from bridge.producer import ProducedMessage, Producer
 from bridge.reading import Reader
 from bridge.transactions import CommittedTransaction, TransactionReader
+from bridge.writer import PlainFuture, StreamWriter, WriterOptions
 
 __all__ = [
     "ANY",
@@ -53,16 +55,21 @@ __all__ = [
     "Message",
     "Part",
     "PartHandle",
+    "PlainFuture",
+    "ProducedMessage",
+    "Producer",
     "ReadPosition",
     "Reader",
     "Record",
     "SegmentId",
     "StreamDescription",
     "StreamName",
+    "StreamWriter",
     "Token",
     "Transaction",
     "TransactionId",
     "TransactionReader",
     "WriteFuture",
+    "WriterOptions",
     "connect",
 ]

@@ -55,6 +55,9 @@ from bridge.model.transaction import State
 from bridge.previewing import PreviewTail
 from bridge.reading import IsolationLevel, Reader
 from bridge.transactions import LogStart, TransactionReader
+from bridge.writer.engine import Engine
+from bridge.writer.options import WriterOptions
+from bridge.writer.writer import StreamWriter
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 
@@ -181,10 +184,14 @@ class Bridge:
         self._runtime = Runtime(self._sender, self._outcomes, limits, options.commit_timeout_s, self._who_leads)
         self._cas_writers: list[CasWriter] = []
         self._plans: dict[tuple[tuple[str, ...], timedelta | None, str | None], Plan] = {}
+        self._engines: dict[WriterOptions, Engine] = {}
+        self._engines_lock = threading.Lock()
         self.admin = Admin(
             metadata, forget=self._catalog.forget, client_name=settings.client_name, timeout_s=options.admin_timeout_s
         )
-        self._housekeeper.start(self._catalog.refresh, self._counters.refill, self._send_lingering)
+        self._housekeeper.start(
+            self._catalog.refresh, self._look_at_streams, self._counters.refill, self._send_lingering
+        )
 
     @property
     def client_name(self) -> str:
@@ -353,6 +360,38 @@ class Bridge:
         self._cas_writers = [*(item for item in self._cas_writers if not item.closed), writer]
         return writer
 
+    def writer(self, stream: str, *, rising_ids: bool = False, options: WriterOptions | None = None) -> StreamWriter:
+        """Write plain records to a stream: no transaction, and nothing to notice when it is scaled.
+
+        Args:
+            stream: ``scope/stream``.
+            rising_ids: Refuse a record whose ``transaction_id`` is lower than the highest before, as DistributedLog
+                does.
+            options: Sizes, delays and limits; those of this connection by default.
+
+        Raises:
+            InvalidNameError, ScopeNotFound, StreamNotFound: nothing was written.
+            KafkaUnavailable, ZooKeeperUnavailable: the stream could not be looked up.
+        """
+        self._check_open()
+        wanted = options or WriterOptions(
+            batch_bytes=self.options.frame_bytes,
+            compression=self.options.compression,
+            buffer_bytes=self.options.buffer_bytes,
+            block_s=self.options.backpressure_timeout_s,
+        )
+        with self._engines_lock:
+            engine = self._engines.get(wanted)
+            if engine is None:
+                engine = self._engines[wanted] = Engine(
+                    self.settings.bootstrap_servers,
+                    security=self.settings.kafka,
+                    client_id=self.client_name,
+                    options=wanted,
+                    catalog=self._catalog,
+                )
+        return StreamWriter(engine, engine.channel(stream), rising_ids=rising_ids)
+
     def close(self) -> None:
         """Send what is queued, for at most 30 s, and disconnect. Open transactions stay open until their lease ends."""
         if self._closed:
@@ -363,6 +402,9 @@ class Bridge:
         for completion in list(self._outcomes.waiting.values()):
             if not completion.closed:
                 logger.warning("transaction %s is left open", completion.transaction)
+        unwritten = sum(engine.close(_CLOSE_S) for engine in list(self._engines.values()))
+        if unwritten:
+            logger.warning("%d plain records were not acknowledged before the connection was closed", unwritten)
         self._housekeeper.close()
         left = self._sender.close(_CLOSE_S)
         if left:
@@ -461,6 +503,11 @@ class Bridge:
         for completion in list(self._outcomes.waiting.values()):
             for writer in completion.writers:
                 writer.cut_older(before)
+
+    def _look_at_streams(self) -> None:
+        """Have plain writers follow what the catalog has learned."""
+        for engine in list(self._engines.values()):
+            engine.look()
 
     def _who_leads(self, group: GroupName) -> str:
         if not self._session.is_connected:

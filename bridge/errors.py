@@ -9,6 +9,7 @@ The tree::
     │  ├─ InvalidTimeoutError         lease not positive or over the limit
     │  ├─ RecordTooLargeError         refused at write time
     │  ├─ TransactionTooLargeError    refused at write time
+    │  ├─ TransactionIdOutOfOrder     a user's transaction id is lower than the one before
     │  ├─ GroupMismatchError          streams of different transaction groups
     │  ├─ ConfigError                 one or several settings, all named
     │  └─ WrongClusterError           the ZooKeeper path belongs to another Kafka cluster
@@ -105,6 +106,20 @@ class TransactionTooLargeError(InvalidRequestError):
     def __init__(self, message: str, *, limit_bytes: int) -> None:
         super().__init__(message)
         self.limit_bytes = limit_bytes
+
+
+class TransactionIdOutOfOrder(InvalidRequestError):
+    """A transaction id of the user's is lower than the one before; the record was not written.
+
+    Source: DistributedLog, ``TransactionIdOutOfOrderException``.
+    """
+
+    code = "transaction-id-out-of-order"
+
+    def __init__(self, message: str, *, transaction_id: int, last: int) -> None:
+        super().__init__(message)
+        self.transaction_id = transaction_id
+        self.last = last
 
 
 class GroupMismatchError(InvalidRequestError):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from bridge.model.buffer import FrameRef, Partition
 from bridge.model.control import ControlRecord
+from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName
 from bridge.model.nodes import NodeOperation
 
@@ -121,6 +122,17 @@ class AppendTogether:
 
 
 @dataclass(frozen=True, slots=True)
+class SendOffsets:
+    """The offsets of consumer groups are part of the round; gives None.
+
+    If one of them is refused, gives its place and the reason, and the round is empty again: it can hold nothing of
+    value yet, because offsets come first. So whoever reads in an expired generation spoils no other transaction.
+    """
+
+    items: tuple[GroupOffsets, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRound:
     """Everything appended since the last round is committed: visible to ``read_committed`` readers, for good."""
 
@@ -171,6 +183,7 @@ Effect = (
     | MergeFrames
     | AppendControl
     | AppendTogether
+    | SendOffsets
     | CommitRound
     | EndOffsets
     | TakeIdentity
@@ -262,6 +275,12 @@ def append_together(
     """See :class:`AppendTogether`."""
     offsets: Sequence[int] = yield AppendTogether(items, expected, topic, records)
     return offsets
+
+
+def send_offsets(items: Sequence[GroupOffsets]) -> Steps[tuple[int, str] | None]:
+    """See :class:`SendOffsets`."""
+    refused: tuple[int, str] | None = yield SendOffsets(tuple(items))
+    return refused
 
 
 def commit_round() -> Steps[None]:

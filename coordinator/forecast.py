@@ -8,7 +8,7 @@ left alone for a while, longer each time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -80,6 +80,7 @@ class Forecast:
                 if expected is not None:
                     known.patience = max(known.patience - 1, self._patience)
 
-    def forget(self, topic: str) -> None:
-        """A segment that is sealed will not be written to any more."""
-        self._topics.pop(topic, None)
+    def forget(self, topics: Iterable[str]) -> None:
+        """Segments that are sealed will not be written to any more."""
+        for topic in topics:
+            self._topics.pop(topic, None)

@@ -140,3 +140,28 @@ def test_another_thread_may_write_while_one_waits(own_cluster: EmbeddedCluster, 
         for thread in threads:
             thread.join(90)
         assert [transaction.commit(timeout=90).records for transaction in transactions] == [60] * 3
+
+
+def test_plain_writes_survive_a_broker_that_is_killed_in_the_middle(
+    own_cluster: EmbeddedCluster, own_site: Site, stream: str
+) -> None:
+    with own_site.connect() as client:
+        writer = client.writer(stream)
+        futures = [writer.write(b"%d" % (number % 50), b"before-%d" % number) for number in range(1_000)]
+        futures[-1].result(60)
+        own_cluster.kill("kafka")
+        futures += [writer.write(b"%d" % (number % 50), b"while-%d" % number) for number in range(1_000)]
+        with pytest.raises(UnavailableError, match="still being sent"):
+            writer.flush(timeout=0.5)
+        own_cluster.restart("kafka")
+        writer.flush(timeout=90)
+        places = [future.result(0).dlsn for future in futures]
+    assert len(set(places)) == 2_000
+    by_key: dict[bytes | None, list[bytes | None]] = {}
+    for message in own_site.committed(stream):
+        by_key.setdefault(message.key(), []).append(message.value())
+    for number in range(50):
+        rest = range(number, 1_000, 50)
+        assert by_key[b"%d" % number] == [b"before-%d" % place for place in rest] + [
+            b"while-%d" % place for place in rest
+        ]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
+from bridge.client.catalog import Catalog
+from bridge.client.routing import StreamView
 from bridge.embedded.cluster import Cluster as EmbeddedServers
 from bridge.embedded.plan import Wishes
 from bridge.embedded.ports import free_port
@@ -18,6 +21,12 @@ from bridge.embedded.state import Home
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.errors import AuthenticationError, KafkaUnavailable
 from bridge.kafka.topics import TopicAdmin, TopicSpec
+from bridge.model.epochs import EpochHistory
+from bridge.model.keyspace import even_ranges
+from bridge.model.names import GroupName, StreamName
+from bridge.model.records import StreamConfig
+from bridge.writer import StreamWriter, WriterOptions
+from bridge.writer.engine import Engine
 from integration_tests.adapter_tools import batch_of, read_values
 
 CERTIFICATES = Path(__file__).parent / "certificates"
@@ -144,6 +153,56 @@ def test_the_same_settings_serve_appender_and_administration(
             appender.commit()
     admin.seal([topic_prefix])
     assert read_values(broker["PLAINTEXT"], topic_prefix) == [b"0", large] * 2 + [b"1", large] * 2 + [b"2", large] * 2
+
+
+class OneStream:
+    """A catalog that knows a stream of one segment; what it stands for needs a ZooKeeper, of which this is no test."""
+
+    generation = 0
+
+    def __init__(self, stream: str) -> None:
+        name = StreamName.parse(stream)
+        config = StreamConfig(name=name, group=GroupName(name.scope), created_ms=0, buffer_topic_id="")
+        self._view = StreamView.of(config, EpochHistory.create(even_ranges(1), 0))
+        self.topic = name.segment_topic(self._view.history.active.segments[0].id)
+
+    def view(self, _: str) -> StreamView:
+        return self._view
+
+    read = view
+
+    def suspect(self, _: str) -> None:
+        raise AssertionError("nothing is sealed here")
+
+
+@pytest.mark.parametrize(
+    ("listener", "security"),
+    [("TLS", TLS), ("SCRAM", scram("SCRAM-SHA-256")), ("PASSWORD", PASSWORD_ONLY)],
+    ids=["tls", "scram over tls", "password, renewed each second"],
+)
+def test_plain_writes_go_over_secure_connections(
+    broker: Addresses, unique_name: Callable[[str], str], listener: str, security: dict[str, str]
+) -> None:
+    catalog = OneStream(unique_name("scope") + "/orders")
+    TopicAdmin(broker["PLAINTEXT"]).create_topics([TopicSpec(name=catalog.topic)])
+    engine = Engine(
+        broker[listener],
+        security=security,
+        client_id="secure",
+        options=WriterOptions(linger_s=0.001),
+        catalog=cast("Catalog", catalog),
+    )
+    writer = StreamWriter(engine, engine.channel("s/orders"))
+    started = time.monotonic()
+    written: list[bytes] = []
+    while time.monotonic() - started < 3:
+        fresh = [b"%d." % (len(written) + number) + bytes(number * 50) for number in range(200)]
+        futures = [writer.write(b"k", value) for value in fresh]
+        written += fresh
+        futures[-1].result(30)
+    writer.close()
+    assert engine.close(30) == 0
+    assert read_values(broker["PLAINTEXT"], catalog.topic) == written
 
 
 @pytest.mark.parametrize(

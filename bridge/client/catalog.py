@@ -45,6 +45,14 @@ class Catalog:
         view = self._views.get(stream)
         return self._read(stream) if view is None else view
 
+    def read(self, stream: str) -> StreamView:
+        """The stream as it is now. Raises as :meth:`view` does."""
+        return self._read(stream)
+
+    def suspect(self, stream: str) -> None:
+        """Have the stream read again soon: somebody met what the view does not explain."""
+        self._changed(stream)
+
     def route(self, stream: str, epoch: int) -> Route:
         """The route through one epoch of a stream, which must be in its history."""
         view = self.view(stream)

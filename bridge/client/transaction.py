@@ -8,13 +8,13 @@ on the way, the commit log has the last word: whoever asked to commit or abort w
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from types import TracebackType
 from typing import Final, TypeVar
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from bridge.client.futures import Completion, OutcomeFuture
 from bridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
@@ -32,11 +32,14 @@ from bridge.model.frames import (
     PieceKey,
     encode_abort,
 )
+from bridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
 from bridge.model.identifiers import OWNER_PART
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+Offsets = Mapping[tuple[str, int], int] | Iterable[TopicPartition]
 
 ABORT_ON_ERROR_S: Final = 10.0
 """How long a ``with`` block that ends by an exception waits to see the abort logged."""
@@ -56,7 +59,7 @@ class Transaction(Writing):
     Made by :meth:`bridge.Bridge.begin`. Nothing of it is visible before :meth:`commit`, and then all of it is.
     """
 
-    __slots__ = ("_held", "_pieces", "_result", "_wish")
+    __slots__ = ("_held", "_offsets", "_pieces", "_result", "_wish")
 
     def __init__(self, runtime: Runtime, plan: Plan, counter: int) -> None:
         """Begin without waiting: the BEGIN frames go to all streams now, or to a single one with what comes next."""
@@ -65,6 +68,7 @@ class Transaction(Writing):
         super().__init__(runtime, plan, completion, counter, OWNER_PART)
         self._wish = _Wish.NONE
         self._pieces: list[Piece] = []
+        self._offsets: dict[str, GroupOffsets] = {}
         self._held: list[bytes] = []  # the manifest of a commit that waits for other buffers
         self._result: CommitResult | None = None
         runtime.outcomes.waiting[key] = completion
@@ -121,6 +125,40 @@ class Transaction(Writing):
                 else:
                     self._abandon()
         return CommitFuture(self)
+
+    def send_offsets(self, offsets: Offsets, group_metadata: object) -> None:
+        """Have a consumer group's offsets committed with this transaction: all of it happens, or nothing.
+
+        They are sent with the commit. Offsets given before for the same partition are replaced. If the group has
+        moved on by the time of the commit (its members share the partitions anew), the transaction is refused, as
+        Kafka refuses it: it ends as aborted, and the error says so.
+
+        Args:
+            offsets: confluent-kafka's ``TopicPartition`` objects, or (topic, partition) to the offset of the next
+                record to read.
+            group_metadata: What ``consumer_group_metadata()`` of the consumer gives; or the name of a consumer group
+                that has no members.
+
+        Raises:
+            InvalidRequestError: not such things, or too many; nothing was sent.
+            TransactionClosed: its end was asked for.
+        """
+        group, generation, member, instance = parse_group_metadata(group_metadata)
+        wanted = {(topic, partition): offset for topic, partition, offset in _triples(offsets)}
+        if not wanted:
+            return
+        fresh = GroupOffsets(group, wanted, generation, member, instance)
+        with self._lock:
+            if self._finished or self._completion.closed:
+                raise self._refusal()
+            known = self._offsets.get(group)
+            joined = fresh if known is None else known.joined(fresh)
+            others = sum(len(item.offsets) for name, item in self._offsets.items() if name != group)
+            if others + len(joined.offsets) > PARTITIONS_MAX:
+                raise InvalidRequestError(
+                    f"a transaction commits at most {PARTITIONS_MAX} offsets; these were not taken, the others were"
+                )
+            self._offsets[group] = joined
 
     def abort(self, reason: str = "client", timeout: Timeout = None) -> None:
         """Make sure that nothing of it will ever be visible, and return once that is decided.
@@ -202,7 +240,8 @@ class Transaction(Writing):
 
     def _ask_for_commit(self) -> None:
         """Send the COMMIT frame, or leave that to the last acknowledgement from another buffer."""
-        manifest = _manifest(tuple((*piece.key, piece.records) for piece in self._pieces))
+        entries = tuple((*piece.key, piece.records) for piece in self._pieces)
+        manifest = _manifest_with(entries, tuple(self._offsets.values())) if self._offsets else _manifest(entries)
         if self._outbox is not None:
             if not self._outbox.has_room(manifest):
                 self._send_outbox()
@@ -317,7 +356,22 @@ class AbortFuture(OutcomeFuture[None]):
 @lru_cache(maxsize=4096)
 def _manifest(entries: tuple[tuple[int, int, int, int], ...]) -> bytes:
     """The value of a COMMIT frame. Small transactions mostly have one of a few shapes, hence the cache."""
-    return Manifest({PieceKey(*entry[:3]): entry[3] for entry in entries}).encode()
+    return _manifest_with(entries, ())
+
+
+def _manifest_with(entries: tuple[tuple[int, int, int, int], ...], offsets: tuple[GroupOffsets, ...]) -> bytes:
+    return Manifest({PieceKey(*entry[:3]): entry[3] for entry in entries}, offsets).encode()
+
+
+def _triples(offsets: Offsets) -> Iterator[tuple[str, int, int]]:
+    """Topic, partition and offset of each; without those of which a consumer has no position yet."""
+    if isinstance(offsets, Mapping):
+        for (topic, partition), offset in offsets.items():
+            yield topic, partition, offset
+    else:
+        for item in offsets:
+            if item.offset >= 0:
+                yield item.topic, item.partition, item.offset
 
 
 def _ignore(fault: KafkaError | None, _: Message) -> None:

@@ -176,12 +176,20 @@ class TransactionalAppender:
                 self._move(Operation.APPEND, Result.OK)
             return offsets
 
-    def send_offsets(self, member: GroupMember | str, offsets: Mapping[TopicPartition, int]) -> None:
+    def send_offsets(
+        self,
+        member: GroupMember | str,
+        offsets: Mapping[TopicPartition, int],
+        *,
+        retry_timeout_s: float | None = None,
+    ) -> None:
         """Add a consumer group's offsets to the open transaction: they count if, and only if, it is committed.
 
         Args:
             member: The group, for somebody outside of it; or who of its members commits.
             offsets: (topic, partition) to the offset of the next record to read.
+            retry_timeout_s: How long to ask again while the group's coordinator is not there; that of this appender
+                by default.
 
         Raises: as :meth:`append` does.
         """
@@ -195,7 +203,7 @@ class TransactionalAppender:
                 self._current,
                 GroupMember(group_id=member) if isinstance(member, str) else member,
                 offsets,
-                retry_timeout_s=self._retry_timeout_ms / 1000,
+                retry_timeout_s=self._retry_timeout_ms / 1000 if retry_timeout_s is None else retry_timeout_s,
             )
             self._session.joined = True
             self._move(Operation.SEND_OFFSETS, Result.OK)

@@ -108,7 +108,8 @@ INIT: Final[Mapping[ErrorCode, Meaning]] = {
 
 OFFSETS: Final[Mapping[ErrorCode, Meaning]] = {
     **_TRANSACTION,
-    ErrorCode.unknown_topic_or_partition: Meaning.RETRY,
+    # Whoever has read from a topic knows that it exists; one that does not exist would be asked about for ever.
+    ErrorCode.unknown_topic_or_partition: Meaning.REFUSED,
     ErrorCode.offset_metadata_too_large: Meaning.REFUSED,
     ErrorCode.illegal_generation: Meaning.REFUSED,
     ErrorCode.stale_member_epoch: Meaning.REFUSED,

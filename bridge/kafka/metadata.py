@@ -160,6 +160,10 @@ class Cluster:
         self._connections[node] = connection = self._connect(self._brokers[node])
         return connection
 
+    def ask_any(self, request: Payload, response_type: type[R]) -> R:
+        """Ask whichever broker answers; the request may be repeated, so only for what can be."""
+        return self._ask(request, response_type)
+
     def disconnect(self) -> None:
         """Drop every connection; look-ups are kept."""
         for connection in self._connections.values():

@@ -135,10 +135,8 @@ class Pipeline:
         self._failing_since: dict[TopicPartition, float] = {}
         self._catching_up = False
         self._backoff_s = 0.0
-        name = producer.transactional_id.encode()
         # The broker gives up waiting for its replicas before we give up waiting for the broker.
-        broker_timeout_ms = request_timeout_ms // 2
-        self._request_start = _uvarint(len(name) + 1) + name + struct.pack(">hi", _ACKS_ALL, broker_timeout_ms)
+        self._request_start = request_start(producer.transactional_id, request_timeout_ms // 2)
 
     def run(self, batches: Iterable[Addressed]) -> list[int]:
         """Append all batches and return their base offsets, in the order given, once every one is acknowledged.
@@ -228,22 +226,7 @@ class Pipeline:
 
     def _body(self, request: dict[TopicPartition, _Stamped]) -> list[Buffer]:
         """Encode Produce v12 around the batches, which are not copied."""
-        topics: dict[str, list[_Stamped]] = {}
-        for item in request.values():
-            topics.setdefault(item.target[0], []).append(item)
-        parts: list[Buffer] = []
-        glue = bytearray(self._request_start + _uvarint(len(topics) + 1))
-        for topic, items in topics.items():
-            name = topic.encode()
-            glue += _uvarint(len(name) + 1) + name + _uvarint(len(items) + 1)
-            for item in items:
-                glue += struct.pack(">i", item.target[1]) + _uvarint(item.size + 1) + item.header
-                parts += (bytes(glue), memoryview(item.batch)[HEADER_BYTES:])
-                glue = bytearray(b"\0")
-            glue += b"\0"
-        glue += b"\0"
-        parts.append(bytes(glue))
-        return parts
+        return produce_body(self._request_start, [(item.target, item.header, item.batch) for item in request.values()])
 
     def _receive(self, lane: _Lane) -> None:
         """Take one answer: note offsets, collect failures that can be repeated, raise those that cannot."""
@@ -332,6 +315,36 @@ class Pipeline:
                     lane.connection.receive(ProduceResponse)
             except ConnectionLostError:
                 continue  # it is closed now, which is just as well
+
+
+def request_start(transactional_id: str | None, broker_timeout_ms: int) -> bytes:
+    """The first fields of Produce v12: who writes, that all replicas in sync must have it, and how long they may take.
+
+    ``transactional_id`` is None for a producer without transactions.
+    """
+    name = b"" if transactional_id is None else transactional_id.encode()
+    length = 0 if transactional_id is None else len(name) + 1
+    return _uvarint(length) + name + struct.pack(">hi", _ACKS_ALL, broker_timeout_ms)
+
+
+def produce_body(start: bytes, items: Iterable[tuple[TopicPartition, bytes, Batch]]) -> list[Buffer]:
+    """The body of Produce v12: ``start``, then the batches, each given as its partition, new header and old whole."""
+    topics: dict[str, list[tuple[int, bytes, Batch]]] = {}
+    for (topic, partition), header, batch in items:
+        topics.setdefault(topic, []).append((partition, header, batch))
+    parts: list[Buffer] = []
+    glue = bytearray(start + _uvarint(len(topics) + 1))
+    for topic, batches in topics.items():
+        name = topic.encode()
+        glue += _uvarint(len(name) + 1) + name + _uvarint(len(batches) + 1)
+        for partition, header, batch in batches:
+            glue += struct.pack(">i", partition) + _uvarint(len(batch) + 1) + header
+            parts += (bytes(glue), memoryview(batch)[HEADER_BYTES:])
+            glue = bytearray(b"\0")
+        glue += b"\0"
+    glue += b"\0"
+    parts.append(bytes(glue))
+    return parts
 
 
 def _uvarint(value: int) -> bytes:

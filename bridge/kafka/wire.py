@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from kio.schema.api_versions.v3 import ApiVersionsRequest, ApiVersionsResponse
 from kio.schema.errors import ErrorCode
@@ -90,7 +90,7 @@ class Connection:
         self._closed = False
         self._socket = self._connect(host, port, security, connect_timeout_s)
         # Buffered, so that a small answer costs one system call.
-        self._reader = self._socket.makefile("rb", buffering=_READ_BUFFER_BYTES)
+        self._reader = cast("io.BufferedReader", self._socket.makefile("rb", buffering=_READ_BUFFER_BYTES))
         self.api_versions: dict[int, tuple[int, int]] = {}
         self.transaction_version = 0
         try:
@@ -120,6 +120,40 @@ class Connection:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         return not poller.poll(0)
+
+    def fileno(self) -> int:
+        """The socket's file descriptor, to wait for answers on several connections."""
+        return self._socket.fileno()
+
+    def has_answer(self) -> bool:
+        """Whether :meth:`receive` would not have to wait for an answer to begin; also if it would only fail.
+
+        Costs a system call or two, and never waits.
+        """
+        if self._closed or not self._waiting:
+            return False
+        try:
+            self._socket.settimeout(0.0)
+            if self._reader.peek(1):
+                return True
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except OSError:
+            return True
+        if isinstance(self._socket, ssl.SSLSocket):
+            return True  # the end of the connection: nothing at all would have been SSLWantReadError
+        # Either there is nothing, or the broker has closed the connection.
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def expired(self) -> bool:
+        """Whether it has been authenticated for so long that the broker is about to close it."""
+        return time.monotonic() >= self._expires_at
+
+    def overdue(self) -> bool:
+        """Whether the answer to the oldest request should have come by now."""
+        return bool(self._waiting) and time.monotonic() > self._waiting[0][1]
 
     def usable(self) -> bool:
         """Whether to start something new on this connection: alive, and neither idle nor authenticated too long."""

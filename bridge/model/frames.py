@@ -33,7 +33,8 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 import schemas
-from bridge.errors import CorruptDataError, InvalidNameError
+from bridge.errors import CorruptDataError, InvalidNameError, InvalidRequestError
+from bridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
 from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from bridge.model.names import StreamName, check_client_name
 
@@ -229,6 +230,8 @@ class Manifest:
     """The value of a COMMIT frame: how many records of each piece the transaction contains. Exactly this is merged."""
 
     pieces: Mapping[PieceKey, int]
+    offsets: tuple[GroupOffsets, ...] = ()
+    """Consumer group offsets that are committed with it."""
 
     @property
     def records(self) -> int:
@@ -242,7 +245,8 @@ class Manifest:
                 "entries": [
                     {"part": key.part, "stream": key.stream, "segment": key.segment, "records": records}
                     for key, records in self.pieces.items()
-                ]
+                ],
+                "offsets": [item.as_datum() for item in self.offsets],
             }
         )
 
@@ -251,19 +255,35 @@ def decode_manifest(value: bytes) -> Manifest:
     """Decode a COMMIT frame's value.
 
     Raises:
-        CorruptDataError: not such a value, a piece named twice, a negative number in one, or a count not positive.
+        CorruptDataError: not such a value, a piece named twice, a negative number in one, a count not positive, or
+            offsets that there can not be.
     """
     return _cached_manifest(value) if len(value) <= _CACHED_BYTES_MAX else _manifest(value)
 
 
 def _manifest(value: bytes) -> Manifest:
     pieces: dict[PieceKey, int] = {}
-    for entry in _decode("commit_frame", value)["entries"]:
+    datum = _commit_frame(value)
+    for entry in datum["entries"]:
         key = PieceKey(entry["part"], entry["stream"], entry["segment"])
         if key in pieces or entry["records"] <= 0 or min(key) < 0:
             raise CorruptDataError(f"a COMMIT frame names {key} twice, below 0 or with {entry['records']} records")
         pieces[key] = entry["records"]
-    return Manifest(pieces)
+    try:
+        offsets = tuple(GroupOffsets.from_datum(item) for item in datum["offsets"])
+    except InvalidRequestError as fault:
+        raise CorruptDataError(f"a COMMIT frame holds offsets that there can not be: {fault}") from fault
+    if sum(len(item.offsets) for item in offsets) > PARTITIONS_MAX:
+        raise CorruptDataError(f"a COMMIT frame holds more than {PARTITIONS_MAX} offsets")
+    return Manifest(pieces, offsets)
+
+
+def _commit_frame(value: bytes) -> schemas.Datum:
+    """The datum of a COMMIT frame; one of an earlier version ends before the offsets, as if there were none."""
+    try:
+        return _decode("commit_frame", value)
+    except CorruptDataError:
+        return _decode("commit_frame", value + b"\0")
 
 
 _cached_manifest = lru_cache(maxsize=4096)(_manifest)

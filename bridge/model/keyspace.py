@@ -58,6 +58,10 @@ class KeyRange:
         """Whether some position lies in both."""
         return self.low < other.high and other.low < self.high
 
+    def holds(self, other: KeyRange) -> bool:
+        """Whether every position of another range lies in this one."""
+        return self.low <= other.low and other.high <= self.high
+
     def __str__(self) -> str:
         return f"[{_number(self.low)}, {_number(self.high)})"
 

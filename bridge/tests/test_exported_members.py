@@ -31,10 +31,15 @@ PUBLIC = {
     "StreamDescription",
     "StreamName",
     "Token",
+    "PlainFuture",
+    "ProducedMessage",
+    "Producer",
+    "StreamWriter",
     "Transaction",
     "TransactionId",
     "TransactionReader",
     "WriteFuture",
+    "WriterOptions",
     "connect",
 }
 

@@ -13,7 +13,7 @@ from bridge.model.control import ControlKind, ControlRecord, Run, add_run
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import parse_segment_topic
 from bridge.model.transaction import State
-from coordinator.effects import Steps, append_control, append_together, commit_round, merge_frames
+from coordinator.effects import Steps, append_control, append_together, commit_round, merge_frames, send_offsets
 from coordinator.group import GroupState
 from coordinator.planning import Target, targets
 
@@ -28,7 +28,11 @@ def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction],
 def append_round(
     group: GroupState, transactions: Sequence[BufferedTransaction], topics: Target, now_ms: int
 ) -> Steps[None]:
-    """Append a round's frames and control records; nothing is visible until the round is committed."""
+    """Append a round's offsets, frames and control records; nothing is visible until the round is committed.
+
+    A transaction whose offsets are refused, because its consumer was replaced by others, is logged as aborted.
+    """
+    with_offsets = yield from _append_offsets(group, transactions, now_ms)
     items: list[tuple[str, FrameRef]] = []
     spans: list[int] = []
     for transaction in transactions:
@@ -46,7 +50,8 @@ def append_round(
             for transaction, start, end in zip(transactions, starts, spans, strict=True)
         ]
 
-    expected = group.forecast.offsets(items)
+    # A forecast that is wrong aborts the round, and consumer groups' offsets with it: no forecasts beside them.
+    expected = None if with_offsets else group.forecast.offsets(items)
     if expected is not None:
         offsets = yield from append_together(items, expected, group.commit_log, records(expected))
         group.forecast.note(items, offsets, expected)
@@ -56,6 +61,25 @@ def append_round(
     offsets = (yield from merge_frames(items)) if items else ()
     group.forecast.note(items, offsets)
     yield from append_control(group.commit_log, records(offsets))
+
+
+def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[bool]:
+    """Append the offsets of consumer groups; tells whether there are any in the round."""
+    while True:
+        owners = [
+            (transaction, item)
+            for transaction in transactions
+            if transaction.state is State.COMMITTING and transaction.manifest is not None
+            for item in transaction.manifest.offsets
+        ]
+        if not owners:
+            return False
+        refused = yield from send_offsets([item for _, item in owners])
+        if refused is None:
+            return True
+        place, reason = refused
+        group.fold.refuse(owners[place][0].id, reason, now_ms)
+        group.counts["offsets_refused"] += 1
 
 
 def settle(group: GroupState, transactions: Sequence[BufferedTransaction]) -> None:

@@ -71,7 +71,7 @@ def finish_roll(
         )
         yield from append_round(group, transactions, targets(group, committing.rolls), committing.created_ms)
         if any(len(stream.history.records) <= roll.duplicate_epoch for roll, stream, _, _ in plans):
-            yield from _publish(plans)
+            group.forecast.forget((yield from _publish(plans)))
         yield from commit_round()
         settle(group, transactions)
     topics = {
@@ -80,6 +80,7 @@ def finish_roll(
         for item in duplicate.segments
     }
     ends = yield from seal(list(topics))
+    group.forecast.forget(topics)
     operations: list[SetNode | DeleteNode] = []
     for roll, stream, duplicate, _ in plans:
         closed = {item.id: ends[stream.config.name.segment_topic(item.id)] for item in duplicate.segments}
@@ -91,8 +92,8 @@ def finish_roll(
     group.counts["rolling_commits"] += 1
 
 
-def _publish(plans: Sequence[tuple[Roll, StreamState, EpochRecord, EpochRecord]]) -> Steps[None]:
-    """Seal the active segments and publish both epochs of every stream in one multi."""
+def _publish(plans: Sequence[tuple[Roll, StreamState, EpochRecord, EpochRecord]]) -> Steps[list[str]]:
+    """Seal the active segments and publish both epochs of every stream in one multi; gives the sealed topics."""
     topics = [
         stream.config.name.segment_topic(item.id)
         for _, stream, _, _ in plans
@@ -112,6 +113,7 @@ def _publish(plans: Sequence[tuple[Roll, StreamState, EpochRecord, EpochRecord]]
         raise StaleStateError("an epoch of the rolling commit exists already")
     for stream, history in histories:
         stream.history = history
+    return topics
 
 
 def _epochs(group: GroupState, roll: Roll, created_ms: int) -> tuple[EpochRecord, EpochRecord]:

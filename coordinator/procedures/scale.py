@@ -50,7 +50,9 @@ def finish_scale(group: GroupState, scaling: Scaling) -> Steps[None]:
     history = stream.history.with_records(record)
     yield from create_topics([segment_topic_spec(stream.config, item.id) for item in history.began_with(record.epoch)])
     closed = [item.id for item in history.ended_with(record.epoch)]
-    ends = yield from seal([scaling.stream.segment_topic(item) for item in closed])
+    topics = [scaling.stream.segment_topic(item) for item in closed]
+    ends = yield from seal(topics)
+    group.forecast.forget(topics)
     record = replace(record, sealed_ends={item: ends[scaling.stream.segment_topic(item)] for item in closed})
     answer = Answer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
     published = yield from write(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from itertools import chain, cycle
 from typing import Any, Final, TypeVar, assert_never
 
 from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.errors import AppendRefusedError, AppendUnknownError
+from bridge.kafka.group_offsets import GroupMember
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
 from bridge.model.buffer import FrameRef, Partition
 from bridge.model.control import ControlRecord
+from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, NodeOperation
 from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch
@@ -28,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 IDENTITIES: Final = 3
 """Transactional ids used in turn, so that a round never waits for the markers of the one before."""
+
+OFFSETS_S: Final = 15.0
+"""How long the coordinator of a consumer group may fail to take offsets before their transaction is refused."""
 
 T = TypeVar("T")
 
@@ -100,6 +107,8 @@ class Interpreter:
                 return self._append_control(topic, records)
             case fx.AppendTogether():
                 return self._append_together(effect)
+            case fx.SendOffsets(offsets):
+                return self._send_offsets(offsets)
             case fx.CommitRound():
                 self._current.commit()
                 self._current = next(self._turn)
@@ -162,6 +171,33 @@ class Interpreter:
         batches, places = control_batches(records)
         bases = self._current.append((topic, batch) for batch in batches)
         return [bases[batch] + delta for batch, delta in places]
+
+    def _send_offsets(self, items: Sequence[GroupOffsets]) -> tuple[int, str] | None:
+        """Tried again for a moment where there is no answer, so that a group whose broker is gone holds nobody up."""
+        deadline = time.monotonic() + OFFSETS_S
+        while True:
+            sent = 0
+            try:
+                for item in items:
+                    member = GroupMember(
+                        group_id=item.group_id,
+                        generation=item.generation,
+                        member_id=item.member_id,
+                        instance_id=item.instance_id,
+                    )
+                    self._current.send_offsets(member, item.offsets, retry_timeout_s=OFFSETS_S / 3)
+                    sent += 1
+            except AppendRefusedError as fault:
+                self._current.abort()
+                self._current = next(self._turn)
+                return sent, f"offsets of consumer group {items[sent].group_id} were refused: {fault.kafka_error}"
+            except AppendUnknownError as fault:
+                self._current.init()
+                if time.monotonic() >= deadline:
+                    return sent, f"consumer group {items[sent].group_id} took no offsets within {OFFSETS_S:g} s"
+                logger.info("%s: offsets are sent again: %s", self._group, fault)
+            else:
+                return None
 
     def _create_topics(self, specs: Sequence[fx.TopicSpec]) -> Mapping[str, str]:
         self._admin.create_topics(

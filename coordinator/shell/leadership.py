@@ -32,7 +32,7 @@ from coordinator.shell.interpreter import Interpreter
 logger = logging.getLogger(__name__)
 
 PAUSE_MAX_S = 5.0
-NOTABLE = ("scales", "rolling_commits", "transactions_expired", "requests_refused")
+NOTABLE = ("scales", "rolling_commits", "transactions_expired", "requests_refused", "offsets_refused")
 """Counts of a group whose changes are worth a line in the log."""
 
 

@@ -13,6 +13,7 @@ from bridge.model.buffer import BufferFold, BufferLimits, Partition
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import position_of_key
 from bridge.model.names import GroupName, StreamName
@@ -44,6 +45,7 @@ class Attempt:
     begin: BeginFrame
     records: list[tuple[StreamName, Record]] = field(default_factory=list)
     pieces: dict[PieceKey, int] = field(default_factory=dict)
+    offsets: tuple[GroupOffsets, ...] = ()
     ended: str = ""
     outcome: ControlRecord | None = None
 
@@ -65,6 +67,7 @@ class Client:
         self.log_position = 0
         self.outcomes: dict[TransactionId, ControlRecord] = {}
         self.serial = 0
+        self.read = 0
         self.stopping = False
 
     def step(self, clock_ms: int, log: str) -> None:
@@ -106,13 +109,23 @@ class Client:
             self._write(self.current)
         elif chance < 0.93:
             self.current.ended = "commit"
-            manifest = Manifest(dict(self.current.pieces))
+            if self.rng.random() < 0.4:
+                self.current.offsets = (self._offsets(),)
+            manifest = Manifest(dict(self.current.pieces), self.current.offsets)
             self._send(self.current.begin.home, FrameHeader(FrameKind.COMMIT, self.current.id.bytes), manifest.encode())
         elif chance < 0.96:
             self.current.ended = "abort"
             self._send(self.current.begin.home, FrameHeader(FrameKind.ABORT, self.current.id.bytes), encode_abort("no"))
         elif chance < 0.98:
             self.current.ended = "silent"
+
+    def _offsets(self) -> GroupOffsets:
+        """Of a group whose members share the partitions anew now and then, perhaps before the leader comes to it."""
+        group = f"group-{self.rng.randint(0, 1)}"
+        if self.rng.random() < 0.2:
+            self.world.generations[group] = self.world.generations.get(group, 0) + 1
+        self.read += 1
+        return GroupOffsets(group, {(self.name, 0): self.read}, self.world.generations.get(group, 0), self.name)
 
     def _write(self, attempt: Attempt) -> None:
         """Send one frame of one to three records for one segment of the reference epoch."""

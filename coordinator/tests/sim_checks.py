@@ -100,10 +100,14 @@ def _check_clients(
             committed = outcome.kind is ControlKind.COMMIT
             if committed and attempt.ended != "commit":
                 found.append(f"transaction {attempt.id} is committed but its client asked for {attempt.ended!r}")
-            if not committed and attempt.ended == "commit" and outcome.reason != "expired":
+            if outcome.reason == "offsets refused" and not attempt.offsets:
+                found.append(f"{attempt.id} was refused for the offsets of another transaction")
+            if not committed and attempt.ended == "commit" and outcome.reason not in ("expired", "offsets refused"):
                 found.append(f"the commit of {attempt.id} was refused: {outcome.reason}")
             if attempt.outcome is not None and attempt.outcome != outcome:
                 found.append(f"the outcome of {attempt.id} has flipped")
+            if [world.group_offsets.count(item) for item in attempt.offsets] != [int(committed)] * len(attempt.offsets):
+                found.append(f"the offsets of {attempt.id} do not go with its outcome, {outcome.kind}")
             if committed:
                 for stream, record in attempt.records:
                     expected[str(stream), record.value] += 1

@@ -15,6 +15,7 @@ from typing import Any
 from bridge.model import paths
 from bridge.model.buffer import FrameRef
 from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.group_offsets import GroupOffsets
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from coordinator import effects as fx
 
@@ -44,6 +45,7 @@ class Native:
     owner: int
     state: str = "open"
     topics: list[str] = field(default_factory=list)
+    offsets: list[GroupOffsets] = field(default_factory=list)
 
 
 @dataclass
@@ -94,6 +96,8 @@ class World:
         self.identity = 0
         self.open: dict[int, Native] = {}
         self.made = 0
+        self.generations: dict[str, int] = {}
+        self.group_offsets: list[GroupOffsets] = []
 
     # What clients do.
 
@@ -134,6 +138,8 @@ class World:
                 return self.append_control(topic, records, leader)
             case fx.AppendTogether(items, expected, topic, records):
                 return self.append_together(items, expected, topic, records, leader)
+            case fx.SendOffsets(offsets):
+                return self.send_offsets(offsets, leader)
             case fx.CommitRound():
                 self.end(leader, "committed")
             case fx.EndOffsets(partitions):
@@ -161,6 +167,8 @@ class World:
                 # Partitions do not wait for each other: any part of each may have arrived.
                 self.execute(fx.MergeFrames(items[: int(len(items) * share)]), leader)
                 self.execute(fx.AppendControl(topic, records[: int(len(records) * (1 - share))]), leader)
+            case fx.SendOffsets(offsets):
+                self.execute(fx.SendOffsets(offsets[: int(len(offsets) * share)]), leader)
             case fx.Write(operations) if "lossy-multi" in self.faults:
                 self.execute(fx.Write(operations[: int(len(operations) * share)]), leader)
             case _:
@@ -254,6 +262,18 @@ class World:
             self.end(leader, "aborted")
         return offsets if "blind-forecast" not in self.faults else list(expected)
 
+    def send_offsets(self, items: Sequence[GroupOffsets], leader: int) -> tuple[int, str] | None:
+        """Offsets become part of the leader's native transaction, unless a group has moved on, which empties it."""
+        if leader != self.identity and "no-fencing" not in self.faults:
+            raise Fenced
+        for place, item in enumerate(items):
+            if item.generation != self.generations.get(item.group_id, 0):
+                if leader in self.open:
+                    self._finish(self.open.pop(leader), "aborted")
+                return place, "offsets refused"
+            self.open.setdefault(leader, Native(leader)).offsets.append(item)
+        return None
+
     def end(self, leader: int, state: str) -> None:
         """End the leader's native transaction."""
         if leader != self.identity and "no-fencing" not in self.faults:
@@ -286,6 +306,8 @@ class World:
 
     def _finish(self, native: Native, state: str) -> None:
         native.state = state
+        if state == "committed":
+            self.group_offsets.extend(native.offsets)
         for topic in native.topics:
             self.topics[topic].entries.append(Entry(None))
 

@@ -126,8 +126,8 @@ def test_no_promise_is_broken_whatever_crashes_where(block: int) -> None:
 MUST_CRASH_AT = {
     f"{procedure}/{effect}"
     for procedure, effects in {
-        "merge_direct": ("MergeFrames", "AppendControl", "AppendTogether", "CommitRound"),
-        "roll": ("Write", "CreateTopics", "MergeFrames", "AppendControl", "Seal", "CommitRound"),
+        "merge_direct": ("SendOffsets", "MergeFrames", "AppendControl", "AppendTogether", "CommitRound"),
+        "roll": ("Write", "CreateTopics", "SendOffsets", "MergeFrames", "AppendControl", "Seal", "CommitRound"),
         "scale": ("Write", "CreateTopics", "Seal"),
         "take_over": ("TakeIdentity", "ReadCommitLog", "CreateTopics", "Seal", "Write"),
         "finish_pending": ("CreateTopics", "MergeFrames", "AppendControl", "Seal", "Write", "CommitRound"),
@@ -142,15 +142,22 @@ def test_the_runs_cover_what_they_are_for() -> None:
     causes: Counter[str] = Counter()
     points: Counter[str] = Counter()
     endings: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    offsets = 0
     for seed in range(1_000, 1_100):
         run = Run(seed, fragility=0.03)
         assert not run.go(), f"seed {seed}"
         causes.update(record.cause.value for item in STREAMS for record in history_of(run.world, item).records)
         points.update(run.crash_points)
-        endings.update(attempt.ended for client in run.clients for attempt in client.attempts)
+        attempts = [attempt for client in run.clients for attempt in client.attempts]
+        endings.update(attempt.ended for attempt in attempts)
+        reasons.update(attempt.outcome.reason for attempt in attempts if attempt.outcome is not None)
+        offsets += len(run.world.group_offsets)
     assert causes["rolling-transactions"] > 300
     assert causes["scale"] > 500
     assert not MUST_CRASH_AT - points.keys(), points
+    assert reasons["offsets refused"] > 20
+    assert offsets > 500
     assert min(endings["commit"], endings["abort"], endings["silent"]) > 200
 
 

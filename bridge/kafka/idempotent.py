@@ -1,0 +1,188 @@
+"""What a producer needs that is idempotent and has no transactions: an id, requests, and what stands in a sealed log.
+
+Source: KIP-98. A producer without transactional id gets a new producer id each time it asks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from enum import Enum, auto
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v12 import FetchRequest, FetchResponse
+from kio.schema.fetch.v12.request import FetchPartition, FetchTopic
+from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
+from kio.schema.types import ProducerId, TopicName
+from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
+
+from bridge.kafka import codes
+from bridge.kafka.batches import HEADER_BYTES
+from bridge.kafka.codes import Meaning
+from bridge.kafka.errors import KafkaUnavailable, NotAuthorizedError, TopicNotFound
+from bridge.kafka.metadata import Cluster, CodeError, Isolation
+
+_FETCH_BYTES: Final = 4 << 20
+_BATCH_HEAD: Final = struct.Struct(">qi")
+_PRODUCER: Final = struct.Struct(">qhii")
+_PRODUCER_OFFSET: Final = HEADER_BYTES - _PRODUCER.size
+_BATCH_OVERHEAD: Final = 12
+_DELTA: Final = struct.Struct(">i")
+_DELTA_OFFSET: Final = 23
+
+
+class Verdict(Enum):
+    """What an answer to a Produce request means for one batch."""
+
+    WRITTEN = auto()
+    SEALED = auto()
+    """Refused because of its size, and no batch of ours is too large for a segment that is open."""
+    RETRY = auto()
+    """Not written; send it again."""
+    MOVED = auto()
+    """Not written; ask who leads the partition and send it again."""
+    DOUBTFUL = auto()
+    """Perhaps written; send it again with the same sequence number."""
+    MISPLACED = auto()
+    """Not written, because one before it was not."""
+    EXPIRED = auto()
+    """Not written: the broker does not accept the producer id any more."""
+    REFUSED = auto()
+    """Not written, and sending it again would not help."""
+    DENIED = auto()
+    """The same, for want of a permission."""
+    UNKNOWN = auto()
+    """No telling."""
+
+
+_MEANINGS: Final[Mapping[Meaning, Verdict]] = {
+    Meaning.DONE: Verdict.WRITTEN,
+    Meaning.RETRY: Verdict.RETRY,
+    Meaning.REFRESH: Verdict.MOVED,
+    Meaning.FOLLOW_UP: Verdict.MISPLACED,
+    Meaning.REFUSED: Verdict.REFUSED,
+    Meaning.DENIED: Verdict.DENIED,
+    Meaning.FENCED: Verdict.EXPIRED,
+    Meaning.EXPIRED: Verdict.EXPIRED,
+    Meaning.UNKNOWN: Verdict.UNKNOWN,
+}
+_OWN: Final[Mapping[ErrorCode, Verdict]] = {
+    ErrorCode.message_too_large: Verdict.SEALED,
+    ErrorCode.record_list_too_large: Verdict.SEALED,
+    ErrorCode.unknown_producer_id: Verdict.EXPIRED,
+    ErrorCode.request_timed_out: Verdict.DOUBTFUL,
+    ErrorCode.not_enough_replicas_after_append: Verdict.DOUBTFUL,
+    ErrorCode.network_exception: Verdict.DOUBTFUL,
+    ErrorCode.kafka_storage_error: Verdict.DOUBTFUL,
+}
+
+
+def verdict(code: ErrorCode) -> Verdict:
+    """What an error code of a Produce answer means for a batch of a plain writer."""
+    own = _OWN.get(code)
+    return _MEANINGS[codes.meaning(codes.PRODUCE, code)] if own is None else own
+
+
+def new_producer_id(cluster: Cluster) -> tuple[int, int]:
+    """A producer id that nobody has used, and its epoch.
+
+    Raises:
+        KafkaUnavailable: no broker gave one; ask again.
+        NotAuthorizedError: this principal may write to no topic.
+    """
+    request = InitProducerIdRequest(
+        transactional_id=None,
+        transaction_timeout=i32Timedelta.parse(timedelta(milliseconds=0)),
+        producer_id=ProducerId(-1),
+        producer_epoch=i16(-1),
+    )
+    answer = cluster.ask_any(request, InitProducerIdResponse)
+    if answer.error_code == ErrorCode.none:
+        return answer.producer_id, answer.producer_epoch
+    if codes.meaning(codes.INIT, answer.error_code) is Meaning.DENIED:
+        raise NotAuthorizedError(
+            f"not allowed to write idempotently: {codes.name(answer.error_code)}", resource="cluster"
+        )
+    raise KafkaUnavailable(f"no broker gave a producer id: {codes.name(answer.error_code)}")
+
+
+def own_batches(cluster: Cluster, topic: str, start: int, end: int, producer_id: int) -> dict[int, int]:
+    """Where the batches of a producer stand in a topic of one partition: base offset by base sequence.
+
+    Args:
+        cluster: Used for nothing else meanwhile.
+        topic: It has one partition, and nothing is appended below ``end`` any more.
+        start: First offset to look at.
+        end: Offset before which to stop.
+        producer_id: Whose batches are looked for.
+
+    Raises:
+        KafkaUnavailable: no answer, or not now; ask again.
+        TopicNotFound, NotAuthorizedError
+    """
+    found: dict[int, int] = {}
+    while start < end:
+        records = _fetch(cluster, topic, start)
+        after = start
+        for base_offset, next_offset, owner, sequence in _batches(records):
+            after = max(after, next_offset)
+            if owner == producer_id and base_offset < end:
+                found[sequence] = base_offset
+        if after == start:
+            raise KafkaUnavailable(f"offset {start} of {topic} could not be read")
+        start = after
+    return found
+
+
+def _fetch(cluster: Cluster, topic: str, start: int) -> memoryview:
+    request = FetchRequest(
+        max_wait=i32Timedelta.parse(timedelta(milliseconds=500)),
+        min_bytes=i32(1),
+        max_bytes=i32(_FETCH_BYTES),
+        isolation_level=i8(Isolation.READ_UNCOMMITTED.value),
+        topics=(
+            FetchTopic(
+                topic=TopicName(topic),
+                partitions=(
+                    FetchPartition(partition=i32(0), fetch_offset=i64(start), partition_max_bytes=i32(_FETCH_BYTES)),
+                ),
+            ),
+        ),
+        forgotten_topics_data=(),
+    )
+    try:
+        connection = cluster.connection(cluster.leader(topic, 0))
+    except CodeError as exc:
+        raise _read_error(topic, exc.code) from exc
+    answer = connection.call(request, FetchResponse)
+    code = answer.error_code
+    if code == ErrorCode.none:
+        part = answer.responses[0].partitions[0]
+        code = part.error_code
+        if code == ErrorCode.none:
+            return memoryview(part.records or b"")
+    cluster.forget_leader(topic)
+    raise _read_error(topic, code)
+
+
+def _read_error(topic: str, code: ErrorCode) -> Exception:
+    if code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
+        return TopicNotFound(f"topic {topic} does not exist", topic=topic)
+    if codes.meaning(codes.READ, code) is Meaning.DENIED:
+        return NotAuthorizedError(f"not allowed to read topic {topic}: {codes.name(code)}", resource=f"topic {topic}")
+    return KafkaUnavailable(f"topic {topic} cannot be read now: {codes.name(code)}")
+
+
+def _batches(records: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Base offset, offset after the last record, producer id and base sequence of each complete batch."""
+    at = 0
+    while at + HEADER_BYTES <= len(records):
+        base_offset, length = _BATCH_HEAD.unpack_from(records, at)
+        if at + length + _BATCH_OVERHEAD > len(records):
+            return
+        (last_delta,) = _DELTA.unpack_from(records, at + _DELTA_OFFSET)
+        producer_id, _, sequence, _ = _PRODUCER.unpack_from(records, at + _PRODUCER_OFFSET)
+        yield base_offset, base_offset + last_delta + 1, producer_id, sequence
+        at += length + _BATCH_OVERHEAD

@@ -1,0 +1,126 @@
+"""Offsets of consumer groups that a transaction commits together with its records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from bridge.errors import InvalidRequestError
+
+GROUP_CHARACTERS_MAX: Final = 1_000
+TOPIC_CHARACTERS_MAX: Final = 249
+PARTITIONS_MAX: Final = 10_000
+"""Most offsets of a transaction; its manifest stays below a megabyte with them."""
+_INT_MAX: Final = (1 << 31) - 1
+_LONG_MAX: Final = (1 << 63) - 1
+
+TopicPartition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsets:
+    """Offsets of one consumer group, and who of it commits them.
+
+    Attributes:
+        group_id: The group.
+        offsets: Topic and partition to the offset of the next record to read.
+        generation: Generation in which the member read; -1 for somebody outside of the group.
+        member_id: The member; empty for somebody outside of the group.
+        instance_id: Its static id, if it has one.
+
+    Raises:
+        InvalidRequestError: something is out of its range.
+    """
+
+    group_id: str
+    offsets: Mapping[TopicPartition, int] = field(hash=False)
+    generation: int = -1
+    member_id: str = ""
+    instance_id: str | None = None
+
+    def __post_init__(self) -> None:
+        names = (self.group_id, self.member_id, self.instance_id or "")
+        if not self.group_id or max(map(len, names)) > GROUP_CHARACTERS_MAX:
+            raise InvalidRequestError(
+                f"a consumer group, its members and their static ids have names of 1 to {GROUP_CHARACTERS_MAX} "
+                "characters; nothing was sent"
+            )
+        if not -1 <= self.generation <= _INT_MAX:
+            raise InvalidRequestError(f"{self.generation} is no generation of a consumer group; nothing was sent")
+        if not 0 < len(self.offsets) <= PARTITIONS_MAX:
+            raise InvalidRequestError(
+                f"{len(self.offsets)} offsets of group {self.group_id} were given; 1 to {PARTITIONS_MAX} are possible; "
+                "nothing was sent"
+            )
+        for (topic, partition), offset in self.offsets.items():
+            if not 0 < len(topic) <= TOPIC_CHARACTERS_MAX or not 0 <= partition <= _INT_MAX:
+                raise InvalidRequestError(f"there can be no partition {partition} of {topic!r:.300}; nothing was sent")
+            if not 0 <= offset <= _LONG_MAX:
+                raise InvalidRequestError(f"{offset} is no offset of {topic}, partition {partition}; nothing was sent")
+
+    def joined(self, later: GroupOffsets) -> GroupOffsets:
+        """These, with those that the same group gave later."""
+        return GroupOffsets(
+            self.group_id, {**self.offsets, **later.offsets}, later.generation, later.member_id, later.instance_id
+        )
+
+    def as_datum(self) -> dict[str, Any]:
+        """As the schema ``commit_frame`` has it."""
+        topics: dict[str, list[dict[str, int]]] = {}
+        for (topic, partition), offset in self.offsets.items():
+            topics.setdefault(topic, []).append({"partition": partition, "offset": offset})
+        return {
+            "group": self.group_id,
+            "generation": self.generation,
+            "member": self.member_id,
+            "instance": self.instance_id,
+            "topics": [{"topic": topic, "partitions": entries} for topic, entries in topics.items()],
+        }
+
+    @classmethod
+    def from_datum(cls, datum: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`as_datum`."""
+        return cls(
+            datum["group"],
+            {
+                (topic["topic"], entry["partition"]): entry["offset"]
+                for topic in datum["topics"]
+                for entry in topic["partitions"]
+            },
+            datum["generation"],
+            datum["member"],
+            datum["instance"],
+        )
+
+
+_METADATA: Final = b"CGMDv2:"
+
+
+def parse_group_metadata(metadata: object) -> tuple[str, int, str, str | None]:
+    """Group, generation, member and static id in what confluent-kafka's ``consumer_group_metadata()`` gives.
+
+    A group's name alone is taken as well, for somebody outside of the group.
+
+    Raises:
+        InvalidRequestError: it is neither.
+
+    Source: librdkafka, ``rd_kafka_consumer_group_metadata_write``.
+    """
+    if isinstance(metadata, str):
+        return metadata, -1, "", None
+    if isinstance(metadata, bytes) and metadata.startswith(_METADATA):
+        head = len(_METADATA)
+        generation = int.from_bytes(metadata[head : head + 4], "little", signed=True)
+        parts = metadata[head + 4 :].split(b"\0", 2)
+        if len(parts) == 3 and len(parts[2]) >= 1:
+            group, member, rest = parts
+            try:
+                instance = rest[1:].rstrip(b"\0").decode() if rest[:1] == b"\0" else None
+                return group.decode(), generation, member.decode(), instance
+            except UnicodeDecodeError as fault:
+                raise InvalidRequestError(f"group_metadata holds a name that is no text: {fault}") from fault
+    raise InvalidRequestError(
+        "group_metadata must be what consumer_group_metadata() of a consumer gives, or the name of a consumer group; "
+        "nothing was sent"
+    )

@@ -1,0 +1,395 @@
+"""A producer with confluent-kafka's names, on streams: the topic of a record is its stream's name.
+
+Outside of a transaction it is a plain writer. In one it writes a rolling transaction, which may stay open for days; it
+begins with the first record, over the streams that ``transaction.streams`` names, or all streams of the first record's
+group. Records of a transaction have no place before it is committed, so their callbacks are called then.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from bridge.client.futures import WriteFuture
+from bridge.client.transaction import Transaction
+from bridge.connection import Bridge, connect
+from bridge.errors import ConflictError, InvalidRequestError, NotFoundError, RollbridgeError
+from bridge.model.sn import SN
+from bridge.model.transaction import State
+from bridge.producer.faults import kafka_exceptions, wrong_state
+from bridge.producer.message import Headers, ProducedMessage
+from bridge.producer.reports import OnDelivery, Reports
+from bridge.producer.settings import CALLBACKS, ProducerSettings
+from bridge.producer.topics import ClusterView, describe_streams
+from bridge.writer.batch import PlainFuture
+from bridge.writer.writer import StreamWriter
+
+STREAMS_UNASKED_MAX: Final = 32
+"""A transaction sends a message to the buffer of each of its streams; over more than these it must be asked for."""
+_ANY_PARTITION: Final = -1
+_LOOK_S: Final = 0.05
+_FOREVER_S: Final = 10.0 * 365 * 24 * 3600
+
+
+class _Phase(Enum):
+    """What may be called next."""
+
+    PLAIN = "not initialised for transactions"
+    READY = "ready"
+    IN_TRANSACTION = "in a transaction"
+
+
+class Producer:
+    """Produces to streams with confluent-kafka's calls. Safe to use from several threads."""
+
+    def __init__(self, config: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        """Connect.
+
+        Args:
+            config: confluent-kafka's settings, and ``zookeeper`` with its servers; also ``zookeeper.root`` and
+                ``transaction.streams``, a list or names with commas between.
+            settings: The same, with underscores for dots.
+
+        Raises:
+            KafkaException: a setting is not taken, or nobody answers.
+        """
+        named = {key if key in CALLBACKS else key.replace("_", "."): value for key, value in settings.items()}
+        whole = {**(config or {}), **named}
+        with kafka_exceptions():
+            self._settings = ProducerSettings.read(whole)
+            self._bridge: Bridge = connect(
+                self._settings.bootstrap_servers,
+                zookeeper=self._settings.zookeeper,
+                zookeeper_root=self._settings.zookeeper_root,
+                client_name=self._settings.client_name,
+                kafka=self._settings.security,
+                options=self._settings.client,
+            )
+        self._lock = threading.RLock()
+        self._phase = _Phase.PLAIN
+        self._transaction: Transaction | None = None
+        self._offsets: list[tuple[list[TopicPartition], object]] = []
+        self._writers: dict[str, StreamWriter] = {}
+        self._streams: tuple[str, ...] = self._settings.streams
+        self._reports = Reports(only_errors=self._settings.only_errors)
+        self._closed = False
+
+    # Records --------------------------------------------------------------------------------------------------------
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | str | None = None,
+        key: bytes | str | None = None,
+        partition: int = _ANY_PARTITION,
+        on_delivery: OnDelivery | None = None,
+        timestamp: int = 0,
+        headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] | None = None,
+        *,
+        callback: OnDelivery | None = None,
+    ) -> None:
+        """Send a record; its fate is told to ``on_delivery`` by :meth:`poll` or :meth:`flush`.
+
+        Args:
+            topic: The stream, ``scope/stream``.
+            value: Bytes, or text that is sent as UTF-8; None is a tombstone.
+            key: Likewise. It decides the segment; records with the same key stay in order.
+            partition: Only -1, any: segments hold key ranges, which nobody writes by number.
+            on_delivery, callback: Called as ``on_delivery(error, message)``.
+            timestamp: Milliseconds since 1970; 0 is now.
+            headers: Names and values.
+
+        Raises:
+            BufferError: The queue is full: poll, and produce again.
+            KafkaException: Not written; the error says why.
+        """
+        if partition != _ANY_PARTITION:
+            raise KafkaException(
+                KafkaError(KafkaError._INVALID_ARG, "a segment is chosen by the key, not by its number: leave it out")
+            )
+        raw_key, raw_value = _raw(key), _raw(value)
+        listed = _headers(headers)
+        report = on_delivery or callback or self._settings.on_delivery
+        stamp = timestamp or int(time.time() * 1000)
+        with kafka_exceptions():
+            self._check_open()
+            if self._phase is _Phase.IN_TRANSACTION:
+                future = self._transaction_for(topic).write(
+                    topic, key=raw_key, value=raw_value, headers=listed or (), timestamp_ms=stamp
+                )
+                if report is not None:
+                    message = ProducedMessage(topic, raw_key, raw_value, listed, stamp)
+                    self._report_commit(future, report, message)
+                return
+            plain = self._writer(topic).write(raw_key, raw_value, headers=listed or (), timestamp=stamp)
+        if report is not None:
+            self._report_written(plain, report, ProducedMessage(topic, raw_key, raw_value, listed, stamp))
+
+    def poll(self, timeout: float | None = None) -> int:
+        """Call the callbacks that are due, waiting for the first one for up to ``timeout`` seconds.
+
+        Returns:
+            How many were called.
+        """
+        self._reports.wait(_FOREVER_S if timeout is None or timeout < 0 else timeout)
+        return self._reports.serve()
+
+    def flush(self, timeout: float | None = None) -> int:
+        """Wait until the brokers have everything, and call the callbacks that are due.
+
+        Returns:
+            How many records they do not have yet, or have not been told of by their callback. Records of an open
+            transaction are in its buffer then; they are counted as written, and their callbacks follow its end.
+        """
+        deadline = time.monotonic() + (_FOREVER_S if timeout is None or timeout < 0 else timeout)
+        for writer in list(self._writers.values()):
+            try:
+                writer.flush(max(deadline - time.monotonic(), 0.0))
+            except RollbridgeError:
+                continue  # told by the callbacks, and counted below if it was the time
+        transaction = self._transaction
+        if transaction is not None and self._phase is _Phase.IN_TRANSACTION:
+            try:
+                transaction.flush(max(deadline - time.monotonic(), 0.0))
+            except RollbridgeError:
+                return len(self)
+        while True:
+            self.poll(0)
+            left = sum(writer.unacknowledged for writer in list(self._writers.values()))
+            # Those of an open transaction are told after its end.
+            waiting = 0 if self._phase is _Phase.IN_TRANSACTION else self._reports.pending
+            if not (left or waiting or self._reports) or time.monotonic() >= deadline:
+                return max(left, waiting) + len(self._reports)
+            self._reports.wait(min(_LOOK_S, max(deadline - time.monotonic(), 0.0)))
+
+    def __len__(self) -> int:
+        """Records whose fate is not known, or whose callback has not been called."""
+        left = sum(writer.unacknowledged for writer in list(self._writers.values()))
+        return max(left, self._reports.pending) + len(self._reports)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterView:
+        """The streams, or one of them, in the shape of confluent-kafka's ``ClusterMetadata``.
+
+        Raises:
+            KafkaException: the stream does not exist, or nobody answers.
+        """
+        with kafka_exceptions():
+            self._check_open()
+            return describe_streams(self._bridge.admin, topic)
+
+    def close(self) -> None:
+        """Write what there is, abort an open transaction, and disconnect. Not in confluent-kafka of old."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._transaction is not None and self._phase is _Phase.IN_TRANSACTION:
+                self._transaction.abort_async("its producer was closed")
+        self._bridge.close()
+        self.poll(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Transactions ---------------------------------------------------------------------------------------------------
+
+    def init_transactions(self, timeout: float | None = None) -> None:
+        """Get ready for transactions: those that an earlier process with this transactional id left open are aborted.
+
+        Raises:
+            KafkaException: there is no ``transactional.id``, or nobody answers.
+        """
+        with self._lock, kafka_exceptions():
+            self._check_open()
+            if not self._settings.transactional:
+                raise wrong_state("transactional.id is not set, so there can be no transactions")
+            admin = self._bridge.admin
+            for record in admin.transactions():
+                if record.client_name == self._bridge.client_name and record.state == State.OPEN.value:
+                    try:
+                        admin.abort_transaction(record.id, reason="its producer was started anew")
+                    except (ConflictError, InvalidRequestError, NotFoundError):
+                        continue  # it has ended meanwhile
+            self._phase = _Phase.READY
+
+    def begin_transaction(self) -> None:
+        """Begin: what is produced from now on is part of it.
+
+        Raises:
+            KafkaException: one is under way, or :meth:`init_transactions` was not called.
+        """
+        with self._lock:
+            self._check_open()
+            if self._phase is not _Phase.READY:
+                raise wrong_state(f"a transaction can not be begun: this producer is {self._phase.value}")
+            for writer in self._writers.values():
+                with kafka_exceptions():
+                    writer.flush()
+            self._phase = _Phase.IN_TRANSACTION
+            self._transaction = None
+            self._offsets.clear()
+
+    def send_offsets_to_transaction(
+        self, positions: Iterable[TopicPartition], group_metadata: object, timeout: float | None = None
+    ) -> None:
+        """Commit a consumer group's offsets with the transaction; see :meth:`bridge.Transaction.send_offsets`.
+
+        Raises:
+            KafkaException: not in a transaction, or not such things.
+        """
+        with self._lock, kafka_exceptions():
+            self._check_open()
+            self._require_transaction()
+            listed = list(positions)
+            if self._transaction is not None:
+                self._transaction.send_offsets(listed, group_metadata)
+            else:
+                self._offsets.append((listed, group_metadata))
+
+    def commit_transaction(self, timeout: float | None = None) -> None:
+        """Make everything visible, all or nothing.
+
+        Raises:
+            KafkaException: If ``retriable()``, call it again, to learn the outcome too. If
+                ``txn_requires_abort()``, nothing of it is or will be visible: abort it and begin another one.
+        """
+        with self._lock, kafka_exceptions():
+            self._check_open()
+            self._require_transaction()
+            if self._transaction is None and any(positions for positions, _ in self._offsets):
+                if not self._streams:
+                    raise InvalidRequestError(
+                        "this transaction has offsets but no record, and no stream is known whose group could commit "
+                        "them: set transaction.streams; nothing was written"
+                    )
+                self._begin(self._streams)
+            if self._transaction is not None:
+                self._transaction.commit(timeout=_seconds(timeout))
+            self._end()
+        self.poll(0)
+
+    def abort_transaction(self, timeout: float | None = None) -> None:
+        """Make sure that nothing of the transaction will ever be visible.
+
+        Raises:
+            KafkaException: it is committed, or the answer did not come in time: call it again.
+        """
+        with self._lock, kafka_exceptions():
+            self._check_open()
+            self._require_transaction()
+            if self._transaction is not None:
+                self._transaction.abort("its producer asked for it", timeout=_seconds(timeout))
+            self._end()
+        self.poll(0)
+
+    # Within ---------------------------------------------------------------------------------------------------------
+
+    def _transaction_for(self, topic: str) -> Transaction:
+        transaction = self._transaction
+        if transaction is None:
+            with self._lock:
+                if self._transaction is None:
+                    self._begin(self._streams_with(topic))
+                transaction = self._transaction
+        assert transaction is not None
+        if topic not in transaction.streams and not self._settings.streams:
+            with self._lock:
+                self._streams = ()  # look again at the next begin
+            raise KafkaException(
+                KafkaError(
+                    KafkaError.INVALID_TXN_STATE,
+                    f"stream {topic} is none of this transaction's, which began over {', '.join(transaction.streams)}: "
+                    "it is of another group, or was created since; abort, and begin again",
+                    txn_requires_abort=True,
+                )
+            )
+        return transaction
+
+    def _begin(self, streams: tuple[str, ...]) -> None:
+        self._transaction = self._bridge.begin(*streams)
+        for positions, metadata in self._offsets:
+            self._transaction.send_offsets(positions, metadata)
+        self._offsets.clear()
+
+    def _streams_with(self, topic: str) -> tuple[str, ...]:
+        """The streams of a transaction whose first record goes to ``topic``, which comes first."""
+        if topic not in self._streams:
+            if self._settings.streams:
+                raise InvalidRequestError(f"stream {topic} is not among transaction.streams; nothing was written")
+            configs = self._bridge.admin.list_streams(topic.partition("/")[0])
+            groups = {str(config.name): config.group for config in configs}
+            mine = [name for name, group in groups.items() if group == groups.get(topic)]
+            if len(mine) > STREAMS_UNASKED_MAX:
+                raise InvalidRequestError(
+                    f"the group of {topic} has {len(mine)} streams; a transaction over more than {STREAMS_UNASKED_MAX} "
+                    "must be asked for: name those that it writes to in transaction.streams; nothing was written"
+                )
+            self._streams = tuple(mine) or (topic,)
+        return (topic, *(name for name in self._streams if name != topic))
+
+    def _end(self) -> None:
+        self._transaction = None
+        self._offsets.clear()
+        self._phase = _Phase.READY
+
+    def _require_transaction(self) -> None:
+        if self._phase is not _Phase.IN_TRANSACTION:
+            raise wrong_state(f"there is no transaction: this producer is {self._phase.value}")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise wrong_state("this producer is closed")
+
+    def _writer(self, topic: str) -> StreamWriter:
+        writer = self._writers.get(topic)
+        if writer is None:
+            writer = self._writers[topic] = self._bridge.writer(topic, options=self._settings.writer)
+        return writer
+
+    def _report_written(self, future: PlainFuture, report: OnDelivery, message: ProducedMessage) -> None:
+        self._reports.expect()
+        future.batch.watch(
+            future.index,
+            lambda batch, index: self._reports.tell(report, message, lambda: batch.locate(index)),
+        )
+
+    def _report_commit(self, future: WriteFuture, report: OnDelivery, message: ProducedMessage) -> None:
+        self._reports.expect()
+        future.add_done_callback(
+            lambda ended: self._reports.tell(report, message, lambda: SN(dlsn=ended.result(0))),
+        )
+
+
+def _raw(value: bytes | str | None) -> bytes | None:
+    if isinstance(value, str):
+        return value.encode()
+    if value is None or isinstance(value, bytes):
+        return value
+    raise TypeError(f"a key or value is bytes, text or None, not {type(value).__name__}")
+
+
+def _headers(
+    headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] | None,
+) -> Headers | None:
+    if not headers:
+        return None
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return [(name, _raw(value)) for name, value in pairs]
+
+
+def _seconds(timeout: float | None) -> float | None:
+    return None if timeout is None or timeout < 0 else timeout

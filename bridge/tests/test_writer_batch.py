@@ -1,0 +1,162 @@
+"""Batches of plain writes: their futures, and what becomes of them when a batch is taken apart."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import ConfigError, KafkaUnavailable
+from bridge.kafka.batches import read_records
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import KeyRange, even_ranges, position_of_key
+from bridge.model.sequence import DLSN
+from bridge.model.sn import SN
+from bridge.writer.batch import Batch, PlainFuture
+from bridge.writer.lanes import Course, Lane
+from bridge.writer.options import WriterOptions
+
+
+class Home:
+    """What a batch needs of its channel."""
+
+    def new_batch(self, opened_s: float, limit_bytes: int) -> Batch:
+        return Batch(cast("Any", self), DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, limit_bytes), opened_s)
+
+    def sequence_base(self, segment: SegmentId) -> int | None:
+        return 1_000 * segment.epoch
+
+
+def batch_of(rows: list[tuple[bytes | None, bytes]]) -> Batch:
+    batch = Home().new_batch(0.0, 1 << 20)
+    for key, value in rows:
+        batch.append(batch.count, 1_700_000_000_000 + batch.count, key, value, [("h", b"x")])
+        batch.count += 1
+    batch.close()
+    return batch
+
+
+def lanes(count: int) -> list[Lane[Batch]]:
+    history = EpochHistory.create(even_ranges(count), 0)
+    course: Course[Batch] = Course(history, str, lambda batch, heirs: batch.take_apart(heirs, 1 << 20))
+    return course.active
+
+
+def future_of(batch: Batch, index: int) -> PlainFuture:
+    future = PlainFuture()
+    future.batch, future.index = batch, index
+    return future
+
+
+ROWS = st.lists(st.tuples(st.none() | st.binary(max_size=3), st.binary(max_size=20)), min_size=1, max_size=40)
+
+
+@given(rows=ROWS, count=st.integers(1, 4), limit_bytes=st.integers(200, 2_000))
+def test_taken_apart_every_record_goes_on_and_its_future_follows(
+    rows: list[tuple[bytes | None, bytes]], count: int, limit_bytes: int
+) -> None:
+    batch = batch_of(rows)
+    batch.ids = dict.fromkeys(range(0, len(rows), 3), 7)
+    before = [(item.timestamp, item.key, item.value, item.headers) for item in read_records(batch.data)]
+    made = list(batch.take_apart(lanes(count), limit_bytes))
+    assert not batch.settled
+    written: dict[DLSN, Any] = {}
+    for number, (piece, lane) in enumerate(made):
+        base = 10_000 * number
+        for delta, item in enumerate(read_records(piece.data)):
+            assert item.key is None or position_of_key(item.key) in lane.segment.range
+            written[DLSN.of(lane.id, base + delta)] = (item.timestamp, item.key, item.value, item.headers)
+        piece.written(lane, base)
+    assert len(written) == len(rows)
+    for index, row in enumerate(before):
+        sn = future_of(batch, index).result(0)
+        assert sn.dlsn is not None
+        assert written[sn.dlsn] == row
+        assert sn.transaction_id == (7 if index % 3 == 0 else None)
+        assert sn.sequence_id == sn.dlsn.offset
+    for lane in {lane for _, lane in made}:  # what goes to one lane keeps its order
+        order = [
+            index for piece, mine in made if mine is lane for index in range(len(rows)) if batch.find(index)[0] is piece
+        ]
+        assert order == sorted(order)
+
+
+def test_a_key_goes_to_the_first_lane_that_holds_it() -> None:
+    """Of two lanes in line the older one, which may be about to hand over what came later for the same key."""
+    older, newer = lanes(1)[0], lanes(1)[0]
+    [(piece, lane)] = batch_of([(b"a", b"1"), (b"b", b"2")]).take_apart([older, newer], 1 << 20)
+    assert (lane, piece.count) == (older, 2)
+    assert KeyRange(0.0, 1.0).holds(KeyRange(0.25, 0.5))
+    assert not KeyRange(0.25, 0.5).holds(KeyRange(0.25, 0.6))
+
+
+def test_who_waits_is_woken_by_the_batch_that_holds_the_record_in_the_end() -> None:
+    batch = batch_of([(b"a", b"1"), (b"b", b"2")])
+    found: list[SN] = []
+    thread = threading.Thread(target=lambda: found.append(future_of(batch, 1).result(30)))
+    thread.start()
+    seen: list[int] = []
+    batch.watch(0, lambda held, index: seen.append(held.base_offset + index))
+    [lane] = lanes(1)
+    for piece, _ in list(batch.take_apart([lane], 1 << 20)):
+        piece.written(lane, 40)
+        piece.tell()
+    thread.join(30)
+    assert found == [SN(DLSN(0, 0, 41), None, 41)]
+    assert seen == [40]
+
+
+def test_a_callback_that_comes_late_is_called_at_once_and_one_that_fails_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batch = batch_of([(b"a", b"1")])
+    [lane] = lanes(1)
+    batch.written(lane, 3)
+    batch.tell()
+    seen: list[PlainFuture] = []
+    future = future_of(batch, 0)
+    future.add_done_callback(seen.append)
+    assert seen == [future]
+
+    def fail(_: PlainFuture) -> None:
+        raise ValueError("of the user")
+
+    future.add_done_callback(fail)
+    assert "a callback of a written record failed" in caplog.text
+
+
+def test_a_future_of_a_failed_batch_raises_a_new_error_each_time() -> None:
+    batch = batch_of([(b"a", b"1")])
+    future = future_of(batch, 0)
+    with pytest.raises(TimeoutError):
+        future.result(0)
+    assert (future.done(), future.running(), future.cancel(), future.cancelled()) == (False, True, False, False)
+    batch.failed(lambda: KafkaUnavailable("no broker"))
+    first, second = future.exception(), future.exception()
+    assert isinstance(first, KafkaUnavailable)
+    assert first is not second
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"linger_s": -1.0},
+        {"batch_bytes": 100},
+        {"batch_bytes": 2 << 20},
+        {"buffer_bytes": 1},
+        {"compression": "brotli"},
+        {"block_s": 0.0},
+        {"delivery_timeout_s": 0.0},
+        {"request_timeout_s": -1.0},
+        {"in_flight_max": 6},
+        {"in_flight_max": 0},
+    ],
+)
+def test_options_that_can_not_be_are_refused_by_name(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        WriterOptions(**change)

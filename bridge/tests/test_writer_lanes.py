@@ -1,0 +1,504 @@
+"""Lanes: the table, known races one by one, and a seeded simulation against brokers that seal, lose and refuse."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import KeyRange, even_ranges
+from bridge.writer.lanes import SEQUENCE_MAX, TRANSITIONS, Course, Event, Lane, Parcel, Phase, following
+
+Row = tuple[float, int]
+"""Position of a key, and a number that grows with each record of it."""
+
+
+class Box(Parcel):
+    """A batch of the simulation."""
+
+    def __init__(self, rows: Sequence[Row] = ()) -> None:
+        super().__init__()
+        self.rows = list(rows)
+        self.count = len(self.rows)
+
+
+def split(box: Box, heirs: Sequence[Lane[Box]]) -> Iterable[tuple[Box, Lane[Box]]]:
+    rows: dict[Lane[Box], list[Row]] = {heir: [] for heir in heirs}
+    for row in box.rows:
+        rows[next(heir for heir in heirs if row[0] in heir.segment.range)].append(row)
+    return [(Box(mine), heir) for heir, mine in rows.items() if mine]
+
+
+def topic_of(segment: SegmentId) -> str:
+    return str(segment)
+
+
+def course_of(history: EpochHistory) -> Course[Box]:
+    return Course(history, topic_of, split)
+
+
+def scaled(history: EpochHistory, seal: Sequence[int], ranges: Sequence[tuple[float, float]], end: int) -> EpochHistory:
+    record = history.plan_scale(seal, [KeyRange(*item) for item in ranges], 0)
+    longer = history.with_records(record)
+    return longer.with_sealed_ends(record.epoch, {item.id: end for item in longer.ended_with(record.epoch)})
+
+
+def start(count: int = 1) -> EpochHistory:
+    return EpochHistory.create(even_ranges(count), 0)
+
+
+def put(course: Course[Box], *boxes: Box, lane: int = 0) -> Lane[Box]:
+    course.active[lane].queue.extend(boxes)
+    return course.active[lane]
+
+
+def drain_all(lane: Lane[Box]) -> list[list[Row]]:
+    """Write everything, and give it in the order in which it was sent."""
+    sent = []
+    while lane.may_send():
+        box = lane.take()
+        sent.append(box.rows)
+        lane.acknowledge(box, 0)
+    return sent
+
+
+@pytest.mark.parametrize(("phase", "event"), list(itertools.product(Phase, Event)))
+def test_every_pair_of_phase_and_event_is_in_the_table(phase: Phase, event: Event) -> None:
+    after = TRANSITIONS[phase, event]
+    if event is Event.END or phase is Phase.ENDED:
+        assert after is Phase.ENDED, "what has ended stays so"
+    elif event is Event.REFUSAL:
+        assert after is Phase.REFUSED
+    else:
+        assert after is Phase.OPEN
+
+
+def test_only_an_open_lane_sends() -> None:
+    course = course_of(start())
+    lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    lane.refuse(lane.take())
+    assert lane.phase is Phase.REFUSED
+    assert not lane.may_send()
+    lane.retry()
+    assert drain_all(lane) == [[(0.1, 1)], [(0.1, 2)]]
+
+
+def test_what_was_refused_goes_to_the_successors_before_what_came_later() -> None:
+    history = start()
+    course = course_of(history)
+    lane = put(course, Box([(0.1, 1), (0.9, 1)]), Box([(0.9, 2), (0.1, 2)]))
+    first, second = lane.take(), lane.take()
+    lane.refuse(first)
+    lane.refuse(second)
+    course.adopt(scaled(history, [0], [(0.0, 0.5), (0.5, 1.0)], 0))
+    low, high = course.active
+    low.queue.append(Box([(0.1, 3)]))
+    high.queue.append(Box([(0.9, 3)]))
+    assert drain_all(low) == [[(0.1, 1)], [(0.1, 2)], [(0.1, 3)]]
+    assert drain_all(high) == [[(0.9, 1)], [(0.9, 2)], [(0.9, 3)]]
+
+
+def test_a_batch_that_stays_whole_is_handed_over_as_it_is() -> None:
+    history = start(2)
+    course = course_of(history)
+    box = Box([(0.1, 1)])
+    put(course, box)
+    course.adopt(scaled(history, [0, 1], [(0.0, 1.0)], 0))
+    assert list(course.active[0].inherited) == [box]
+
+
+def test_a_successor_waits_for_all_of_its_predecessors() -> None:
+    history = start(2)
+    course = course_of(history)
+    low, high = put(course, Box([(0.1, 1)])), put(course, Box([(0.9, 1)]), lane=1)
+    low.refuse(low.take())
+    under_way = high.take()
+    course.adopt(scaled(history, [0, 1], [(0.0, 1.0)], 1))
+    [joined] = course.active
+    joined.queue.append(Box([(0.1, 2)]))
+    assert not joined.may_send(), "an answer of the other predecessor is still to come"
+    high.acknowledge(under_way, 0)
+    course.drain()
+    assert drain_all(joined) == [[(0.1, 1)], [(0.1, 2)]]
+
+
+def test_lanes_beside_the_sealed_one_go_on() -> None:
+    history = start(2)
+    course = course_of(history)
+    low = put(course, Box([(0.1, 1)]))
+    low.refuse(low.take())
+    other = put(course, Box([(0.9, 1)]), lane=1)
+    assert other.may_send()
+    course.adopt(scaled(history, [0], [(0.0, 0.2), (0.2, 0.5)], 0))
+    assert other.may_send()
+
+
+def test_several_generations_keep_their_order() -> None:
+    """The first has an answer to come while the second and the third are made."""
+    history = start()
+    course = course_of(history)
+    first = put(course, Box([(0.1, 1)]))
+    under_way = first.take()
+    history = scaled(history, [0], [(0.0, 0.5), (0.5, 1.0)], 0)
+    course.adopt(history)
+    second = put(course, Box([(0.1, 2)]))
+    assert not second.may_send()
+    history = scaled(history, [1, 2], [(0.0, 1.0)], 0)
+    course.adopt(history)
+    [third] = course.active
+    third.queue.append(Box([(0.1, 3)]))
+    assert not third.may_send()
+    first.refuse(under_way)
+    course.drain()
+    assert drain_all(third) == [[(0.1, 1)], [(0.1, 2)], [(0.1, 3)]]
+
+
+def test_a_doubtful_batch_of_a_sealed_segment_waits_until_its_log_was_read() -> None:
+    history = start()
+    course = course_of(history)
+    lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]), Box([(0.1, 3)]))
+    sent = [lane.take() for _ in range(3)]
+    lane.acknowledge(sent[0], 7)
+    lane.give_back(sent[1], doubtful=True)
+    lane.give_back(sent[2], doubtful=True)
+    again = lane.take()
+    lane.refuse(again)
+    assert again.doubtful, "a sealed segment refuses without looking whether it has the batch"
+    course.adopt(scaled(history, [0], [(0.0, 1.0)], 9))
+    [heir] = course.active
+    heir.queue.append(Box([(0.1, 4)]))
+    assert not heir.may_send()
+    assert course.unresolved() == [lane]
+    assert (lane.last_offset, lane.sealed_end) == (7, 9)
+    assert course.resolve(lane, {sent[1].sequence: 8}) == [(sent[1], 8)]
+    assert drain_all(heir) == [[(0.1, 3)], [(0.1, 4)]]
+
+
+def test_a_course_that_is_closed_sends_and_hands_over_nothing() -> None:
+    history = start()
+    course = course_of(history)
+    lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    under_way = lane.take()
+    course.close()
+    lane.give_back(under_way, doubtful=True)
+    assert not lane.may_send()
+    course.adopt(scaled(history, [0], [(0.0, 1.0)], 1))
+    assert not course.drain()
+    assert course.unresolved() == []
+    assert not course.active[0].may_send()
+
+
+def test_sequence_numbers_stay_with_what_is_sent_again() -> None:
+    course = course_of(start())
+    lane = put(course, Box([(0.1, 1)] * 3), Box([(0.1, 2)] * 2), Box([(0.1, 3)]))
+    first, second = lane.take(), lane.take()
+    assert (first.sequence, second.sequence) == (0, 3)
+    lane.give_back(first, doubtful=True)
+    assert not lane.may_send(), "an answer is still to come"
+    lane.acknowledge(second, 9)
+    assert lane.take() is first
+    assert first.sequence == 0
+    assert lane.take().sequence == 5
+
+
+def test_the_first_batch_goes_alone() -> None:
+    """A broker that knows nothing of a producer would take the second before the first."""
+    course = course_of(start())
+    lane = put(course, *(Box([(0.1, number)]) for number in range(3)))
+    first = lane.take()
+    assert not lane.may_send()
+    lane.acknowledge(first, 0)
+    lane.take()
+    assert lane.may_send()
+
+
+def test_a_doubtful_batch_goes_alone() -> None:
+    """A broker recognises the last five batches only: it must not be pushed out by those behind it."""
+    course = course_of(start())
+    lane = put(course, *(Box([(0.1, number)]) for number in range(4)))
+    lane.acknowledge(lane.take(), 0)
+    lost = lane.take()
+    lane.give_back(lost, doubtful=True)
+    assert lane.take() is lost
+    assert not lane.may_send()
+    lane.acknowledge(lost, 1)
+    assert lane.may_send()
+
+
+def test_what_is_given_up_leaves_no_gap_in_the_numbers() -> None:
+    course = course_of(start())
+    lane = put(course, *(Box([(0.1, number)]) for number in range(4)))
+    sent = [lane.take() for _ in range(3)]
+    lane.acknowledge(sent[0], 0)
+    lane.drop(sent[1])
+    assert not lane.may_send()
+    lane.misplace(sent[2])
+    again = lane.take()
+    assert (again, again.sequence) == (sent[2], 1)
+    assert lane.take().sequence == 2
+
+
+def test_a_doubtful_batch_that_is_given_up_keeps_its_numbers() -> None:
+    course = course_of(start())
+    lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    first = lane.take()
+    lane.give_back(first, doubtful=True)
+    lane.drop(first)
+    assert lane.take().sequence == 1
+
+
+def test_a_new_producer_id_begins_at_zero() -> None:
+    course = course_of(start())
+    lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    lane.acknowledge(lane.take(), 0)
+    lane.restart()
+    assert lane.take().sequence == 0
+
+
+def test_after_the_largest_sequence_number_comes_zero() -> None:
+    assert following(SEQUENCE_MAX, 1) == 0
+    assert following(SEQUENCE_MAX - 1, 3) == 1
+    course = course_of(start())
+    lane = put(course, Box([(0.1, 1)] * 4), Box([(0.1, 2)]))
+    lane._next = lane._acked = SEQUENCE_MAX - 1
+    first = lane.take()
+    lane.acknowledge(first, 3)
+    assert (first.sequence, lane.take().sequence) == (SEQUENCE_MAX - 1, 2)
+
+
+@dataclass
+class Log:
+    """A segment as its broker has it."""
+
+    rows: list[Row] = field(default_factory=list)
+    bases: dict[int, int] = field(default_factory=dict)
+    recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=5))
+    expected: int | None = None
+    sealed: bool = False
+
+    def append(self, box: Box, sequence: int) -> tuple[str, int]:
+        """What the broker answers, and the base offset."""
+        if self.sealed:
+            return "sealed", -1  # it looks at the size first, and only then at the sequence number
+        for known, count, base in self.recent:
+            if (known, count) == (sequence, box.count):
+                return "written", base
+        if self.expected is not None and sequence != self.expected:
+            return "misplaced", -1
+        base = len(self.rows)
+        self.rows += box.rows
+        self.bases[sequence] = base
+        self.recent.append((sequence, box.count, base))
+        self.expected = following(sequence, box.count)
+        return "written", base
+
+
+class World:
+    """A writer, its stream, and the broker."""
+
+    def __init__(self, seed: int, defect: str = "") -> None:
+        self.rng = random.Random(seed)
+        self.defect = defect
+        self.history = start(2)
+        self.pending: EpochHistory | None = None
+        self.logs: dict[str, Log] = {topic_of(item): Log() for item in self.history.segments()}
+        self.course = course_of(self.history)
+        self.pipe: deque[tuple[Lane[Box], Box, int]] = deque()
+        self.answers: deque[tuple[Lane[Box], Box, str, int]] = deque()
+        self.keys = [self.rng.random() for _ in range(8)]
+        self.counts = dict.fromkeys(self.keys, 0)
+        self.acked: list[Row] = []
+        self.dropped: set[Row] = set()
+
+    def step(self) -> None:
+        """Something happens."""
+        chance = self.rng.random()
+        if chance < 0.25:
+            self.write()
+        elif chance < 0.5:
+            self.send()
+        elif chance < 0.7:
+            self.process()
+        elif chance < 0.92:
+            self.answer()
+        elif chance < 0.94:
+            self.lose()
+        elif chance < 0.96:
+            self.seal()
+        elif chance < 0.99:
+            self.publish()
+        else:
+            for lane in self.course.lanes():
+                lane.retry()
+
+    def write(self) -> None:
+        """A batch for one lane of the active epoch."""
+        lane = self.rng.choice(self.course.active)
+        rows = []
+        for key in self.keys:
+            if key in lane.segment.range and self.rng.random() < 0.6:
+                self.counts[key] += 1
+                rows.append((key, self.counts[key]))
+        if rows:
+            lane.queue.append(Box(rows))
+
+    def send(self) -> None:
+        lanes = [lane for lane in self.course.lanes() if lane.may_send() and len(lane.in_flight) < 5]
+        if lanes:
+            lane = self.rng.choice(lanes)
+            box = lane.take()
+            self.pipe.append((lane, box, box.sequence))
+
+    def process(self) -> None:
+        """The broker takes the next request from the connection."""
+        if self.pipe:
+            lane, box, sequence = self.pipe.popleft()
+            if self.rng.random() < 0.04:
+                self.answers.append((lane, box, self.rng.choice(["retry", "refused"]), -1))
+            else:
+                self.answers.append((lane, box, *self.logs[lane.topic].append(box, sequence)))
+
+    def answer(self) -> None:
+        if not self.answers:
+            return
+        lane, box, verdict, base = self.answers.popleft()
+        if verdict == "written":
+            lane.acknowledge(box, base + box.count - 1)
+            self.note(lane, box, base)
+        elif verdict == "sealed":
+            lane.refuse(box)
+            if self.defect == "guess":
+                box.doubtful = False
+        elif verdict == "misplaced":
+            lane.misplace(box)
+        elif verdict == "retry":
+            lane.give_back(box, doubtful=False)
+        elif box.doubtful:
+            lane.give_back(box, doubtful=True)
+        else:
+            lane.drop(box)
+            self.dropped.update(box.rows)
+        self.settle()
+
+    def lose(self) -> None:
+        """The connection breaks: some requests are processed, no answer arrives, and old ones never arrive later."""
+        for _ in range(self.rng.randint(0, len(self.pipe))):
+            lane, box, sequence = self.pipe[0]
+            self.logs[lane.topic].append(box, sequence)
+            self.pipe.rotate(-1)
+        self.pipe.clear()
+        self.answers.clear()
+        for lane in self.course.lanes():
+            for box in tuple(lane.in_flight):
+                lane.give_back(box, doubtful=True)
+        self.settle()
+
+    def seal(self) -> None:
+        """A scale begins: the broker refuses from now on, the history follows later."""
+        if self.pending is not None:
+            return
+        active = self.history.active.segments
+        place = self.rng.randrange(len(active))
+        chosen = active[place]
+        if self.rng.random() < 0.5 and place + 1 < len(active):
+            sealed = [chosen, active[place + 1]]
+            ranges = [KeyRange(chosen.range.low, active[place + 1].range.high)]
+        else:
+            sealed = [chosen]
+            middle = (chosen.range.low + chosen.range.high) / 2
+            ranges = [KeyRange(chosen.range.low, middle), KeyRange(middle, chosen.range.high)]
+        record = self.history.plan_scale([item.id.number for item in sealed], ranges, 0)
+        longer = self.history.with_records(record)
+        for item in sealed:
+            self.logs[topic_of(item.id)].sealed = True
+        ends = {item.id: len(self.logs[topic_of(item.id)].rows) for item in sealed}
+        self.pending = longer.with_sealed_ends(record.epoch, ends)
+        for item in longer.began_with(record.epoch):
+            self.logs[topic_of(item.id)] = Log()
+
+    def publish(self) -> None:
+        if self.pending is not None:
+            self.history, self.pending = self.pending, None
+        if self.rng.random() < 0.7:  # the writer may hear of two epochs at once
+            self.course.adopt(self.history)
+            self.settle()
+
+    def settle(self) -> None:
+        """What the engine does after each change."""
+        self.course.drain()
+        for lane in self.course.unresolved():
+            assert lane.sealed_end is not None
+            found = {
+                sequence: base
+                for sequence, base in self.logs[lane.topic].bases.items()
+                if lane.last_offset < base < lane.sealed_end
+            }
+            for box, base in self.course.resolve(lane, found):
+                self.note(lane, box, base)
+
+    def note(self, lane: Lane[Box], box: Box, base: int) -> None:
+        """A future resolves: its offset must be where the record stands."""
+        assert self.logs[lane.topic].rows[base : base + box.count] == box.rows
+        self.acked += box.rows
+
+    def finish(self) -> None:
+        for _ in range(20_000):
+            for happening in (self.publish, self.send, self.process, self.answer):
+                happening()
+            for lane in self.course.lanes():
+                lane.retry()
+            if not any(lane.waiting or lane.in_flight for lane in self.course.lanes()) and not self.pending:
+                return
+        raise AssertionError("the writer does not come to rest")
+
+    def faults(self) -> list[str]:
+        found = []
+        by_key: dict[float, list[int]] = {key: [] for key in self.keys}
+        for segment in sorted(self.history.segments(), key=lambda item: item.epoch):
+            for key, number in self.logs[topic_of(segment)].rows:
+                by_key[key].append(number)
+        for key, numbers in by_key.items():
+            wanted = [n for n in range(1, self.counts[key] + 1) if (key, n) not in self.dropped]
+            if numbers != wanted:
+                found.append(f"key {key}: {numbers} instead of {wanted}")
+        if sorted(self.acked) != sorted({(k, n) for k in self.keys for n in by_key[k]}):
+            found.append("what was acknowledged is not what was written")
+        return found
+
+
+def run(seed: int, defect: str = "") -> list[str]:
+    world = World(seed, defect)
+    for _ in range(400):
+        world.step()
+    world.finish()
+    return world.faults()
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_no_record_is_lost_doubled_or_out_of_order(block: int) -> None:
+    for seed in range(block * 50, block * 50 + 50):
+        broken = run(seed)
+        assert not broken, f"seed {seed}: {broken[:3]}"
+
+
+def test_the_checks_notice_a_writer_that_guesses() -> None:
+    """One that takes a refusal by a sealed segment for "not written" doubles what was written before the seal."""
+    assert any(run(seed, "guess") for seed in range(200))
+
+
+def test_the_checks_notice_a_successor_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Course, "is_blocked", lambda *_: False)
+
+    def goes_wrong(seed: int) -> bool:
+        try:
+            return bool(run(seed))
+        except AssertionError:
+            return True
+
+    assert any(goes_wrong(seed) for seed in range(200))

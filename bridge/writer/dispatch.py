@@ -1,0 +1,283 @@
+"""Dispatch: what of the lanes goes to which broker, and what the answers mean for them. Under the engine's lock.
+
+Up to five requests are under way to a broker. Each carries at most one batch for a segment, so the batches of a segment
+are answered in the order in which they were sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kio.schema.produce.v12 import ProduceResponse
+from kio.schema.produce.v12.response import PartitionProduceResponse
+
+from bridge.errors import KafkaUnavailable, RollbridgeError
+from bridge.kafka import codes
+from bridge.kafka.batches import stamped_header
+from bridge.kafka.errors import ConnectionLostError
+from bridge.kafka.idempotent import Verdict, verdict
+from bridge.kafka.metadata import Cluster, CodeError, NodeId
+from bridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, produce_body, request_start
+from bridge.kafka.wire import Connection
+from bridge.writer import faults
+from bridge.writer.batch import Batch
+from bridge.writer.channel import Channel
+from bridge.writer.lanes import Lane, Phase
+from bridge.writer.options import WriterOptions
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_BYTES: Final = 1 << 20
+_REQUEST_BATCHES: Final = 500
+BACKOFF_FIRST_S: Final = 0.005
+BACKOFF_MAX_S: Final = 0.5
+_HOLD_S: Final = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Batches that travel together, by topic."""
+
+    items: dict[str, tuple[Lane[Batch], Batch]]
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """A connection to one broker, and the requests that wait for their answers."""
+
+    connection: Connection
+    requests: deque[Request] = field(default_factory=deque)
+
+
+class Dispatcher:
+    """Sends batches and takes answers.
+
+    Attributes:
+        producer: Producer id and epoch.
+        expired: Whether a broker does not accept the producer id any more.
+        links: The connections in use.
+        ready: Lanes that may have something to send.
+        bytes: Of closed batches whose fate is not known.
+        settled: Batches whose fate has become known, and whose watchers are to be told.
+        retry_at: Before this (monotonic seconds) nothing is sent.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        producer: tuple[int, int],
+        options: WriterOptions,
+        *,
+        suspect: Callable[[str], None],
+        settled: Callable[[], None],
+    ) -> None:
+        """Start with nothing to send.
+
+        Args:
+            cluster: Used by nobody else.
+            producer: Producer id and epoch.
+            options: Sizes, delays and limits.
+            suspect: Is given a stream of which a segment refuses what it should take.
+            settled: Called when the fate of a batch has become known.
+        """
+        self.producer = producer
+        self.expired = False
+        self.links: dict[NodeId, Link] = {}
+        self.ready: dict[Lane[Batch], None] = {}
+        self.bytes = 0
+        self.settled: deque[Batch] = deque()
+        self.retry_at = 0.0
+        self._cluster = cluster
+        self._options = options
+        self._suspect = suspect
+        self._notify = settled
+        self._start = request_start(None, int(options.request_timeout_s * 500))
+        self._held: dict[str, float] = {}
+        self._backoff_s = 0.0
+
+    def pump(self) -> None:
+        """Send whatever may be sent now."""
+        while self.ready and not self.expired and time.monotonic() >= self.retry_at:
+            requests: dict[NodeId, Request] = {}
+            sizes: dict[NodeId, int] = {}
+            for lane in tuple(self.ready):
+                if not lane.may_send():
+                    del self.ready[lane]  # it comes back when something changes
+                    continue
+                node = self._leader(lane)
+                if node is None:
+                    continue
+                link = self.links.get(node)
+                if link is not None and link.requests and not self._has_room(link):
+                    continue
+                request = requests.setdefault(node, Request({}))
+                size = sizes.get(node, 0)
+                if len(request.items) < _REQUEST_BATCHES and size < _REQUEST_BYTES:
+                    batch = lane.take()
+                    request.items[lane.topic] = (lane, batch)
+                    sizes[node] = size + len(batch.data)
+            if not requests:
+                return
+            for node, request in requests.items():
+                self._send(node, request)
+
+    def _has_room(self, link: Link) -> bool:
+        return len(link.requests) < self._options.in_flight_max and not link.connection.expired()
+
+    def _leader(self, lane: Lane[Batch]) -> NodeId | None:
+        if self._held and time.monotonic() < self._held.get(lane.topic, 0.0):
+            return None
+        try:
+            return self._cluster.leader(lane.topic, 0)
+        except CodeError as exc:
+            logger.info("the leader of %s is not known: %s", lane.topic, exc)
+            if verdict(exc.code) is Verdict.DENIED:
+                self.fail(lane, next(lane.held()), faults.denied(lane.topic, exc.code.name.upper()))
+            self._hold(lane)
+        except KafkaUnavailable as exc:
+            logger.info("no broker can be asked now: %s", exc)
+            self.back_off()
+        return None
+
+    def _send(self, node: NodeId, request: Request) -> None:
+        link = self.links.get(node)
+        try:
+            if link is None or not link.requests:
+                connection = self._cluster.connection(node)  # another one, if that at hand has gone or is too old
+                if link is None or link.connection is not connection:
+                    connection.require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
+                    link = self.links[node] = Link(connection)
+        except RollbridgeError as fault:
+            logger.info("a broker can not be reached now: %s", fault)
+            for topic in request.items:
+                self._cluster.forget_leader(topic)
+            self._return(request, doubtful=False)
+            self.back_off()
+            return
+        items = [
+            (
+                (lane.topic, 0),
+                stamped_header(
+                    batch.data,
+                    producer_id=self.producer[0],
+                    producer_epoch=self.producer[1],
+                    base_sequence=batch.sequence,
+                    transactional=False,
+                ),
+                batch.data,
+            )
+            for lane, batch in request.items.values()
+        ]
+        link.requests.append(request)
+        try:
+            link.connection.send_body(PRODUCE_KEY, PRODUCE_VERSION, produce_body(self._start, items))
+        except ConnectionLostError as fault:
+            self.lost(node, fault)
+
+    def receive(self, node: NodeId, link: Link) -> None:
+        """Take the answers that are there."""
+        try:
+            while link.requests and link.connection.has_answer():
+                answer = link.connection.receive(ProduceResponse)
+                request = link.requests.popleft()
+                for topic in answer.responses:
+                    for partition in topic.partition_responses:
+                        lane, batch = request.items.pop(topic.name)
+                        self._judge(lane, batch, partition)
+                self._return(request, doubtful=True)  # a broker that leaves one out has lost it
+        except ConnectionLostError as fault:
+            self.lost(node, fault)
+
+    def _judge(self, lane: Lane[Batch], batch: Batch, answer: PartitionProduceResponse) -> None:
+        found = verdict(answer.error_code)
+        if found is not Verdict.WRITTEN:
+            logger.info("segment %s: a batch met %s", lane.topic, codes.name(answer.error_code))
+        match found:
+            case Verdict.WRITTEN:
+                self._backoff_s = 0.0
+                lane.acknowledge(batch, answer.base_offset + batch.count - 1)
+                self.settle(batch, lambda: batch.written(lane, answer.base_offset))
+            case Verdict.SEALED:
+                lane.refuse(batch)
+                self._suspect(batch.channel.stream)
+            case Verdict.MISPLACED:
+                lane.misplace(batch)
+            case Verdict.RETRY | Verdict.MOVED | Verdict.DOUBTFUL:
+                if found is not Verdict.RETRY:
+                    self._cluster.forget_leader(lane.topic)
+                lane.give_back(batch, doubtful=found is Verdict.DOUBTFUL)
+                self._hold(lane)
+            case Verdict.EXPIRED:
+                self.expired = True
+                lane.give_back(batch, doubtful=False)
+            case Verdict.DENIED:
+                self.fail(lane, batch, faults.denied(lane.topic, codes.name(answer.error_code)))
+            case Verdict.REFUSED:
+                self.fail(lane, batch, faults.refused(lane.topic, codes.name(answer.error_code), answer.error_message))
+            case Verdict.UNKNOWN:
+                batch.doubtful = True
+                self.fail(lane, batch, faults.unknown(lane.topic, codes.name(answer.error_code)))
+        self.after(lane, batch.channel)
+
+    def after(self, lane: Lane[Batch], channel: Channel) -> None:
+        """A lane has changed: something may be handed over, or sent."""
+        if lane.phase is Phase.ENDED and channel.course.drain():
+            self.scan(channel)
+        elif lane.may_send():
+            self.ready[lane] = None
+
+    def scan(self, channel: Channel) -> None:
+        """Find the lanes of a channel that may send."""
+        for lane in channel.course.active:
+            if lane.may_send():
+                self.ready[lane] = None
+
+    def settle(self, batch: Batch, how: Callable[[], None]) -> None:
+        if batch.settled:
+            return  # it was given up before its answer came
+        self.bytes -= len(batch.data)
+        batch.channel.unsettled.pop(batch, None)
+        how()
+        self.settled.append(batch)
+        self._notify()
+
+    def fail(self, lane: Lane[Batch], batch: Batch, fault: Callable[[], RollbridgeError]) -> None:
+        """Give a batch up for good."""
+        logger.warning("%d records of %s failed: %s", batch.count, batch.channel.stream, fault())
+        lane.drop(batch)
+        if batch.channel.refused is None:
+            batch.channel.refused = fault
+        self.settle(batch, lambda: batch.failed(fault))
+
+    def _return(self, request: Request, *, doubtful: bool) -> None:
+        """Everything of a request has to be sent again."""
+        for lane, batch in request.items.values():
+            lane.give_back(batch, doubtful=doubtful)
+            self.after(lane, batch.channel)
+        request.items.clear()
+
+    def lost(self, node: NodeId, fault: ConnectionLostError) -> None:
+        """A connection is gone; nobody knows what became of the requests on it."""
+        logger.info("%s; what was under way is sent again", fault)
+        link = self.links.pop(node)
+        link.connection.close()
+        for request in link.requests:
+            for topic in request.items:
+                self._cluster.forget_leader(topic)  # the broker may not come back, and the others know who leads then
+            self._return(request, doubtful=True)
+        self.back_off()
+
+    def _hold(self, lane: Lane[Batch]) -> None:
+        """Send nothing of a segment for a moment; the others go on."""
+        now = time.monotonic()
+        self._held = {topic: until for topic, until in self._held.items() if until > now}
+        self._held[lane.topic] = now + _HOLD_S
+
+    def back_off(self) -> None:
+        self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_FIRST_S, self._backoff_s * 2))
+        self.retry_at = time.monotonic() + self._backoff_s

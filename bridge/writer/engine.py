@@ -1,0 +1,348 @@
+"""The engine of plain writes: the channels of one connection, what they share, and the thread that looks after them.
+
+One engine serves all plain writers of a connection: it has one producer id, one connection to each broker, one lock and
+one thread. Whoever fills a batch sends it; the thread takes answers, sends what has lingered, and reads the logs of
+sealed segments where an answer was lost. The thread waits for the brokers without the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from bridge.client.catalog import Catalog
+from bridge.client.routing import StreamView
+from bridge.errors import BackpressureError, KafkaUnavailable, NotFoundError, RollbridgeError, UnavailableError
+from bridge.kafka.errors import ConnectionLostError
+from bridge.kafka.idempotent import new_producer_id, own_batches
+from bridge.kafka.metadata import Cluster
+from bridge.writer import faults
+from bridge.writer.batch import Batch
+from bridge.writer.channel import Channel
+from bridge.writer.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, Dispatcher
+from bridge.writer.lanes import Lane, Phase
+from bridge.writer.options import WriterOptions
+
+logger = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S: Final = 1.0
+"""How often the epochs are read again while a broker says that a segment is sealed and they do not."""
+_CHECK_S: Final = 0.5
+_POLL_MAX_S: Final = 0.5
+
+
+class Engine:
+    """Sends the batches of all channels of one connection.
+
+    Attributes:
+        lock: Guards everything here and in the channels.
+        options: Sizes, delays and limits.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        security: Mapping[str, str] | None,
+        client_id: str,
+        options: WriterOptions,
+        catalog: Catalog,
+    ) -> None:
+        """Get a producer id and start the thread.
+
+        Raises:
+            KafkaUnavailable: no broker answered.
+        """
+        self.options = options
+        self.lock = threading.Lock()
+        self._room = threading.Condition(self.lock)
+        self._catalog = catalog
+        self._new_cluster: Callable[[], Cluster] = lambda: Cluster(
+            bootstrap_servers,
+            security=security,
+            client_id=client_id,
+            connect_timeout_s=min(10.0, options.request_timeout_s),
+            request_timeout_s=options.request_timeout_s,
+        )
+        self._cluster = self._new_cluster()
+        self._dispatch = Dispatcher(
+            self._cluster,
+            new_producer_id(self._cluster),
+            options,
+            suspect=catalog.suspect,
+            settled=self._room.notify_all,
+        )
+        self.pump = self._dispatch.pump
+        self._channels: dict[str, Channel] = {}
+        self._generation = -1
+        self._looked_at = 0.0
+        self._checked_at = 0.0
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="rollbridge-writer", daemon=True)
+        self._thread.start()
+
+    # What writers do ----------------------------------------------------------------------------------------------
+
+    def channel(self, stream: str) -> Channel:
+        """The channel of a stream, a new one unless there is one that can be written.
+
+        Raises:
+            InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
+        """
+        view = self._catalog.view(stream)
+        with self.lock:
+            known = self._channels.get(stream)
+            if known is None or known.failure is not None or not known.is_of(view):
+                known = self._channels[stream] = Channel(self, view)
+            return known
+
+    def await_room(self) -> None:
+        """Return once there is room for another batch; lets go of the lock, which is held, while it waits.
+
+        Raises:
+            BackpressureError: there was none in time.
+        """
+        if self._dispatch.bytes < self.options.buffer_bytes:
+            return
+        self.pump()
+        if not self._room.wait_for(self._has_room, self.options.block_s) or self._stopping:
+            raise BackpressureError(
+                f"the buffer of {self.options.buffer_bytes} bytes stayed full for {self.options.block_s:g} s: the "
+                "brokers take nothing, or a segment's successors are awaited; this record was not written"
+            )
+
+    def opened(self, channel: Channel) -> None:
+        """A batch was begun; the thread will close it when it has lingered."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def queued(self, lane: Lane[Batch], batch: Batch) -> None:
+        """A batch was closed and put in line."""
+        self._dispatch.bytes += len(batch.data)
+        self._dispatch.ready[lane] = None
+        self.pump()
+        if self._dispatch.ready:
+            self._wake.set()
+
+    def replaced(self, size: int, pieces: list[Batch]) -> None:
+        """A batch of ``size`` bytes was taken apart."""
+        self._dispatch.bytes += sum(len(piece.data) for piece in pieces) - size
+
+    def read_again(self, stream: str) -> StreamView | None:
+        """The stream as it is now; None if that can not be learned. Not under the lock."""
+        try:
+            return self._catalog.read(stream)
+        except RollbridgeError as fault:
+            logger.info("stream %s can not be read again: %s", stream, fault)
+            return None
+
+    def look(self) -> None:
+        """Adopt what the catalog has learned; called by housekeeping after it has refreshed the catalog."""
+        if self._catalog.generation == self._generation:
+            return
+        self._generation = self._catalog.generation
+        for stream, channel in list(self._channels.items()):
+            if channel.failure is not None:
+                continue
+            try:
+                view = self._catalog.view(stream)
+            except NotFoundError:
+                self._stop(channel, channel.gone)
+                continue
+            except UnavailableError as fault:
+                logger.info("stream %s can not be read now: %s", stream, fault)
+                self._generation = -1
+                continue
+            if not channel.is_of(view):
+                self._stop(channel, channel.gone)
+            elif view.history != channel.view.history:
+                with self.lock:
+                    channel.adopt(view)
+                    self._dispatch.scan(channel)
+                    self.pump()
+        self._wake.set()
+
+    def close(self, timeout_s: float) -> int:
+        """Send what there is, for a limited time, and stop; gives how many records were not acknowledged."""
+        deadline = time.monotonic() + timeout_s
+        with self.lock:
+            for channel in self._channels.values():
+                channel.cut_older(float("inf"))
+            self.pump()
+            self._room.wait_for(lambda: not self._unsettled(), max(deadline - time.monotonic(), 0.0))
+            left = self._unsettled()
+            self._stopping = True
+            self._room.notify_all()
+        self._wake.set()
+        self._thread.join()
+        for channel in list(self._channels.values()):
+            self._stop(channel, faults.closed)
+            channel.failure = faults.closed_before
+        self._tell()
+        self._cluster.close()
+        return left
+
+    def _has_room(self) -> bool:
+        return self._dispatch.bytes < self.options.buffer_bytes or self._stopping
+
+    def _unsettled(self) -> int:
+        return sum(channel.records for channel in self._channels.values())
+
+    def _stop(self, channel: Channel, fault: Callable[[], RollbridgeError]) -> None:
+        """Nothing more can be written to a stream."""
+        with self.lock:
+            if channel.failure is None:
+                for batch in channel.stop(fault):
+                    if channel.refused is None:
+                        channel.refused = fault
+                    self._dispatch.settle(batch, lambda batch=batch: batch.failed(fault))  # type: ignore[misc]
+            for lane in tuple(self._dispatch.ready):
+                if lane.course is channel.course:
+                    del self._dispatch.ready[lane]
+        self._wake.set()
+
+    # The thread -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._turn()
+            except Exception:  # all writers depend on this thread
+                logger.exception("plain writes met a defect and go on")
+                time.sleep(BACKOFF_MAX_S)
+        with self.lock:
+            for link in self._dispatch.links.values():
+                link.connection.close()
+            self._dispatch.links.clear()
+
+    def _turn(self) -> None:
+        """Wait for an answer, or for what has lingered, and do what is to be done then."""
+        self._wait()
+        with self.lock:
+            self._wake.clear()
+            now = time.monotonic()
+            for node, link in list(self._dispatch.links.items()):
+                self._dispatch.receive(node, link)
+            for channel in self._channels.values():
+                if channel.opened:
+                    channel.cut_older(now - self.options.linger_s)
+            if self._dispatch.expired:
+                self._renew_id()
+            if now - self._checked_at >= _CHECK_S:
+                self._checked_at = now
+                self._check(now)
+            self.pump()
+            doubtful = [(channel, lane) for channel in self._channels.values() for lane in channel.course.unresolved()]
+        for channel, lane in doubtful:
+            self._resolve(channel, lane)
+        self._tell()
+
+    def _wait(self) -> None:
+        with self.lock:
+            links = [link.connection for link in self._dispatch.links.values() if link.requests]
+            if any(connection.has_answer() for connection in links):
+                return
+            now = time.monotonic()
+            until = now + _POLL_MAX_S
+            for channel in self._channels.values():
+                for lane in channel.opened:
+                    if lane.open is not None:
+                        until = min(until, lane.open.opened_s + self.options.linger_s)
+            if self._dispatch.ready:
+                until = min(until, max(self._dispatch.retry_at, now + BACKOFF_FIRST_S))
+            if links:
+                until = min(until, now + max(self.options.linger_s, BACKOFF_FIRST_S))
+        timeout_s = max(until - now, 0.0)
+        if links:
+            poller = select.poll()
+            for connection in links:
+                poller.register(connection, select.POLLIN)
+            poller.poll(timeout_s * 1000)
+        else:
+            self._wake.wait(timeout_s)
+
+    def _renew_id(self) -> None:
+        """Take a new producer id, once nothing is under way or doubtful that the old one could recognise."""
+        lanes = [lane for channel in self._channels.values() for lane in channel.course.lanes()]
+        if any(lane.in_flight for lane in lanes):
+            return
+        for lane in lanes:
+            for batch in tuple(lane.held()):
+                if batch.doubtful:
+                    self._dispatch.fail(
+                        lane, batch, faults.unknown(lane.topic, "the broker has forgotten this producer")
+                    )
+        try:
+            self._dispatch.producer = new_producer_id(self._cluster)
+        except RollbridgeError as fault:
+            logger.info("a new producer id can not be had now: %s", fault)
+            self._dispatch.back_off()
+            return
+        self._dispatch.expired = False
+        for lane in lanes:
+            lane.restart()
+            if lane.may_send():
+                self._dispatch.ready[lane] = None
+
+    def _check(self, now: float) -> None:
+        """What takes too long: requests without an answer, records without a fate, seals without successors."""
+        for node, link in list(self._dispatch.links.items()):
+            if link.requests and (link.connection.overdue() or not link.connection.in_flight):
+                self._dispatch.lost(node, ConnectionLostError(f"{link.connection.address} does not answer in time"))
+        awaiting = False
+        for channel in [item for item in self._channels.values() if item.failure is None]:
+            for lane in channel.course.lanes():
+                if lane.phase is Phase.REFUSED and lane.waiting:
+                    awaiting = True
+                    if now - self._looked_at >= _LOOK_AGAIN_S:
+                        self._catalog.suspect(channel.stream)
+                        lane.retry()
+                        self._dispatch.ready[lane] = None
+                for batch in tuple(lane.held()):
+                    if batch.opened_s + self.options.delivery_timeout_s < now and batch not in lane.in_flight:
+                        self._dispatch.fail(
+                            lane, batch, faults.late(lane.topic, self.options.delivery_timeout_s, batch.doubtful)
+                        )
+                        self._dispatch.after(lane, channel)
+        if awaiting and now - self._looked_at >= _LOOK_AGAIN_S:
+            self._looked_at = now
+
+    def _resolve(self, channel: Channel, lane: Lane[Batch]) -> None:
+        """Read in a sealed segment what of a lane was written although no answer said so."""
+        assert lane.sealed_end is not None
+        cluster = self._new_cluster()
+        try:
+            written = own_batches(
+                cluster, lane.topic, lane.last_offset + 1, lane.sealed_end, self._dispatch.producer[0]
+            )
+        except KafkaUnavailable as fault:
+            logger.info("segment %s must be read to go on, which is tried again: %s", lane.topic, fault)
+            time.sleep(BACKOFF_FIRST_S)
+            return
+        except RollbridgeError as fault:
+            why = str(fault)
+            with self.lock:
+                for batch in tuple(lane.held()):
+                    if batch.doubtful:
+                        self._dispatch.fail(lane, batch, faults.unknown(lane.topic, why))
+                self._dispatch.after(lane, channel)
+            return
+        finally:
+            cluster.close()
+        with self.lock:
+            for batch, offset in channel.course.resolve(lane, written):
+                logger.info("%d records were in %s before it was sealed", batch.count, lane.topic)
+                self._dispatch.settle(batch, lambda batch=batch, offset=offset: batch.written(lane, offset))  # type: ignore[misc]
+            self._dispatch.scan(channel)
+            self.pump()
+
+    def _tell(self) -> None:
+        """Tell the watchers of batches whose fate is known."""
+        settled = self._dispatch.settled
+        while settled:
+            settled.popleft().tell()

@@ -1,0 +1,192 @@
+"""Plain writes that meet lost connections, lost answers, and refusals: nothing is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+import bridge
+from bridge.errors import (
+    BackpressureError,
+    InvalidRequestError,
+    KafkaUnavailable,
+    OutcomeUnknown,
+    StreamNotFound,
+)
+from bridge.kafka.metadata import Broker, Cluster
+from bridge.kafka.wire import Connection
+from bridge.model.sequence import DLSN
+from bridge.writer import WriterOptions
+from integration_tests.clients import Site
+from integration_tests.faults import Api, FaultProxy, Point
+from integration_tests.plain_tools import Load, check, join_all, read_in_order, split_first
+
+
+@pytest.fixture
+def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """Stands between the plain writer and the broker."""
+    with FaultProxy(site.cluster.bootstrap_servers) as proxy, proxy.in_between(monkeypatch):
+        yield proxy
+
+
+@pytest.fixture
+def exposed(site: Site, proxy: FaultProxy, unique_name: Callable[[str], str]) -> Iterator[bridge.Bridge]:
+    """A client whose plain writes go through the proxy."""
+    with site.connect(unique_name("exposed")) as client:
+        yield client
+
+
+ONE = WriterOptions(linger_s=0.0)
+
+
+@pytest.mark.parametrize("point", [Point.BEFORE_REQUEST, Point.AFTER_REQUEST, Point.BEFORE_ANSWER])
+def test_a_lost_connection_neither_loses_nor_doubles(
+    exposed: bridge.Bridge, proxy: FaultProxy, orders: str, point: Point
+) -> None:
+    writer = exposed.writer(orders, options=ONE)
+    with Load(writer.write, threads=2) as load:
+        for _ in range(3):
+            load.grow(500)
+            proxy.strike(Api.PRODUCE, point, after=1)
+            proxy.await_strike()
+        load.grow(500)
+    writer.close()
+    check(load, read_in_order(exposed, orders))
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["written", "not written"])
+def test_an_answer_that_is_lost_before_the_seal_is_found_out_in_the_log(
+    exposed: bridge.Bridge, client: bridge.Bridge, proxy: FaultProxy, orders: str, written: bool
+) -> None:
+    """A sealed segment refuses what it has as it refuses what it has not: who guesses loses a record or doubles it."""
+    join_all(client, orders)
+    writer = exposed.writer(orders, options=ONE)
+    first = writer.write(b"k", b"first").result(30)
+    proxy.strike(Api.PRODUCE, Point.BEFORE_ANSWER if written else Point.BEFORE_REQUEST)
+    proxy_down = threading.Event()
+    original = Cluster._connect
+
+    def refuse(cluster: Cluster, broker: Broker) -> Connection:
+        if proxy_down.is_set():
+            raise KafkaUnavailable("no way through")
+        return original(cluster, broker)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cluster, "_connect", refuse)
+        proxy_down.set()
+        second = writer.write(b"k", b"second")
+        proxy.await_strike()
+        third = writer.write(b"k", b"third")
+        assert not second.done()
+        split_first(client, orders)
+        proxy_down.clear()
+        places = [cast("DLSN", future.result(60).dlsn) for future in (second, third)]
+    found = read_in_order(client, orders)
+    assert [message.value() for _, message in found] == [b"first", b"second", b"third"]
+    assert [place for place, _ in found] == [first.dlsn, *places]
+    assert places[0].epoch == (1 if written else 2)
+    assert places[1].epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("point", "error"),
+    [
+        (Point.REFUSED, ErrorCode.not_leader_or_follower),
+        (Point.REFUSED, ErrorCode.not_enough_replicas),
+        (Point.REFUSED, ErrorCode.out_of_order_sequence_number),
+        (Point.REFUSED, ErrorCode.unknown_producer_id),
+        (Point.REFUSED, ErrorCode.message_too_large),
+        (Point.MISREPORTED, ErrorCode.not_enough_replicas_after_append),
+        (Point.MISREPORTED, ErrorCode.request_timed_out),
+    ],
+    ids=lambda item: item.name.lower(),
+)
+def test_passing_errors_neither_lose_nor_double(
+    exposed: bridge.Bridge, proxy: FaultProxy, orders: str, point: Point, error: ErrorCode
+) -> None:
+    writer = exposed.writer(orders, options=ONE)
+    with Load(writer.write, threads=2) as load:
+        load.grow(500)
+        proxy.strike(Api.PRODUCE, point, after=1, times=2, error=error)
+        proxy.await_strike()
+        load.grow(500)
+    writer.close()
+    check(load, read_in_order(exposed, orders))
+
+
+def test_what_is_refused_for_good_fails_alone_and_flush_says_so(
+    exposed: bridge.Bridge, proxy: FaultProxy, orders: str
+) -> None:
+    writer = exposed.writer(orders, options=ONE)
+    writer.write(b"k", b"first").result(30)
+    proxy.strike(Api.PRODUCE, Point.REFUSED, error=ErrorCode.invalid_record)
+    refused = writer.write(b"k", b"second")
+    with pytest.raises(InvalidRequestError, match=r"INVALID_RECORD.*not written"):
+        refused.result(30)
+    writer.write(b"k", b"third").result(30)
+    with pytest.raises(InvalidRequestError, match="INVALID_RECORD"):
+        writer.flush()
+    writer.flush()
+    assert [message.value() for _, message in read_in_order(exposed, orders)] == [b"first", b"third"]
+
+
+def test_a_record_without_an_answer_fails_in_the_end_as_unknown(
+    exposed: bridge.Bridge, proxy: FaultProxy, orders: str
+) -> None:
+    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, delivery_timeout_s=1.0, request_timeout_s=0.3))
+    writer.write(b"k", b"first").result(30)
+    proxy.strike(Api.PRODUCE, Point.BEFORE_ANSWER, times=1_000)
+    lost = writer.write(b"k", b"second")
+    with pytest.raises(OutcomeUnknown, match="may have been written"):
+        lost.result(30)
+    proxy.calm()
+    assert writer.write(b"k", b"third").result(30).dlsn is not None
+    values = [message.value() for _, message in read_in_order(exposed, orders)]
+    assert values == [b"first", b"second", b"third"], "it was written, and once only"
+
+
+def test_a_full_buffer_makes_writers_wait_and_then_refuses(
+    exposed: bridge.Bridge, proxy: FaultProxy, orders: str
+) -> None:
+    options = WriterOptions(linger_s=0.0, buffer_bytes=4 << 20, block_s=0.5)
+    writer = exposed.writer(orders, options=options)
+    writer.write(b"k", b"first").result(30)
+    proxy.strike(Api.PRODUCE, Point.BEFORE_REQUEST, times=1_000_000)
+    count = 0
+
+    def write_on() -> None:
+        nonlocal count
+        while True:
+            writer.write(b"k", b"%06d" % count + b"." * 50_000)
+            count += 1
+
+    with pytest.raises(BackpressureError, match="not written"):
+        write_on()
+    assert count * 50_000 < 10 << 20
+    proxy.calm()
+    writer.flush(60)
+    values = [cast("bytes", message.value())[:6] for _, message in read_in_order(exposed, orders)]
+    assert values == [b"first", *(b"%06d" % number for number in range(count))]
+
+
+def test_records_on_their_way_to_a_stream_that_is_deleted_fail_and_others_go_on(
+    exposed: bridge.Bridge, client: bridge.Bridge, proxy: FaultProxy, orders: str, payments: str
+) -> None:
+    writer, beside = exposed.writer(orders, options=ONE), exposed.writer(payments, options=ONE)
+    writer.write(b"k", b"v").result(30)
+    proxy.strike(Api.PRODUCE, Point.BEFORE_REQUEST, times=1_000_000)
+    doomed = [writer.write(b"k", b"%d" % number) for number in range(10)]
+    spared = [beside.write(b"k", b"%d" % number) for number in range(10)]
+    proxy.await_strike()
+    client.admin.delete_stream(orders)
+    for future in doomed:
+        assert isinstance(future.exception(60), StreamNotFound)
+    with pytest.raises(StreamNotFound):
+        writer.flush()
+    proxy.calm()
+    beside.flush(60)
+    assert [future.exception(0) for future in spared] == [None] * 10

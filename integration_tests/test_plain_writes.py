@@ -1,0 +1,247 @@
+"""Plain writes against a real cluster: scales and rolling commits under them, lost connections, refusals, deletion."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from contextlib import suppress
+from typing import cast
+
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+
+import bridge
+from bridge.errors import (
+    InvalidRequestError,
+    RecordTooLargeError,
+    StreamNotFound,
+    TransactionIdOutOfOrder,
+)
+from bridge.model.names import StreamName
+from bridge.model.sequence import DLSN, TRANSACTION_ID_HEADER
+from bridge.model.sn import SN, pack_transaction_id
+from bridge.writer import WriterOptions
+from integration_tests.clients import Site, headers_of, until
+from integration_tests.plain_tools import KEYS, Load, check, join_all, read_in_order, split_first, values_by_key
+
+
+def test_a_record_is_where_its_future_says(site: Site, client: bridge.Bridge, orders: str) -> None:
+    with client.writer(orders) as writer:
+        plain = writer.write(b"k", b"v")
+        full = writer.write(
+            b"k", b"w", headers=[("h", b"1"), ("h", None)], timestamp=1_700_000_000_123, transaction_id=17
+        )
+        empty = writer.write(b"k", None)
+        keyless = writer.write(value=b"keyless")
+        writer.flush()
+        assert all(future.done() and not future.running() for future in (plain, full, empty, keyless))
+    found = dict(read_in_order(client, orders))
+    first = plain.result()
+    assert first == SN(first.dlsn, None, first.dlsn.offset if first.dlsn else None)
+    assert full.result().transaction_id == 17
+    message = found[cast("DLSN", full.result().dlsn)]
+    assert (message.key(), message.value(), message.timestamp()[1]) == (b"k", b"w", 1_700_000_000_123)
+    assert headers_of(message) == [("h", b"1"), ("h", None), (TRANSACTION_ID_HEADER, pack_transaction_id(17))]
+    assert found[cast("DLSN", empty.result().dlsn)].value() is None
+    assert found[cast("DLSN", keyless.result().dlsn)].key() is None
+    assert len(found) == 4
+
+
+def test_writers_never_notice_scales_and_rolling_commits(client: bridge.Bridge, orders: str) -> None:
+    writer = client.writer(orders)
+    old = client.begin(orders, label="older than every epoch to come")
+    expected = [old.write(orders, key=b"transaction", value=b"%d" % number) for number in range(20)]
+    with Load(writer.write, threads=3) as load:
+        for number in range(6):
+            load.grow()
+            if number % 2:
+                join_all(client, orders)
+            else:
+                split_first(client, orders)
+            if number == 3:
+                load.grow()
+                old.commit()
+                between = client.begin(orders)
+                between.write(orders, key=b"transaction", value=b"20")
+                split_first(client, orders)
+                load.grow()
+                between.commit()
+        load.grow()
+    writer.close()
+    found = read_in_order(client, orders)
+    check(load, found, others=frozenset({b"transaction"}))
+    assert values_by_key(found)[b"transaction"] == [b"%d" % number for number in range(21)]
+    assert all(future.done() for future in expected)
+    assert len(client.admin.history(orders).records) == 12
+    assert writer.unacknowledged == 0
+
+
+def test_a_batch_that_is_taken_apart_keeps_its_futures(client: bridge.Bridge, orders: str) -> None:
+    """One batch, refused by a sealed segment whose keys two others hold now: most records move to another batch."""
+    join_all(client, orders)
+    writer = client.writer(orders, options=WriterOptions(linger_s=900.0))
+    seen: list[SN] = []
+    futures = [writer.write(key, b"%d" % number) for number, key in enumerate(KEYS)]
+    nobody = writer.write(None, b"without a key", transaction_id=5)
+    futures[0].add_done_callback(lambda future: seen.append(future.result()))
+    waiting = threading.Thread(target=lambda: futures[-1].result(60))
+    waiting.start()
+    split_first(client, orders)
+    writer.flush(60)
+    waiting.join(60)
+    assert not waiting.is_alive()
+    found = dict(read_in_order(client, orders))
+    numbers = [cast("DLSN", future.result().dlsn) for future in futures]
+    assert [found[place].key() for place in numbers] == KEYS
+    assert {place.epoch for place in numbers} == {2}
+    assert len({place.number for place in numbers}) == 2
+    assert nobody.result().transaction_id == 5
+    until(lambda: seen == [futures[0].result()])
+
+
+# Refusals and ends --------------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_is_too_large_is_refused_at_once(client: bridge.Bridge, scope: str) -> None:
+    stream = f"{scope}/small-records"
+    client.admin.create_stream(stream, record_bytes_max=1_000)
+    with client.writer(stream) as writer:
+        fits = writer.write(b"k", b"v" * 900)
+        with pytest.raises(RecordTooLargeError) as refused:
+            writer.write(b"k", b"v" * 1_000)
+        assert refused.value.limit_bytes == 1_000
+        with pytest.raises(RecordTooLargeError):
+            writer.write_all([(b"k", b"w" * 900), (b"k", b"v" * 1_000), (b"k", b"never")])
+    assert fits.exception() is None
+    assert [message.value() for _, message in read_in_order(client, stream)] == [b"v" * 900, b"w" * 900]
+
+
+def test_the_largest_record_that_a_stream_takes_is_written(client: bridge.Bridge, orders: str) -> None:
+    with client.writer(orders) as writer:
+        future = writer.write(None, b"v" * 999_000)
+    assert future.result().dlsn is not None
+
+
+def test_a_falling_transaction_id_is_refused_where_that_was_asked_for(client: bridge.Bridge, orders: str) -> None:
+    strict, free = client.writer(orders, rising_ids=True), client.writer(orders)
+    strict.write(b"k", b"1", transaction_id=7)
+    strict.write(b"k", b"2", transaction_id=7)
+    with pytest.raises(TransactionIdOutOfOrder) as refused:
+        strict.write(b"k", b"no", transaction_id=6)
+    assert (refused.value.transaction_id, refused.value.last) == (6, 7)
+    free.write(b"k", b"3", transaction_id=6)
+    strict.write(b"k", b"4", transaction_id=8)
+    strict.flush()
+    assert [message.value() for _, message in read_in_order(client, orders)] == [b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("transaction_id", [-1, 1 << 63])
+def test_a_transaction_id_that_is_no_long_is_refused(client: bridge.Bridge, orders: str, transaction_id: int) -> None:
+    with client.writer(orders) as writer, pytest.raises(InvalidRequestError):
+        writer.write(b"k", b"v", transaction_id=transaction_id)
+
+
+@pytest.mark.parametrize("name", ["rollbridge", TRANSACTION_ID_HEADER])
+def test_our_own_headers_are_taken(client: bridge.Bridge, orders: str, name: str) -> None:
+    with client.writer(orders) as writer, pytest.raises(InvalidRequestError, match="own"):
+        writer.write(b"k", b"v", headers=[(name, b"")])
+
+
+def test_a_time_before_1970_is_refused(client: bridge.Bridge, orders: str) -> None:
+    with client.writer(orders) as writer, pytest.raises(InvalidRequestError, match="1970"):
+        writer.write(b"k", b"v", timestamp=-1)
+
+
+def test_a_stream_that_does_not_exist_is_refused(client: bridge.Bridge, scope: str, orders: str) -> None:
+    with pytest.raises(StreamNotFound):
+        client.writer(f"{scope}/nothing")
+
+
+def test_a_stream_that_is_deleted_fails_what_is_under_way_and_what_comes(
+    site: Site, client: bridge.Bridge, orders: str
+) -> None:
+    writer = client.writer(orders)
+    kept = writer.write(b"k", b"v").result(30)
+    with site.connect("another") as other:
+        other.admin.delete_stream(orders)
+
+    def refused() -> bool:
+        try:
+            writer.write(b"k", b"w").result(30)
+        except StreamNotFound:
+            return True
+        return False
+
+    until(refused)
+    with suppress(StreamNotFound):  # raised if a record was under way at that moment
+        writer.close()
+    assert kept.dlsn is not None
+    client.admin.create_stream(orders)
+    with client.writer(orders) as again:
+        assert again.write(b"k", b"x").result(30).dlsn == DLSN(0, 0, 0)
+
+
+def test_a_closed_writer_takes_nothing(client: bridge.Bridge, orders: str) -> None:
+    writer = client.writer(orders)
+    writer.write(b"k", b"v")
+    writer.close()
+    writer.close()
+    with pytest.raises(InvalidRequestError, match="closed"):
+        writer.write(b"k", b"v")
+    assert len(read_in_order(client, orders)) == 1
+
+
+def test_many_at_once_are_written_in_order(client: bridge.Bridge, payments: str) -> None:
+    with client.writer(payments) as writer:
+        rows = [(KEYS[number % 24], b"%d" % number) for number in range(30_000)]
+        assert writer.write_all(iter(rows)) == 30_000
+        assert writer.write_all([(None, b"a"), (None, b"b")]) == 2
+    expected: dict[bytes | None, list[bytes]] = defaultdict(list)
+    for key, value in [*rows, (None, b"a"), (None, b"b")]:
+        expected[key].append(value)
+    assert values_by_key(read_in_order(client, payments)) == expected
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_batches_follow_a_seal_too(client: bridge.Bridge, orders: str, codec: str) -> None:
+    writer = client.writer(orders, options=WriterOptions(compression=codec))
+    with Load(writer.write, threads=2) as load:
+        load.grow(1_000)
+        split_first(client, orders)
+        load.grow(1_000)
+    writer.close()
+    check(load, read_in_order(client, orders))
+
+
+def test_what_a_plain_producer_writes_to_a_sealed_segment_is_refused(
+    site: Site, client: bridge.Bridge, orders: str
+) -> None:
+    first = client.admin.history(orders).active.segments[0]
+    topic = StreamName.parse(orders).segment_topic(first.id)
+    refused: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            refused.append(error)
+
+    for settings in ({"enable.idempotence": True}, {"enable.idempotence": False}):
+        producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "linger.ms": 0, **settings})
+        producer.produce(topic, b"before", on_delivery=delivered)
+        assert producer.flush(30) == 0
+        assert not refused
+        if settings["enable.idempotence"]:
+            split_first(client, orders)
+            for value in (b"", b"after" * 100):
+                producer.produce(topic, value, on_delivery=delivered)
+                assert producer.flush(30) == 0
+            assert [error.name() for error in refused] == ["MSG_SIZE_TOO_LARGE"] * 2
+            refused.clear()
+            topic = StreamName.parse(orders).segment_topic(client.admin.history(orders).active.segments[0].id)
+    assert [message.value() for _, message in read_in_order(client, orders)].count(b"before") == 2
+
+
+def test_a_connection_that_is_closed_writes_what_it_has(site: Site, client: bridge.Bridge, orders: str) -> None:
+    with site.connect("brief") as brief:
+        futures = [brief.writer(orders).write(b"k", b"%d" % number) for number in range(100)]
+    assert all(future.exception() is None for future in futures)
+    assert len(read_in_order(client, orders)) == 100
