@@ -7,15 +7,17 @@ one at a time carry out their own rounds; writes that nobody waits for are carri
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
-from bridge.cas.engine import EnginePool
+from bridge.cas.contention import Contention
+from bridge.cas.engine import Engine, EnginePool
 from bridge.cas.lookup import StreamLogs
 from bridge.cas.request import Request
 from bridge.cas.round import ROUND_BYTES_MAX, Committed, Judged, NotWritten, Round, RoundResult, Unclear, find_write
@@ -51,6 +53,7 @@ class _Lane:
 
     queue: deque[Request] = field(default_factory=deque)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    contention: Contention = field(default_factory=Contention)
     scheduled: bool = False
 
 
@@ -117,10 +120,11 @@ class Dispatcher:
         if not entries:
             return
         batch = list(entries)
+        if pause_s := lane.contention.pause_s(random.random()):
+            time.sleep(pause_s)
         try:
             with self._pool.engine() as engine:
-                patience = round_patience(self._transaction_timeout_s, self._answer_timeout_s)
-                result = Round(engine, self._logs, batch, list(entries.values())).run(patience)
+                result = self._run(lane.contention, engine, entries)
         except ProducerFencedError as fault:
             result = NotWritten(str(fault))
         except AppendRefusedError as fault:
@@ -140,6 +144,26 @@ class Dispatcher:
                 request.done.set_exception(CasOutcomeUnknown(fault_text, token=request.token))
             raise
         lane.queue.extendleft(reversed(self._settle(batch, result)))
+
+    def _run(self, contention: Contention, engine: Engine, entries: Mapping[Request, Entry]) -> RoundResult:
+        """Carry out a round, with a look before where others write, too."""
+        patience = round_patience(self._transaction_timeout_s, self._answer_timeout_s)
+        round_ = Round(engine, self._logs, list(entries), list(entries.values()))
+        if contention.looks_first():
+            try:
+                verdicts = round_.look(patience.earlier)
+            except WaitedTooLong as fault:
+                return NotWritten(f"an earlier native transaction is still open: {fault}")
+            if not all(isinstance(verdict, Accepted) for verdict in verdicts):
+                contention.refused_by_look()
+                return Judged(verdicts)
+        started = time.monotonic()
+        result = round_.run(patience)
+        if isinstance(result, Committed):
+            contention.won(time.monotonic() - started, round_.met_others)
+        elif isinstance(result, Judged):
+            contention.lost()
+        return result
 
     def _collect(self, lane: _Lane) -> dict[Request, Entry]:
         """Take from a lane what goes together, oldest first."""

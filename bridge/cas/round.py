@@ -92,6 +92,16 @@ class Round:
         self._requests = requests
         self._entries = entries
         self._log: Final[SegmentLog] = logs.active(requests[0].course)
+        self.met_others = False
+        """Whether others have appended since this writer looked last, with success or not."""
+
+    def look(self, deadline: float) -> Sequence[Verdict | InvalidRequestError]:
+        """What would be decided now, without appending anything. A refusal is as good as one after an append.
+
+        Raises:
+            WaitedTooLong: an earlier native transaction is still open.
+        """
+        return self._decide(self._log.end_now(self._reader), deadline)
 
     def run(self, patience: Patience) -> RoundResult:
         """Append, decide, commit or abort.
@@ -102,7 +112,10 @@ class Round:
             KafkaUnavailable: nothing was written.
         """
         try:
+            known = self._log.end
             offset = self._append()
+            # The marker of this writer's last round takes one offset.
+            self.met_others = known is not None and offset > known + 1
             try:
                 verdicts = self._decide(offset, patience.earlier)
             except WaitedTooLong as fault:
