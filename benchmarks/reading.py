@@ -16,6 +16,7 @@ from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.site import Site, records
 
 _BATCHES: Final = (500, 5_000)
+_IN_BATCHES: Final = "rollbridge, batches()"
 
 
 def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
@@ -31,6 +32,7 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
         rounds=rounds,
         sides={
             OURS: lambda: _timed(count, lambda: _ours(site, stream)),
+            _IN_BATCHES: lambda: _timed(count, lambda: _in_batches(site, stream)),
             "poll()": lambda: _timed(count, lambda: _polled(site, topic, count)),
             **{name: _consumed(site, topic, count, size) for name, size in names.items()},
         },
@@ -43,7 +45,24 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
                 better=Better.MORE,
                 bar=0.9,
                 peers=("poll()", *names),
-            )
+            ),
+            Row(
+                name="reading-batches",
+                title="the same, keys and values of whole batches (`reader.batches()`)",
+                metric="read_per_s",
+                unit="records/s",
+                better=Better.MORE,
+                ours=_IN_BATCHES,
+                peers=("poll()", *names),
+            ),
+            Row(
+                name="reading-singly",
+                title="the same, record by record, against `poll()` alone",
+                metric="read_per_s",
+                unit="records/s",
+                better=Better.MORE,
+                peers=("poll()",),
+            ),
         ],
     )
 
@@ -67,6 +86,18 @@ def _ours(site: Site, stream: str) -> Iterator[int]:
         first = True
         for record in reader:
             total += len(record.key or b"") + len(record.value or b"")
+            if first:
+                yield total
+                total, first = 0, False
+        yield total
+
+
+def _in_batches(site: Site, stream: str) -> Iterator[int]:
+    with site.bridge.reader(stream, follow=False) as reader:
+        total = 0
+        first = True
+        for batch in reader.batches():
+            total += sum(map(len, filter(None, batch.keys()))) + sum(map(len, filter(None, batch.values())))
             if first:
                 yield total
                 total, first = 0, False

@@ -23,7 +23,7 @@ from bridge.client.writing import Part
 from bridge.connection import Bridge, connect
 from bridge.consumer import Consumer
 from bridge.consumer_message import Message
-from bridge.message import Record
+from bridge.message import Batch, Record
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.position import LogPosition, ReadPosition
@@ -42,6 +42,7 @@ __all__ = [
     "SN",
     "AbortFuture",
     "Admin",
+    "Batch",
     "Bridge",
     "CasFuture",
     "CasWriter",

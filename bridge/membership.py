@@ -159,6 +159,7 @@ class Membership:
             for name, history in self.histories.items():
                 self.histories[name] = self._load(name, self._changed.set if watch else _nothing, history)
         except StreamNotFound:
+            self._changed.set()  # so that it is said again with the next call
             raise
         except UnavailableError as fault:
             logger.warning("the epochs can not be read now, trying again: %s", fault)

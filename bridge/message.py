@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast, overload
 
 from confluent_kafka import Message as KafkaMessage
 
@@ -220,6 +220,41 @@ def records_of(messages: Iterable[KafkaMessage], rest: Iterator[KafkaMessage], o
         origin: What they have in common.
     """
     return map(Record, zip(map(_key, messages), map(_value, messages), rest, repeat(origin), strict=False))
+
+
+class Batch(Sequence[Record]):
+    """Records that were read together. Their keys and values can be had as lists, which costs least of all."""
+
+    __slots__ = ("_messages", "_origin")
+
+    def __init__(self, messages: list[KafkaMessage] | list[Preview], origin: Origin) -> None:
+        self._messages = messages
+        self._origin = origin
+
+    def keys(self) -> list[bytes | None]:
+        """The keys, in order."""
+        return [message.key() for message in self._messages]
+
+    def values(self) -> list[bytes | None]:
+        """The values, in order."""
+        return [message.value() for message in self._messages]
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[Record]:
+        return (record_of(message, self._origin) for message in self._messages)
+
+    @overload
+    def __getitem__(self, place: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Record]: ...
+
+    def __getitem__(self, place: int | slice) -> Record | list[Record]:
+        if isinstance(place, slice):
+            return [record_of(message, self._origin) for message in self._messages[place]]
+        return record_of(self._messages[place], self._origin)
 
 
 def last_offsets(messages: Sequence[KafkaMessage]) -> dict[str, int]:

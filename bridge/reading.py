@@ -23,7 +23,7 @@ from bridge.kafka.clients import consumer_config
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.translate import translate
-from bridge.message import Origin, Record, last_offsets, record_of, records_of
+from bridge.message import Batch, Origin, Preview, Record, last_offsets, record_of, records_of
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
@@ -116,6 +116,7 @@ class Reader:
         self._refresh_at = 0.0
         self._batch: list[Message] = []
         self._rest: Iterator[Message] = iter(self._batch)
+        self._previews: Iterator[Preview] = iter(())
         self._records: Iterator[Record] = iter(())
         config = {
             **consumer_config(
@@ -180,11 +181,16 @@ class Reader:
                     return
                 self._check_stalled()
 
-    def batches(self) -> Iterator[list[Record]]:
-        """The same in lists, as they arrive; a list counts as handed out as a whole."""
+    def batches(self) -> Iterator[Batch]:
+        """The same in batches, as they arrive; a batch counts as handed out as a whole."""
         while True:
-            if records := list(self._records):
-                yield records
+            previews, left = list(self._previews), length_hint(self._rest)
+            self._previews, self._rest = iter(()), iter(())
+            self._records = iter(())
+            if previews:
+                yield Batch(previews, self._origin)
+            if left:
+                yield Batch(self._batch[-left:] if left < len(self._batch) else self._batch, self._origin)
             if not self._fetch(_POLL_S):
                 if self._is_finished():
                     return
@@ -218,16 +224,18 @@ class Reader:
 
     def _fetch(self, timeout_s: float) -> bool:
         """Read what is there, or comes within the time, into ``_records``; False if that is nothing."""
-        previews: list[Record] = []
+        previews: list[Preview] = []
         if self._preview is not None:
-            previews = [record_of(item, self._origin) for item in self._preview.take()]
+            previews = list(self._preview.take())
             timeout_s = 0.0 if previews else min(timeout_s, _PREVIEW_POLL_S)
         messages = self._fetch_committed(timeout_s)
         self._batch = messages
         self._rest = iter(messages)
         self._records = records_of(messages, self._rest, self._origin)
+        self._previews = iter(previews)
         if previews:
-            self._records = chain(previews, self._records)
+            shown = (record_of(item, self._origin) for item in self._previews)
+            self._records = chain(shown, self._records)
         if messages or previews:
             self._moved_at = time.monotonic()
         return bool(messages or previews)

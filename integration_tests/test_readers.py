@@ -97,6 +97,21 @@ def test_polling_and_consuming_are_the_same_records(client: bridge.Bridge, order
     assert sorted(filter(None, pieces)) == sorted(filter(None, whole))
 
 
+def test_batches_are_sequences_of_records_with_their_keys_and_values(client: bridge.Bridge, orders: str) -> None:
+    grow(client, orders)
+    with client.reader(orders, follow=False) as reader:
+        whole = [record.dlsn for record in reader]
+    with client.reader(orders, follow=False) as reader:
+        first = next(iter(reader))
+        batches = list(reader.batches())
+    assert sorted(filter(None, [first.dlsn, *(record.dlsn for batch in batches for record in batch)])) == sorted(
+        filter(None, whole)
+    )
+    batch = batches[0]
+    assert (len(batch), batch[0], batch[-1:]) == (len(list(batch)), next(iter(batch)), list(batch)[-1:])
+    assert (batch.keys(), batch.values()) == ([r.key for r in batch], [r.value for r in batch])
+
+
 def test_a_reader_follows_into_new_epochs(client: bridge.Bridge, orders: str) -> None:
     with client.reader(orders, start="latest") as reader:
         assert reader.poll(0) is None

@@ -8,6 +8,7 @@ PUBLIC = {
     "ANY",
     "AbortFuture",
     "Admin",
+    "Batch",
     "Bridge",
     "CasFuture",
     "CasWriter",
