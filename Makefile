@@ -12,6 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 CODE := $(wildcard bridge coordinator schemas integration_tests spark_examples benchmarks)
+# Test processes, each with servers of its own: most tests wait for servers, so two are faster even on two cores.
+WORKERS ?= 2
 # Extra arguments, for example: make test ARGS="-k names -x"
 ARGS ?=
 
@@ -34,7 +36,7 @@ demo: $(VENV)/.demo servers
 
 .PHONY: test
 test: $(VENV)/.dev servers
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: check
 check: $(VENV)/.dev
