@@ -68,6 +68,7 @@ def throughput(site: Site, *, rounds: int, quick: bool) -> Experiment:
     return Experiment(
         name="throughput",
         rounds=rounds,
+        warm_ups=1 if quick else 4,
         sides={
             "64 in flight": _ours_in_flight(site, stream, pairs, 64, seconds),
             "512 in flight": _ours_in_flight(site, stream, pairs, 512, seconds),
