@@ -162,6 +162,7 @@ def _read(
     consumer = Consumer(reader_settings(bootstrap_servers))
     consumer.assign([TopicPartition(topic, 0, 0)])
     seen: list[tuple[int, int]] = []
+    ready_ns = 0
     quiet = 0
     while quiet < 20:
         message = consumer.poll(0.1)
@@ -173,10 +174,11 @@ def _read(
         for item in (message, *consumer.consume(1000, 0)):
             value = item.value()
             if item.error() is None and value is not None and value.startswith(_PING) and len(value) == _STAMP.size:
-                if ready.is_set():
-                    _, sent = _STAMP.unpack(value)
+                _, sent = _STAMP.unpack(value)
+                if not ready_ns:
+                    ready_ns = now
+                    ready.set()
+                elif sent > ready_ns:  # the others waited for the reader's start
                     seen.append((sent, now - sent))
-                else:
-                    ready.set()  # the first one paid for the start
     consumer.close()
     waits.put(seen)

@@ -88,6 +88,18 @@ def publish(results: Sequence[Result], data: Mapping[str, Any]) -> None:
     PAGE.write_text(head + "\n\n".join(parts) + tail, encoding="utf-8")
 
 
+def publish_again(results: Sequence[Result], data: Mapping[str, Any]) -> None:
+    """Replace these rows only, in the page and in the JSON beside it; ValueError if one was not published before."""
+    known = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    for result, row, line in zip(results, data["rows"], markdown(results).splitlines()[2:], strict=True):
+        known["rows"][[item["name"] for item in known["rows"]].index(result.row.name)] = row
+        [place] = [number for number, text in enumerate(lines) if text.startswith(f"| {result.row.title} |")]
+        lines[place] = line
+    store(known, PUBLISHED)
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def _cells(result: Result) -> tuple[str, ...]:
     row = result.row
     theirs = result.theirs_median
