@@ -19,13 +19,14 @@ ARGS ?=
 
 .PHONY: help
 help:
-	@echo "make demo    load 336,776 real flights as one transaction while everything around it changes"
-	@echo "make test    all tests, against a real Kafka and a real ZooKeeper (ARGS=... goes to pytest)"
-	@echo "make check   lint, format and types"
-	@echo "make bench   compare with native Kafka transactions"
-	@echo "make up      start Kafka, ZooKeeper and a coordinator on this machine; make down stops them"
-	@echo "make lock    pin the newest dependencies that pyproject.toml allows"
-	@echo "make clean   remove the virtual environment and caches of this checkout"
+	@echo "make demo      load 336,776 real flights as one transaction while everything around it changes"
+	@echo "make demo-cas  two processes race for one account, with compare-and-set and without"
+	@echo "make test      all tests, against a real Kafka and a real ZooKeeper (ARGS=... goes to pytest)"
+	@echo "make check     lint, format and types"
+	@echo "make bench     compare with native Kafka transactions"
+	@echo "make up        start Kafka, ZooKeeper and a coordinator on this machine; make down stops them"
+	@echo "make lock      pin the newest dependencies that pyproject.toml allows"
+	@echo "make clean     remove the virtual environment and caches of this checkout"
 	@echo
 	@echo "Each does its own set-up; needed are Python 3.11 or newer and Java 17 or newer, nothing else."
 
@@ -33,6 +34,10 @@ help:
 demo: $(VENV)/.demo servers
 	@$(BIN)/python -m bridge.embedded prepare spark
 	@$(BIN)/python -m spark_examples.demo_rolling $(ARGS)
+
+.PHONY: demo-cas
+demo-cas: $(VENV)/.base servers
+	@$(BIN)/python -m spark_examples.demo_cas $(ARGS)
 
 .PHONY: test
 test: $(VENV)/.dev servers

@@ -135,10 +135,14 @@ class Workers:
         """The client name of a writer."""
         return self._names[process.pid]
 
-    def await_more(self, lines: int) -> None:
-        """Return once so many more lines were noted, or everybody has finished."""
+    def alive(self) -> list[subprocess.Popen[bytes]]:
+        """Those that have not finished, the paused ones among them."""
+        return [item for item in self.running if item.poll() is None]
+
+    def await_more(self, lines: int, paused: subprocess.Popen[bytes] | None = None) -> None:
+        """Return once so many more lines were noted, or everybody has finished who is not paused."""
         goal = self._notes() + lines
-        until(lambda: self._notes() >= goal or all(item.poll() is not None for item in self.running), 120)
+        until(lambda: self._notes() >= goal or set(self.alive()) <= {paused}, 120)
 
     def _notes(self) -> int:
         return sum(path.read_bytes().count(b"\n") for path in self._folder.glob("notes-*.jsonl"))
@@ -188,8 +192,10 @@ def test_killed_and_paused_writers_across_scales_are_linearizable(
         workers.start(150)
     for turn, low_part in enumerate((0.5, 0.25, 0.75)):
         workers.await_more(60)
-        victim = choice.choice([item for item in workers.running if item.poll() is None])
-        paused = choice.choice([item for item in workers.running if item.poll() is None and item is not victim])
+        while len(workers.alive()) < 3:  # some may have finished already
+            workers.start(100)
+        victim = choice.choice(workers.alive())
+        paused = choice.choice([item for item in workers.alive() if item is not victim])
         os.kill(paused.pid, signal.SIGSTOP)
         victim.kill()
         victim.wait(10)
@@ -200,7 +206,7 @@ def test_killed_and_paused_writers_across_scales_are_linearizable(
         scale_keys_segment(client, register, low_part)
         # Longer than the ZooKeeper session, and with it the native time-out: its slot goes to somebody else.
         await_slot_lost(site, register, workers.name_of(paused))
-        workers.await_more(30)
+        workers.await_more(30, paused)
         os.kill(paused.pid, signal.SIGCONT)
     for process in workers.running:
         assert process.wait(180) in (0, -signal.SIGKILL)
