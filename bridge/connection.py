@@ -30,7 +30,7 @@ from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Sender
 from bridge.client.slots import FrameLimits
 from bridge.client.transaction import Transaction
-from bridge.client.writing import Part, Timeout
+from bridge.client.writing import Part
 from bridge.config import ConnectionSettings, load_settings
 from bridge.errors import (
     BackpressureError,
@@ -54,6 +54,7 @@ from bridge.model.records import TransactionRecord
 from bridge.model.transaction import State
 from bridge.previewing import PreviewTail
 from bridge.reading import IsolationLevel, Reader
+from bridge.timeouts import Timeout, as_seconds
 from bridge.transactions import LogStart, TransactionReader
 from bridge.writer.engine import Engine
 from bridge.writer.options import WriterOptions
@@ -240,7 +241,7 @@ class Bridge:
         """
         self._check_open()
         identifier = TransactionId.parse(transaction) if isinstance(transaction, str) else transaction
-        record = self._find(identifier, _seconds(timeout))
+        record = self._find(identifier, as_seconds(timeout, JOIN_TIMEOUT_S))
         self._outcomes.follow(record.group, self.options.connect_timeout_s)
         plan = Plan(
             group=record.group,
@@ -516,9 +517,3 @@ class Bridge:
             return self._metadata.who_leads(group)
         except RollbridgeError as fault:
             return str(fault)
-
-
-def _seconds(timeout: Timeout) -> float:
-    if timeout is None:
-        return JOIN_TIMEOUT_S
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)

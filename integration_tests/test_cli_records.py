@@ -16,8 +16,7 @@ from bridge.cli.exit_codes import ExitCode
 from bridge.embedded import EmbeddedCluster
 from bridge.kafka.clients import producer_config
 from integration_tests.command_line import Cli
-
-KEYS = [b"k%d" % number for number in range(8)]
+from integration_tests.grown_streams import KEYS, grow, write
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +39,6 @@ def stream(b: bridge.Bridge, unique_name: Callable[[str], str]) -> str:
     return name
 
 
-def write(b: bridge.Bridge, stream: str, value: bytes) -> None:
-    """One transaction with a record for each key."""
-    with b.transaction(stream) as txn:
-        txn.write_all(stream, ((key, value) for key in KEYS))
-
-
 def by_key(out: str) -> dict[str, list[str]]:
     """Values of each key in the order of the lines ``key=value``."""
     found: dict[str, list[str]] = {}
@@ -56,17 +49,8 @@ def by_key(out: str) -> dict[str, list[str]]:
 
 
 def grown(b: bridge.Bridge, stream: str) -> list[str]:
-    """A stream with a scale and a rolling commit in its history, an empty epoch among them; values in their order."""
-    write(b, stream, b"before")
-    late = b.begin(stream)
-    late.write_all(stream, ((key, b"rolled") for key in KEYS))
-    b.admin.scale(stream, seal=[0, 1], ranges=[(0.0, 0.3), (0.3, 1.0)])
-    write(b, stream, b"scaled")
-    b.admin.scale(stream, seal=[2, 3], ranges=[(0.0, 1.0)])
-    b.admin.scale(stream, seal=[4], ranges=[(0.0, 0.5), (0.5, 1.0)])
-    late.commit()
-    write(b, stream, b"after")
-    return ["before", "scaled", "rolled", "after"]
+    """A stream with a history; the values of each key in their order, as lines."""
+    return [value.decode() for value in grow(b, stream)]
 
 
 def test_lines_become_records_of_one_transaction(cli: Cli, stream: str) -> None:

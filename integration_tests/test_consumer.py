@@ -16,7 +16,7 @@ from bridge.consumer_message import Message
 from bridge.errors import ConfigError, ConflictError, InvalidRequestError, StreamNotFound
 from bridge.model.names import StreamName
 from integration_tests.clients import Site, until
-from integration_tests.test_readers import KEYS, grow, write
+from integration_tests.grown_streams import KEYS, grow, write
 
 GROWN = len(KEYS) * 4
 

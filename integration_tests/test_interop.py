@@ -16,7 +16,7 @@ from bridge.embedded.jars import JarCache
 from bridge.embedded.java import find_java
 from bridge.model.names import GroupName, StreamName, segment_topic_pattern
 from integration_tests.clients import Site
-from integration_tests.test_readers import KEYS, grow, write
+from integration_tests.grown_streams import KEYS, grow, write
 
 CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 PRODUCER = "org.apache.kafka.tools.ConsoleProducer"

@@ -15,28 +15,8 @@ from bridge.message import Record
 from bridge.model.names import StreamName
 from bridge.model.position import ReadPosition
 from integration_tests.clients import Site
+from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.kafka_tools import produce
-
-KEYS = [b"k%d" % number for number in range(8)]
-
-
-def write(b: bridge.Bridge, stream: str, value: bytes) -> None:
-    with b.transaction(stream) as txn:
-        txn.write_all(stream, ((key, value) for key in KEYS))
-
-
-def grow(b: bridge.Bridge, stream: str) -> list[bytes]:
-    """Two scales and a rolling commit, an empty epoch among them; the values of each key in their order."""
-    write(b, stream, b"before")
-    late = b.begin(stream)
-    late.write_all(stream, ((key, b"rolled") for key in KEYS))
-    b.admin.scale(stream, seal=[0, 1], ranges=[(0.0, 0.3), (0.3, 1.0)])
-    write(b, stream, b"scaled")
-    b.admin.scale(stream, seal=[2, 3], ranges=[(0.0, 1.0)])
-    b.admin.scale(stream, seal=[4], ranges=[(0.0, 0.5), (0.5, 1.0)])
-    late.commit()
-    write(b, stream, b"after")
-    return [b"before", b"scaled", b"rolled", b"after"]
 
 
 def by_key(records: Iterable[Record]) -> dict[bytes, list[bytes]]:

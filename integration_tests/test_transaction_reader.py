@@ -12,8 +12,8 @@ from bridge.errors import InvalidNameError, InvalidRequestError, NotFoundError, 
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.names import StreamName
 from integration_tests.clients import Site
+from integration_tests.grown_streams import KEYS, grow
 from integration_tests.kafka_tools import produce
-from integration_tests.test_readers import KEYS, grow
 
 
 def scope_of(stream: str) -> str:

@@ -8,9 +8,8 @@ from bridge.errors import InvalidRequestError
 from bridge.model.cas import Scope
 from bridge.model.sequence import DLSN
 from bridge.model.sn import SN
+from bridge.timeouts import as_seconds
 
-Timeout = float | timedelta
-"""Seconds, or a timedelta."""
 Expected = SN | DLSN | int
 """An SN with any of its members, a DLSN alone, or a sequence id."""
 
@@ -48,13 +47,13 @@ def as_scope(scope: Scope | str) -> Scope:
         raise InvalidRequestError(f"{scope!r} is no scope: segment or key is; nothing was written") from None
 
 
-def as_seconds(what: str, timeout: Timeout) -> float:
+def positive_seconds(what: str, timeout: float | timedelta) -> float:
     """Seconds.
 
     Raises:
         InvalidRequestError: not positive.
     """
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    seconds = as_seconds(timeout, 0.0)
     if not seconds > 0:
         raise InvalidRequestError(f"{what} must be positive, not {seconds:g} s")
     return seconds

@@ -85,7 +85,6 @@ class EnginePool:
         self._slot: Slot | None = None
         self._generation = 0
         self._idle: deque[tuple[int, Engine]] = deque()
-        self._busy = 0
 
     @contextmanager
     def engine(self) -> Iterator[Engine]:

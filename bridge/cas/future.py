@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bridge.cas.request import Request
+from bridge.futures import LightFuture
 from bridge.model.sn import SN
 from bridge.model.token import Token
 
 
-class CasFuture:
+class CasFuture(LightFuture[SN]):
     """The answer to a conditional write. It may be what the next write expects."""
 
     __slots__ = ("request",)

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
 
-from bridge.cas.arguments import Expected, Timeout, as_scope, as_seconds, as_sn
+from bridge.cas.arguments import Expected, as_scope, as_sn, positive_seconds
 from bridge.cas.dispatch import Dispatcher
 from bridge.cas.engine import EnginePool
 from bridge.cas.future import CasFuture
@@ -63,13 +64,13 @@ class CasWriter:
         session: ZooKeeperSession,
         stream: StreamName,
         *,
-        timeout: Timeout = 30.0,
-        transaction_timeout: Timeout = 5.0,
+        timeout: float | timedelta = 30.0,
+        transaction_timeout: float | timedelta = 5.0,
     ) -> None:
         """See :meth:`bridge.Bridge.cas_writer`, which makes them."""
         self.stream: Final = stream
-        self._timeout_s = as_seconds("timeout", timeout)
-        transaction_timeout_s = as_seconds("transaction_timeout", transaction_timeout)
+        self._timeout_s = positive_seconds("timeout", timeout)
+        transaction_timeout_s = positive_seconds("transaction_timeout", transaction_timeout)
         self._shape = Shape(catalog, session, stream)
         self._record_bytes_max = self._shape.record_bytes_max
         self._pool = EnginePool(

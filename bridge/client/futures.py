@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bridge.errors import (
     IncompleteError,
@@ -25,6 +25,7 @@ from bridge.errors import (
     TransactionCommitted,
     TransactionExpired,
 )
+from bridge.futures import LightFuture
 from bridge.model.control import EXPIRED, ControlKind, ControlRecord, decode_control, peek_kind
 from bridge.model.identifiers import TransactionId
 from bridge.model.sequence import DLSN
@@ -196,8 +197,8 @@ def _call(callback: Callable[[], object]) -> None:
         logger.exception("a callback of a future failed")
 
 
-class OutcomeFuture(ABC, Generic[T]):
-    """The part of ``concurrent.futures.Future`` that makes sense here; it can not be cancelled."""
+class OutcomeFuture(LightFuture[T]):
+    """The answer of something that ends with its transaction."""
 
     __slots__ = ()
 
@@ -226,29 +227,9 @@ class OutcomeFuture(ABC, Generic[T]):
             raise TimeoutError(f"the outcome of transaction {completion.transaction} is not known after {timeout} s")
         return self._value()
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What :meth:`result` raises once the outcome is known; None if it does not."""
-        try:
-            self.result(timeout)
-        except RollbridgeError as error:
-            return error
-        return None
-
     def done(self) -> bool:
         """Whether the outcome is known."""
         return self._completion.settled
-
-    def running(self) -> bool:
-        """Whether the outcome is not known yet."""
-        return not self._completion.settled
-
-    def cancel(self) -> bool:
-        """A single write can not be taken back, only its whole transaction aborted: always False."""
-        return False
-
-    def cancelled(self) -> bool:
-        """Always False."""
-        return False
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call ``callback`` with this future once the outcome is known.

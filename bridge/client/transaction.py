@@ -20,7 +20,7 @@ from bridge.client.futures import Completion, OutcomeFuture
 from bridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Delivered
-from bridge.client.writing import Timeout, Writing
+from bridge.client.writing import Writing
 from bridge.errors import InvalidRequestError, OutcomeUnknown, RollbridgeError
 from bridge.model.frames import (
     HEADER,
@@ -34,6 +34,7 @@ from bridge.model.frames import (
 )
 from bridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
 from bridge.model.identifiers import OWNER_PART
+from bridge.timeouts import Timeout
 
 logger = logging.getLogger(__name__)
 

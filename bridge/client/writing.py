@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from datetime import timedelta
 
 from confluent_kafka import KafkaError, Message
 
@@ -20,11 +19,9 @@ from bridge.client.slots import Headers
 from bridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
 from bridge.kafka.translate import translate
 from bridge.model.identifiers import TransactionId
+from bridge.timeouts import Timeout, as_seconds
 
 logger = logging.getLogger(__name__)
-
-Timeout = float | timedelta | None
-"""Seconds, or a timedelta; None is the connection's ``commit_timeout``."""
 
 
 class Writing:
@@ -166,9 +163,7 @@ class Writing:
         self._writer.release()
 
     def _seconds(self, timeout: Timeout) -> float:
-        if timeout is None:
-            return self._runtime.commit_timeout_s
-        return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+        return as_seconds(timeout, self._runtime.commit_timeout_s)
 
     def _refusal(self) -> Exception:
         if self._finished and not self._completion.settled:

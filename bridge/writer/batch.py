@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from bridge.errors import RollbridgeError
+from bridge.futures import LightFuture
 from bridge.kafka.batches import read_records
 from bridge.model.keyspace import KeyRange, position_of_key
 from bridge.model.sequence import DLSN
@@ -199,11 +200,8 @@ class Batch(Parcel):
             event.set()
 
 
-class PlainFuture:
-    """Where one record will stand: its SN once the brokers have it, an error if they will not take it.
-
-    As ``concurrent.futures.Future``, as far as that makes sense here; it can not be cancelled.
-    """
+class PlainFuture(LightFuture[SN]):
+    """Where one record will stand: its SN once the brokers have it, an error if they will not take it."""
 
     # Set by the writer, without an __init__: this object is made a million times a second.
     __slots__ = ("batch", "index")
@@ -230,29 +228,9 @@ class PlainFuture:
             batch, index = batch.find(index)
         return batch.locate(index)
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What :meth:`result` raises once the record's fate is known; None if it does not."""
-        try:
-            self.result(timeout)
-        except RollbridgeError as error:
-            return error
-        return None
-
     def done(self) -> bool:
         """Whether the record's fate is known."""
         return self.batch.find(self.index)[0].settled
-
-    def running(self) -> bool:
-        """Whether the record's fate is not known yet."""
-        return not self.done()
-
-    def cancel(self) -> bool:
-        """A write can not be taken back: always False."""
-        return False
-
-    def cancelled(self) -> bool:
-        """Always False."""
-        return False
 
     def add_done_callback(self, callback: Callable[[PlainFuture], object]) -> None:
         """Call ``callback`` with this future once the record's fate is known.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterable
-from datetime import timedelta
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -16,14 +15,13 @@ from bridge.errors import InvalidRequestError, TransactionIdOutOfOrder, Unavaila
 from bridge.model.keyspace import HASH_SEED
 from bridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER
 from bridge.model.sn import pack_transaction_id
+from bridge.timeouts import Timeout, as_seconds
 from bridge.writer.batch import PlainFuture
 from bridge.writer.channel import Channel, Headers
 
 if TYPE_CHECKING:
     from bridge.writer.engine import Engine
 
-Timeout = float | timedelta | None
-"""Seconds, or a timedelta; None is the writer's delivery time-out."""
 
 _CHUNK: Final = 512
 _NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
@@ -198,9 +196,7 @@ class StreamWriter:
         return f"<StreamWriter of {self.stream}>"
 
     def _seconds(self, timeout: Timeout) -> float:
-        if timeout is None:
-            return self._engine.options.delivery_timeout_s
-        return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+        return as_seconds(timeout, self._engine.options.delivery_timeout_s)
 
     def _refusal(self) -> Exception:
         if self._channel.failure is not None:

@@ -27,7 +27,7 @@ from coordinator.tests.sim_world import Blocked, Fenced, Record, World
 LEASE_MS = 4_000
 PROCEDURES = ("finish_pending", "take_over", "merge_direct", "roll", "scale", "record_long", "remove_records")
 SETTINGS = LeaderSettings(
-    round_bytes_max=2_000, round_transactions_max=5, record_after_ms=50, requests_per_turn=2, forecast_patience=1
+    round_bytes_max=2_000, round_transactions_max=5, record_after_ms=50, requests_per_turn=2, forecast_patience=0
 )
 
 

@@ -1,0 +1,27 @@
+"""Streams with a history, for tests of readers."""
+
+from __future__ import annotations
+
+import bridge
+
+KEYS = [b"k%d" % number for number in range(8)]
+
+
+def write(b: bridge.Bridge, stream: str, value: bytes) -> None:
+    """The same value for each key, in one transaction."""
+    with b.transaction(stream) as txn:
+        txn.write_all(stream, ((key, value) for key in KEYS))
+
+
+def grow(b: bridge.Bridge, stream: str) -> list[bytes]:
+    """Three scales and a rolling commit, an empty epoch among them; the values of each key in their order."""
+    write(b, stream, b"before")
+    late = b.begin(stream)
+    late.write_all(stream, ((key, b"rolled") for key in KEYS))
+    b.admin.scale(stream, seal=[0, 1], ranges=[(0.0, 0.3), (0.3, 1.0)])
+    write(b, stream, b"scaled")
+    b.admin.scale(stream, seal=[2, 3], ranges=[(0.0, 1.0)])
+    b.admin.scale(stream, seal=[4], ranges=[(0.0, 0.5), (0.5, 1.0)])
+    late.commit()
+    write(b, stream, b"after")
+    return [b"before", b"scaled", b"rolled", b"after"]
