@@ -29,6 +29,7 @@ _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _FROM_ATTRIBUTES: Final = struct.Struct(">hiqqqhii")
 _UP_TO_CRC: Final = struct.Struct(">qiibI")
 HEADER_BYTES: Final = _HEADER.size
+_LENGTH: Final = struct.Struct(">i")
 _LENGTH_OFFSET: Final = 8
 _LENGTH_OVERHEAD: Final = 12
 _CRC_START: Final = 21
@@ -149,6 +150,25 @@ def parse_header(batch: Batch) -> BatchHeader:
     if header.record_count < 0:
         raise CorruptDataError(f"record batch claims {header.record_count} records")
     return header
+
+
+def complete_batches(raw: bytes | memoryview) -> Iterator[memoryview]:
+    """The batches that stand one after the other in the answer to a fetch; the last, if it is cut short, is left out.
+
+    Raises:
+        CorruptDataError: While iterating: one claims to be smaller than its header.
+    """
+    view = memoryview(raw)
+    position = 0
+    while position + HEADER_BYTES <= len(view):
+        (length,) = _LENGTH.unpack_from(view, position + _LENGTH_OFFSET)
+        size = length + _LENGTH_OVERHEAD
+        if size < HEADER_BYTES:
+            raise CorruptDataError(f"a record batch claims {size} bytes, fewer than its header has")
+        if position + size > len(view):
+            return
+        yield view[position : position + size]
+        position += size
 
 
 def validate_frame(batch: Batch, count: int, *, deep: bool = False) -> BatchHeader:

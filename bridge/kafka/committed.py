@@ -14,9 +14,8 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from bridge.errors import CorruptDataError
-from bridge.kafka.batches import HEADER_BYTES, BatchHeader, Record, parse_header, read_records
+from bridge.kafka.batches import BatchHeader, Record, complete_batches, parse_header, read_records
 
-_PREFIX: Final = struct.Struct(">qi")
 _CONTROL_KEY: Final = struct.Struct(">hh")
 _ABORT: Final = 0
 
@@ -50,16 +49,7 @@ def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) ->
     gone: set[int] = set()
     records: list[Record] = []
     end = start
-    view = memoryview(raw)
-    position = 0
-    while position + HEADER_BYTES <= len(view):
-        size = _PREFIX.unpack_from(view, position)[1] + _PREFIX.size
-        if size < HEADER_BYTES:
-            raise CorruptDataError(f"a record batch claims {size} bytes, fewer than its header has")
-        if position + size > len(view):
-            break
-        batch = view[position : position + size]
-        position += size
+    for batch in complete_batches(raw):
         header = parse_header(batch)
         last = header.base_offset + header.last_offset_delta
         while spans and spans[0].first_offset <= last:

@@ -5,32 +5,25 @@ Source: KIP-98. A producer without transactional id gets a new producer id each 
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum, auto
 from typing import Final
 
 from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v12 import FetchRequest, FetchResponse
-from kio.schema.fetch.v12.request import FetchPartition, FetchTopic
 from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
-from kio.schema.types import ProducerId, TopicName
-from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
+from kio.schema.types import ProducerId
+from kio.static.primitive import i16, i32Timedelta
 
 from bridge.kafka import codes
-from bridge.kafka.batches import HEADER_BYTES
+from bridge.kafka.batches import complete_batches, parse_header
 from bridge.kafka.codes import Meaning
 from bridge.kafka.errors import KafkaUnavailable, NotAuthorizedError, TopicNotFound
+from bridge.kafka.fetch import ask_batches
 from bridge.kafka.metadata import Cluster, CodeError, Isolation
 
 _FETCH_BYTES: Final = 4 << 20
-_BATCH_HEAD: Final = struct.Struct(">qi")
-_PRODUCER: Final = struct.Struct(">qhii")
-_PRODUCER_OFFSET: Final = HEADER_BYTES - _PRODUCER.size
-_BATCH_OVERHEAD: Final = 12
-_DELTA: Final = struct.Struct(">i")
-_DELTA_OFFSET: Final = 23
+_WAIT_MS: Final = 500
 
 
 class Verdict(Enum):
@@ -124,47 +117,25 @@ def own_batches(cluster: Cluster, topic: str, start: int, end: int, producer_id:
     """
     found: dict[int, int] = {}
     while start < end:
-        records = _fetch(cluster, topic, start)
         after = start
-        for base_offset, next_offset, owner, sequence in _batches(records):
-            after = max(after, next_offset)
-            if owner == producer_id and base_offset < end:
-                found[sequence] = base_offset
+        for batch in complete_batches(_fetch(cluster, topic, start)):
+            header = parse_header(batch)
+            after = max(after, header.base_offset + header.last_offset_delta + 1)
+            if header.producer_id == producer_id and header.base_offset < end:
+                found[header.base_sequence] = header.base_offset
         if after == start:
             raise KafkaUnavailable(f"offset {start} of {topic} could not be read")
         start = after
     return found
 
 
-def _fetch(cluster: Cluster, topic: str, start: int) -> memoryview:
-    request = FetchRequest(
-        max_wait=i32Timedelta.parse(timedelta(milliseconds=500)),
-        min_bytes=i32(1),
-        max_bytes=i32(_FETCH_BYTES),
-        isolation_level=i8(Isolation.READ_UNCOMMITTED.value),
-        topics=(
-            FetchTopic(
-                topic=TopicName(topic),
-                partitions=(
-                    FetchPartition(partition=i32(0), fetch_offset=i64(start), partition_max_bytes=i32(_FETCH_BYTES)),
-                ),
-            ),
-        ),
-        forgotten_topics_data=(),
-    )
+def _fetch(cluster: Cluster, topic: str, start: int) -> bytes:
     try:
-        connection = cluster.connection(cluster.leader(topic, 0))
+        found = ask_batches(cluster, topic, 0, start, _WAIT_MS, Isolation.READ_UNCOMMITTED, _FETCH_BYTES)
     except CodeError as exc:
+        cluster.forget_leader(topic)
         raise _read_error(topic, exc.code) from exc
-    answer = connection.call(request, FetchResponse)
-    code = answer.error_code
-    if code == ErrorCode.none:
-        part = answer.responses[0].partitions[0]
-        code = part.error_code
-        if code == ErrorCode.none:
-            return memoryview(part.records or b"")
-    cluster.forget_leader(topic)
-    raise _read_error(topic, code)
+    return found.records or b""
 
 
 def _read_error(topic: str, code: ErrorCode) -> Exception:
@@ -173,16 +144,3 @@ def _read_error(topic: str, code: ErrorCode) -> Exception:
     if codes.meaning(codes.READ, code) is Meaning.DENIED:
         return NotAuthorizedError(f"not allowed to read topic {topic}: {codes.name(code)}", resource=f"topic {topic}")
     return KafkaUnavailable(f"topic {topic} cannot be read now: {codes.name(code)}")
-
-
-def _batches(records: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Base offset, offset after the last record, producer id and base sequence of each complete batch."""
-    at = 0
-    while at + HEADER_BYTES <= len(records):
-        base_offset, length = _BATCH_HEAD.unpack_from(records, at)
-        if at + length + _BATCH_OVERHEAD > len(records):
-            return
-        (last_delta,) = _DELTA.unpack_from(records, at + _DELTA_OFFSET)
-        producer_id, _, sequence, _ = _PRODUCER.unpack_from(records, at + _PRODUCER_OFFSET)
-        yield base_offset, base_offset + last_delta + 1, producer_id, sequence
-        at += length + _BATCH_OVERHEAD

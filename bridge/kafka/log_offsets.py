@@ -52,23 +52,38 @@ class LogOffsets:
     def _ask(
         self, topics: Iterable[str], partition: int, spec: OffsetSpec, isolation: Isolation, what: str
     ) -> dict[str, int]:
-        wanted = list(topics)
-        if not wanted:
-            return {}
-        level = (
-            IsolationLevel.READ_COMMITTED if isolation is Isolation.READ_COMMITTED else IsolationLevel.READ_UNCOMMITTED
+        places = [(topic, partition) for topic in topics]
+        found = list_offsets(self._admin, places, spec, isolation, what, _TIMEOUT_S)
+        return {topic: offset for (topic, _), offset in found.items()}
+
+
+def list_offsets(
+    admin: AdminClient,
+    places: Iterable[tuple[str, int]],
+    spec: OffsetSpec,
+    isolation: Isolation,
+    what: str,
+    timeout_s: float,
+) -> dict[tuple[str, int], int]:
+    """The offset that ``spec`` asks for, of each topic and partition; ``what`` names it in errors.
+
+    Raises:
+        KafkaUnavailable, NotFoundError (a topic does not exist), NotAuthorizedError.
+    """
+    request = {TopicPartition(*place): spec for place in places}
+    if not request:
+        return {}
+    try:
+        futures: Mapping[TopicPartition, Future[Any]] = admin.list_offsets(
+            request, isolation_level=IsolationLevel[isolation.name], request_timeout=timeout_s
         )
-        request = {TopicPartition(topic, partition): spec for topic in wanted}
+    except Exception as exc:  # what the library can tell without a broker
+        raise translate(exc, f"read the {what} of topics") from exc
+    found: dict[tuple[str, int], int] = {}
+    for place, future in futures.items():
         try:
-            futures: Mapping[TopicPartition, Future[Any]] = self._admin.list_offsets(
-                request, isolation_level=level, request_timeout=_TIMEOUT_S
-            )
+            # The library enforces its own time-out; this one is for the case that it does not.
+            found[place.topic, place.partition] = int(future.result(timeout_s * 2).offset)
         except Exception as exc:
-            raise translate(exc, f"read the {what} of topics") from exc
-        found: dict[str, int] = {}
-        for place, future in futures.items():
-            try:
-                found[place.topic] = int(future.result(_TIMEOUT_S * 2).offset)
-            except Exception as exc:
-                raise translate(exc, f"read the {what} of topic {place.topic}", f"topic {place.topic}") from exc
-        return found
+            raise translate(exc, f"read the {what} of topic {place.topic}", f"topic {place.topic}") from exc
+    return found

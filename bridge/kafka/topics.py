@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -26,6 +26,7 @@ from confluent_kafka.admin import (
 
 from bridge.kafka.clients import admin_config
 from bridge.kafka.errors import KafkaUnavailable, TopicMismatchError
+from bridge.kafka.log_offsets import list_offsets
 from bridge.kafka.metadata import Cluster, Isolation
 from bridge.kafka.seal import SEALED, Sealer
 from bridge.kafka.translate import kafka_error, translate
@@ -232,23 +233,10 @@ class TopicAdmin:
         Raises:
             NotFoundError: A topic does not exist.
         """
-        level = (
-            IsolationLevel.READ_COMMITTED if isolation is Isolation.READ_COMMITTED else IsolationLevel.READ_UNCOMMITTED
-        )
         keys = {_address(partition): partition for partition in topics}
-        if not keys:
-            return {}
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # its only untyped method of those we use
-        request = {TopicPartition(topic, index): latest for topic, index in keys}
-        futures = self._call(
-            lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=self._timeout_s),
-            "read end offsets",
-        )
-        ends = {}
-        for place, future in futures.items():
-            found = self._result(future, f"read the end of topic {place.topic}", f"topic {place.topic}")
-            ends[keys[place.topic, place.partition]] = int(found.offset)
-        return ends
+        found = list_offsets(self._admin, keys, latest, isolation, "end", self._timeout_s)
+        return {keys[place]: end for place, end in found.items()}
 
     def delete_records(self, before: Mapping[Partition, int]) -> dict[Partition, int]:
         """Delete the records below the given offsets; returns the new first offsets (not less than asked for).
