@@ -236,7 +236,8 @@ class Bridge:
             timeout: How long to wait until the leader has recorded it, which takes up to a second after its begin.
 
         Raises:
-            TransactionNotFound: it is not recorded as open: unknown, too young, or ended.
+            TransactionNotFound: it is not recorded as open: unknown, too young, or ended. One whose outcome has just
+                been told may be found for a moment more; what is written to it then belongs to nothing.
             TransactionClosed: its end was asked for.
         """
         self._check_open()

@@ -34,7 +34,6 @@ from confluent_kafka import (
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Message as KafkaMessage
 
 from bridge.consumer_commits import Commits, Rebalances
@@ -43,6 +42,7 @@ from bridge.consumer_places import Places
 from bridge.consumer_settings import consumer_settings
 from bridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
 from bridge.group_commits import GroupCommits
+from bridge.kafka.clients import open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.translate import translate
 from bridge.membership import Membership, Owned, Phase
@@ -79,10 +79,7 @@ class Consumer:
         """
         self._settings = settings = consumer_settings(config)
         connection = settings.connection
-        try:
-            self._consumer = KafkaConsumer({**settings.kafka, "on_commit": self._committed}, logger=logger)
-        except (KafkaException, ValueError, TypeError) as exc:
-            raise translate(exc, "start a consumer") from exc
+        self._consumer = open_consumer({**settings.kafka, "on_commit": self._committed}, "start a consumer", logger)
         security = {
             key: value for key, value in settings.kafka.items() if key.startswith(("security.", "ssl.", "sasl."))
         }

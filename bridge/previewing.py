@@ -10,12 +10,12 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from bridge.config import ConnectionSettings
 from bridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable
 from bridge.kafka.batches import read_records, validate_frame
-from bridge.kafka.clients import consumer_config
+from bridge.kafka.clients import consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.translate import translate
@@ -62,10 +62,7 @@ class PreviewTail:
             extra={"fetch.queue.backoff.ms": 5},
         )
         config |= {"enable.partition.eof": True, "error_cb": lambda error: logger.info("previews: %s", error)}
-        try:
-            self._consumer = Consumer(config, logger=logger)
-        except (KafkaException, ValueError, TypeError) as exc:
-            raise translate(exc, f"preview {stream}") from exc
+        self._consumer = open_consumer(config, f"preview {stream}", logger)
         try:
             self._fold = PreviewFold(_check_batch, self._learn(offsets))
         except BaseException:

@@ -15,11 +15,11 @@ from itertools import chain
 from operator import length_hint
 from typing import Final, Literal, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.config import ConnectionSettings
 from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError, TruncatedError, UnavailableError
-from bridge.kafka.clients import consumer_config
+from bridge.kafka.clients import consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.translate import translate
@@ -129,10 +129,7 @@ class Reader:
             "enable.partition.eof": True,
             "error_cb": lambda error: logger.info("the consumer reports: %s", error),
         }
-        try:
-            self._consumer = Consumer(config, logger=logger)
-        except (KafkaException, ValueError, TypeError) as exc:
-            raise translate(exc, f"read {stream}") from exc
+        self._consumer = open_consumer(config, f"read {stream}", logger)
 
     def __enter__(self) -> Self:
         return self

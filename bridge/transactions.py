@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from bridge.config import ConnectionSettings
 from bridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable, TruncatedError, UnavailableError
-from bridge.kafka.clients import Config, consumer_config
+from bridge.kafka.clients import Config, consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.translate import translate
@@ -153,7 +153,7 @@ class TransactionReader:
             extra={"fetch.queue.backoff.ms": 5},
         )
         config |= {"enable.partition.eof": True, "error_cb": lambda error: logger.info("transactions: %s", error)}
-        self._consumer = _consumer(config, f"read the commit log of {group}")
+        self._consumer = open_consumer(config, f"read the commit log of {group}", logger)
         self._consumer.assign([TopicPartition(topic, 0, begin)])
         self._segments = Segments({**config, "queued.max.messages.kbytes": 16 * 1024}, origin, stalled_s)
 
@@ -218,7 +218,7 @@ class Segments:
     def __init__(self, config: Config, origin: Origin, stalled_s: float) -> None:
         self.origin = origin
         self._stalled_s = stalled_s
-        self._consumer = _consumer({**config, "enable.partition.eof": False}, "read segments")
+        self._consumer = open_consumer({**config, "enable.partition.eof": False}, "read segments", logger)
         self._cursors: dict[str, _Cursor] = {}
 
     def close(self) -> None:
@@ -335,13 +335,6 @@ def _begin(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:
             return offsets.end([topic], Isolation.READ_COMMITTED)[topic] if found is None else found
         case _:
             return first
-
-
-def _consumer(config: Config, doing: str) -> Consumer:
-    try:
-        return Consumer(config, logger=logger)
-    except (KafkaException, ValueError, TypeError) as exc:
-        raise translate(exc, doing) from exc
 
 
 def _judge(error: KafkaError, what: str) -> None:

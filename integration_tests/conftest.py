@@ -73,6 +73,14 @@ def orders(client: bridge.Bridge, scope: str) -> str:
 
 
 @pytest.fixture
+def ledger(client: bridge.Bridge, scope: str) -> str:
+    """A stream of one segment."""
+    name = f"{scope}/ledger"
+    client.admin.create_stream(name)
+    return name
+
+
+@pytest.fixture
 def payments(client: bridge.Bridge, scope: str) -> str:
     """A stream of three segments in the same group."""
     name = f"{scope}/payments"

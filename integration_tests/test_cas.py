@@ -30,14 +30,6 @@ from integration_tests.clients import Site
 
 
 @pytest.fixture
-def ledger(client: bridge.Bridge, scope: str) -> str:
-    """A stream of one segment."""
-    name = f"{scope}/ledger"
-    client.admin.create_stream(name)
-    return name
-
-
-@pytest.fixture
 def writer(client: bridge.Bridge, ledger: str) -> Iterator[CasWriter]:
     with client.cas_writer(ledger) as writer:
         yield writer

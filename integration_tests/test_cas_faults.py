@@ -23,13 +23,6 @@ LOST = [Point.BEFORE_REQUEST, Point.AFTER_REQUEST, Point.BEFORE_ANSWER]
 
 
 @pytest.fixture
-def ledger(client: bridge.Bridge, scope: str) -> str:
-    name = f"{scope}/ledger"
-    client.admin.create_stream(name)
-    return name
-
-
-@pytest.fixture
 def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     with FaultProxy(site.cluster.bootstrap_servers) as proxy, proxy.in_between(monkeypatch):
         yield proxy

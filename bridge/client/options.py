@@ -61,15 +61,13 @@ class ClientOptions:
         return Compression.named(self.compression)
 
     def _faults(self) -> Iterable[str]:
-        try:
-            Compression.named(self.compression)
-        except ValueError as fault:
-            yield f"compression: {fault}"
+        yield from compression_faults(self.compression)
         if not 16 * KIB <= self.frame_bytes <= MIB:
             yield f"frame_bytes: {self.frame_bytes} is not in {16 * KIB}..{MIB}"
         if self.buffer_bytes < 4 * MIB:
             yield f"buffer_bytes: {self.buffer_bytes} is less than {4 * MIB}"
-        for name in (
+        yield from positive_faults(
+            self,
             "linger_s",
             "backpressure_timeout_s",
             "connect_timeout_s",
@@ -78,8 +76,21 @@ class ClientOptions:
             "session_timeout_s",
             "transaction_bytes_max",
             "open_transactions_max",
-        ):
-            if getattr(self, name) <= 0:
-                yield f"{name}: {getattr(self, name)} is not positive"
+        )
         if not timedelta(0) < self.lease <= self.lease_max:
             yield f"lease: {self.lease} is not positive, or longer than lease_max, {self.lease_max}"
+
+
+def compression_faults(name: str) -> Iterable[str]:
+    """What is wrong with the name of a codec."""
+    try:
+        Compression.named(name)
+    except ValueError as fault:
+        yield f"compression: {fault}"
+
+
+def positive_faults(options: object, *names: str) -> Iterable[str]:
+    """Which of the options are not positive."""
+    for name in names:
+        if getattr(options, name) <= 0:
+            yield f"{name}: {getattr(options, name)} is not positive"

@@ -13,14 +13,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Message, TopicPartition
 
 from bridge.client.futures import Completion
 from bridge.errors import KafkaUnavailable, NotFoundError
-from bridge.kafka.clients import consumer_config
+from bridge.kafka.clients import consumer_config, open_consumer
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import TopicAdmin
-from bridge.kafka.translate import translate
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.names import GroupName
 
@@ -50,10 +49,7 @@ class OutcomeTail:
             "queued.min.messages": 100_000,
             "error_cb": lambda error: logger.info("the consumer of the commit log reports: %s", error),
         }
-        try:
-            self._consumer = Consumer(settings, logger=logger)
-        except (KafkaException, ValueError, TypeError) as fault:
-            raise translate(fault, "start a consumer") from fault
+        self._consumer = open_consumer(settings, "start a consumer", logger)
         self._admin = TopicAdmin(bootstrap_servers, security=security, client_id=client_id)
         # A consumer lets one thread in at a time, and one that polls again and again keeps all others out, so the
         # polling thread itself begins to read what others ask for. Each partition has its offset already.

@@ -10,9 +10,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+from confluent_kafka import Consumer, KafkaException
+
 from bridge.errors import ConfigError
 from bridge.kafka.metadata import Isolation, parse_bootstrap
 from bridge.kafka.security import SECURITY_KEYS, Security
+from bridge.kafka.translate import translate
 
 Config = dict[str, Any]
 
@@ -167,3 +170,11 @@ def consumer_config(
         "check.crcs": True,
         "enable.partition.eof": False,
     }
+
+
+def open_consumer(config: Mapping[str, Any], doing: str, log: logging.Logger) -> Consumer:
+    """A Consumer whose library logs to ``log``; what the library refuses is one of our errors, ``doing`` something."""
+    try:
+        return Consumer(dict(config), logger=log)
+    except (KafkaException, ValueError, TypeError) as fault:
+        raise translate(fault, doing) from fault

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bridge.client.options import KIB, MIB, compression_faults, positive_faults
 from bridge.client.slots import FRAME_BYTES_DEFAULT
 from bridge.errors import ConfigError
 from bridge.kafka.batches import Compression
-
-_KIB = 1024
-_MIB = 1024 * _KIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +25,7 @@ class WriterOptions:
     """Largest batch before compression, 1 KiB to 1 MiB; larger ones cost less each record."""
     compression: str = "none"
     """Codec of the batches: none, gzip, snappy, lz4 or zstd."""
-    buffer_bytes: int = 64 * _MIB
+    buffer_bytes: int = 64 * MIB
     """How much may wait for the brokers; beyond it writers wait. At least 4 MiB."""
     block_s: float = 60.0
     """How long a writer waits for room before it gets a ``BackpressureError``."""
@@ -48,18 +46,13 @@ class WriterOptions:
         return Compression.named(self.compression)
 
     def _faults(self) -> Iterable[str]:
-        try:
-            Compression.named(self.compression)
-        except ValueError as fault:
-            yield f"compression: {fault}"
-        if not _KIB <= self.batch_bytes <= _MIB:
-            yield f"batch_bytes: {self.batch_bytes} is not in {_KIB}..{_MIB}"
-        if self.buffer_bytes < 4 * _MIB:
-            yield f"buffer_bytes: {self.buffer_bytes} is less than {4 * _MIB}"
+        yield from compression_faults(self.compression)
+        if not KIB <= self.batch_bytes <= MIB:
+            yield f"batch_bytes: {self.batch_bytes} is not in {KIB}..{MIB}"
+        if self.buffer_bytes < 4 * MIB:
+            yield f"buffer_bytes: {self.buffer_bytes} is less than {4 * MIB}"
         if not 0 <= self.linger_s <= 900:
             yield f"linger_s: {self.linger_s} is not in 0..900"
         if not 1 <= self.in_flight_max <= 5:
             yield f"in_flight_max: {self.in_flight_max} is not in 1..5"
-        for name in ("block_s", "delivery_timeout_s", "request_timeout_s"):
-            if getattr(self, name) <= 0:
-                yield f"{name}: {getattr(self, name)} is not positive"
+        yield from positive_faults(self, "block_s", "delivery_timeout_s", "request_timeout_s")
