@@ -6,6 +6,7 @@ ZooKeeper are the same data as plain JSON, so that any ZooKeeper shell shows the
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from functools import cache
@@ -44,8 +45,10 @@ class Codec:
 
     def __init__(self, name: str) -> None:
         text = resources.files(__name__).joinpath(f"{name}.avsc").read_text(encoding="utf-8")
+        raw = json.loads(text)
         self.name = name
-        self.schema: Final = fastavro.parse_schema(json.loads(text))
+        self.schema: Final = fastavro.parse_schema(raw)
+        self._earlier: Final = _earlier_versions(raw)
 
     def encode(self, datum: Datum) -> bytes:
         """Avro binary of a record; missing fields take their defaults.
@@ -66,9 +69,20 @@ class Codec:
         Raises:
             SchemaError: truncated, foreign or trailing bytes; says how far it got.
         """
+        try:
+            return self._decode(raw, self.schema)
+        except SchemaError:
+            for schema, lacking in self._earlier:
+                try:
+                    return {**self._decode(raw, schema), **copy.deepcopy(lacking)}
+                except SchemaError:
+                    continue
+            raise
+
+    def _decode(self, raw: bytes, schema: Any) -> Datum:
         source = io.BytesIO(raw)
         try:
-            datum = fastavro.schemaless_reader(source, self.schema, None)
+            datum = fastavro.schemaless_reader(source, schema, None)
         except Exception as fault:
             raise SchemaError(
                 f"{len(raw)} bytes are not a record of schema {self.name} (offset {source.tell()}): {fault!r}"
@@ -105,6 +119,18 @@ class Codec:
         if not fastavro.validate(whole, self.schema, raise_errors=False):
             raise SchemaError(f"a record does not fit schema {self.name}: {whole!r:.300}")
         return whole
+
+
+def _earlier_versions(raw: Datum) -> list[tuple[Any, Datum]]:
+    """The schema of each earlier version, the latest first, with the defaults of the fields that it lacks."""
+    versions = []
+    fields = list(raw["fields"])
+    lacking: Datum = {}
+    while fields[-1].get("added"):
+        field = fields.pop()
+        lacking = {field["name"]: field["default"], **lacking}
+        versions.append((fastavro.parse_schema({**raw, "fields": list(fields)}), lacking))
+    return versions
 
 
 def _completed(schema: Any, value: Any, where: str, drop_unknown: bool) -> Any:

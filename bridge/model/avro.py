@@ -40,8 +40,13 @@ def encode_long(value: int) -> bytes:
     return bytes(out)
 
 
-@lru_cache(maxsize=4096)
-def encode_text(value: str) -> bytes:
-    """A string: its length in bytes, then UTF-8. Remembered, so meant for names and not for what differs each time."""
+def encode_string(value: str) -> bytes:
+    """A string: its length in bytes, then UTF-8."""
     raw = value.encode()
     return encode_long(len(raw)) + raw
+
+
+@lru_cache(maxsize=4096)
+def encode_text(value: str) -> bytes:
+    """The same, remembered, so meant for names and not for what differs each time."""
+    return encode_string(value)

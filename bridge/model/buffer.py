@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.errors import CorruptDataError
+from bridge.model.conditions import RefusedCondition
 from bridge.model.control import EXPIRED
 from bridge.model.frames import (
     BeginFrame,
@@ -81,6 +82,7 @@ class BufferedTransaction:
     state: State = State.OPEN
     reason: str = ""
     manifest: Manifest | None = None
+    refused: RefusedCondition | None = None
     decided_ms: int = 0
     frames: list[FrameRef] = field(default_factory=list)
     bytes: int = 0

@@ -16,7 +16,8 @@ from typing import Final
 
 import schemas
 from bridge.errors import CorruptDataError, InvalidRequestError
-from bridge.model.avro import encode_long, encode_text
+from bridge.model.avro import encode_long, encode_string, encode_text
+from bridge.model.conditions import RefusedCondition
 from bridge.model.identifiers import SegmentId, TransactionId
 
 EXPIRED = "expired"
@@ -59,6 +60,7 @@ class ControlRecord:
     records: int = 0
     size_bytes: int = 0
     placement: Placement = field(default_factory=dict)
+    refused: RefusedCondition | None = None
 
     def encode_value(self) -> bytes:
         """Avro binary of the record; its Kafka key is the transaction id's 16 bytes.
@@ -77,6 +79,7 @@ class ControlRecord:
                 parts.append(encode_text(stream))
                 _add_segments(parts, segments)
         parts.append(_END)
+        parts.append(_NULL if self.refused is None else _PRESENT + _refused(self.refused))
         return b"".join(parts)
 
     def segments(self) -> Iterator[tuple[str, SegmentId, Sequence[Run]]]:
@@ -114,6 +117,7 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
                 }
                 for item in datum["streams"]
             },
+            refused=None if datum["refused"] is None else RefusedCondition.from_datum(datum["refused"]),
         )
     except (schemas.SchemaError, InvalidRequestError) as fault:
         raise CorruptDataError(f"a message of the commit log is no control record: {fault}") from fault
@@ -141,6 +145,18 @@ def _head(kind: ControlKind, reason: str, client_name: str, label: str | None) -
 @lru_cache(maxsize=1024)
 def _moments(begun_ms: int, decided_ms: int, controller_epoch: int) -> bytes:
     return encode_long(begun_ms) + encode_long(decided_ms) + encode_long(controller_epoch)
+
+
+def _refused(refused: RefusedCondition) -> bytes:
+    datum = refused.as_datum()
+    return b"".join(
+        (
+            encode_string(datum["stream"]),
+            _NULL if datum["key"] is None else _PRESENT + encode_string(datum["key"]),
+            encode_string(datum["expected"]),
+            encode_string(datum["actual"]),
+        )
+    )
 
 
 def _add_segments(parts: list[bytes], segments: Mapping[SegmentId, Sequence[Run]]) -> None:

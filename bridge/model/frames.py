@@ -34,6 +34,7 @@ from typing import Final, NamedTuple
 
 import schemas
 from bridge.errors import CorruptDataError, InvalidNameError, InvalidRequestError
+from bridge.model.conditions import CONDITIONS_MAX, StreamCondition
 from bridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
 from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from bridge.model.names import StreamName, check_client_name
@@ -232,6 +233,8 @@ class Manifest:
     pieces: Mapping[PieceKey, int]
     offsets: tuple[GroupOffsets, ...] = ()
     """Consumer group offsets that are committed with it."""
+    conditions: tuple[StreamCondition, ...] = ()
+    """What must hold where it is merged."""
 
     @property
     def records(self) -> int:
@@ -247,6 +250,7 @@ class Manifest:
                     for key, records in self.pieces.items()
                 ],
                 "offsets": [item.as_datum() for item in self.offsets],
+                "conditions": [item.as_datum() for item in self.conditions],
             }
         )
 
@@ -256,14 +260,14 @@ def decode_manifest(value: bytes) -> Manifest:
 
     Raises:
         CorruptDataError: not such a value, a piece named twice, a negative number in one, a count not positive, or
-            offsets that there can not be.
+            offsets or conditions that there can not be.
     """
     return _cached_manifest(value) if len(value) <= _CACHED_BYTES_MAX else _manifest(value)
 
 
 def _manifest(value: bytes) -> Manifest:
     pieces: dict[PieceKey, int] = {}
-    datum = _commit_frame(value)
+    datum = _decode("commit_frame", value)
     for entry in datum["entries"]:
         key = PieceKey(entry["part"], entry["stream"], entry["segment"])
         if key in pieces or entry["records"] <= 0 or min(key) < 0:
@@ -271,19 +275,16 @@ def _manifest(value: bytes) -> Manifest:
         pieces[key] = entry["records"]
     try:
         offsets = tuple(GroupOffsets.from_datum(item) for item in datum["offsets"])
+        conditions = tuple(StreamCondition.from_datum(item) for item in datum["conditions"])
     except InvalidRequestError as fault:
-        raise CorruptDataError(f"a COMMIT frame holds offsets that there can not be: {fault}") from fault
-    if sum(len(item.offsets) for item in offsets) > PARTITIONS_MAX:
-        raise CorruptDataError(f"a COMMIT frame holds more than {PARTITIONS_MAX} offsets")
-    return Manifest(pieces, offsets)
-
-
-def _commit_frame(value: bytes) -> schemas.Datum:
-    """The datum of a COMMIT frame; one of an earlier version ends before the offsets, as if there were none."""
-    try:
-        return _decode("commit_frame", value)
-    except CorruptDataError:
-        return _decode("commit_frame", value + b"\0")
+        raise CorruptDataError(f"a COMMIT frame holds offsets or conditions that there can not be: {fault}") from fault
+    if sum(len(item.offsets) for item in offsets) > PARTITIONS_MAX or len(conditions) > CONDITIONS_MAX:
+        raise CorruptDataError(
+            f"a COMMIT frame holds more than {PARTITIONS_MAX} offsets or {CONDITIONS_MAX} conditions"
+        )
+    if any(item.stream < 0 for item in conditions):
+        raise CorruptDataError("a COMMIT frame holds a condition on a stream below 0")
+    return Manifest(pieces, offsets, conditions)
 
 
 _cached_manifest = lru_cache(maxsize=4096)(_manifest)

@@ -10,6 +10,8 @@ from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.identifiers import COUNTER_MAX, EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
 from bridge.model.keyspace import KeyRange
 from bridge.model.names import GroupName, StreamName
+from bridge.model.sequence import DLSN
+from bridge.model.sn import EMPTY, LONG_MAX, SN
 
 NAME_CHARACTERS = "ABCXYZabcxyz0123456789_-"
 
@@ -19,6 +21,9 @@ group_names = st.builds(GroupName, names, names)
 segment_ids = st.builds(SegmentId.of, st.integers(0, SEGMENT_NUMBER_MAX), st.integers(0, EPOCH_MAX))
 transaction_ids = st.builds(TransactionId.of, st.integers(0, EPOCH_MAX), st.integers(0, COUNTER_MAX))
 times_ms = st.integers(0, 1 << 45)
+longs = st.integers(0, LONG_MAX)
+dlsns = st.builds(DLSN.of, segment_ids, longs, st.integers(0, (1 << 64) - 1))
+sns = st.builds(SN, st.none() | dlsns, st.none() | longs, st.none() | longs) | st.just(EMPTY)
 
 cuts = st.floats(0.0, 1.0, exclude_min=True, exclude_max=True, allow_subnormal=False) | st.integers(1, 15).map(
     lambda number: number / 16

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 import schemas
 from bridge.errors import CorruptDataError
+from bridge.model.conditions import RefusedCondition
 from bridge.model.control import ControlKind, ControlRecord, Run, add_run, decode_control
 from bridge.model.identifiers import SegmentId, TransactionId
-from bridge.tests.strategies import segment_ids, stream_names, times_ms, transaction_ids
+from bridge.tests.strategies import segment_ids, sns, stream_names, times_ms, transaction_ids
 
 int32 = st.integers(0, (1 << 31) - 1)
 runs = st.builds(Run, int32, times_ms, times_ms)
+refusals = st.builds(RefusedCondition, stream_names.map(str), st.none() | st.binary(max_size=9), sns, sns)
 records = st.builds(
     ControlRecord,
     transaction=transaction_ids,
@@ -31,6 +33,7 @@ records = st.builds(
     placement=st.dictionaries(
         stream_names.map(str), st.dictionaries(segment_ids, st.lists(runs, max_size=3), max_size=3), max_size=3
     ),
+    refused=st.none() | refusals,
 )
 
 
@@ -66,6 +69,7 @@ def test_the_encoder_by_hand_writes_what_the_general_one_does(record: ControlRec
             }
             for stream, segments in record.placement.items()
         ],
+        "refused": None if record.refused is None else record.refused.as_datum(),
     }
     assert record.encode_value() == schemas.codec("control_record").encode(datum)
 
@@ -113,7 +117,7 @@ IMPOSSIBLE_SEGMENT = schemas.codec("control_record").encode(
         (None, None),
         (GOOD.transaction.bytes, None),
         (GOOD.transaction.bytes, b""),
-        (GOOD.transaction.bytes, GOOD.encode_value()[:-1]),
+        (GOOD.transaction.bytes, GOOD.encode_value()[:-2]),
         (GOOD.transaction.bytes, GOOD.encode_value() + b"\0"),
         (GOOD.transaction.bytes, b"\x08" + GOOD.encode_value()[1:]),
         (GOOD.transaction.bytes, IMPOSSIBLE_SEGMENT),

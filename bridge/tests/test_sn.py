@@ -21,11 +21,7 @@ from bridge.model.sn import (
     sequence_bases,
     unpack_transaction_id,
 )
-from bridge.tests.strategies import histories, segment_ids
-
-longs = st.integers(0, LONG_MAX)
-dlsns = st.builds(DLSN.of, segment_ids, longs, st.integers(0, (1 << 64) - 1))
-sns = st.builds(SN, st.none() | dlsns, st.none() | longs, st.none() | longs) | st.just(EMPTY)
+from bridge.tests.strategies import histories, longs, sns
 
 
 @given(sns)

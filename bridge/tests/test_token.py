@@ -10,7 +10,7 @@ from bridge.errors import InvalidRequestError
 from bridge.model.sequence import DLSN
 from bridge.model.sn import SN
 from bridge.model.token import Token
-from bridge.tests.test_sn import dlsns, sns
+from bridge.tests.strategies import dlsns, sns
 
 tokens = st.builds(
     Token, st.binary(min_size=16, max_size=16), st.none() | st.binary(max_size=20), sns, st.none() | dlsns
