@@ -182,7 +182,9 @@ class Bridge:
             record_bytes=options.buffer_bytes // 2,
             compression=int(options.codec),
         )
-        self._runtime = Runtime(self._sender, self._outcomes, limits, options.commit_timeout_s, self._who_leads)
+        self._runtime = Runtime(
+            self._sender, self._catalog, self._outcomes, limits, options.commit_timeout_s, self._who_leads
+        )
         self._cas_writers: list[CasWriter] = []
         self._plans: dict[tuple[tuple[str, ...], timedelta | None, str | None], Plan] = {}
         self._engines: dict[WriterOptions, Engine] = {}

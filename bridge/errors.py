@@ -25,7 +25,8 @@ The tree::
     │  ├─ InvalidTransitionError      carries transaction, state and request
     │  └─ TransactionClosed           write or commit after the end; carries the outcome when known
     │     ├─ TransactionAborted       carries the reason
-    │     │  └─ TransactionExpired    its lease ran out before a commit was asked for
+    │     │  ├─ TransactionExpired    its lease ran out before a commit was asked for
+    │     │  └─ TransactionRefused    a condition of it does not hold; a CasWriteError as well
     │     └─ TransactionCommitted
     ├─ IncompleteError                a send of this transaction failed; it can only be aborted
     ├─ OutcomeUnknown                 may have been written; carries the id to ask again with
@@ -248,6 +249,30 @@ class TransactionExpired(TransactionAborted):
     """The lease ran out before a commit was asked for; the transaction is aborted."""
 
     code = "transaction-expired"
+
+
+class TransactionRefused(CasWriteError, TransactionAborted):
+    """A condition of the transaction did not hold where it would have been merged; the transaction is aborted.
+
+    Attributes:
+        stream: scope/stream that the condition is about.
+        key: Its key.
+        expected, actual: See :class:`CasWriteError`.
+    """
+
+    code = "transaction-refused"
+
+    def __init__(
+        self, message: str, *, transaction: str, stream: str, key: bytes | None, expected: SN, actual: SN
+    ) -> None:
+        RollbridgeError.__init__(self, message)
+        self.status_code = CAS_WRITE_EXCEPTION
+        self.transaction = transaction
+        self.reason = message
+        self.stream = stream
+        self.key = key
+        self.expected = expected
+        self.actual = actual
 
 
 class IncompleteError(RollbridgeError):

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bridge.model.buffer import FrameRef, Partition
+from bridge.model.cas import Condition
 from bridge.model.control import ControlRecord
+from bridge.model.course import Course
 from bridge.model.group_offsets import GroupOffsets
-from bridge.model.names import GroupName
+from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import NodeOperation
+from bridge.model.sn import SN
 
 T = TypeVar("T")
 
@@ -133,6 +136,70 @@ class SendOffsets:
 
 
 @dataclass(frozen=True, slots=True)
+class AbortRound:
+    """Nothing that was appended since the last round will ever be visible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive offsets, ``end`` not included."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What a condition is about.
+
+    Attributes:
+        stream: The stream.
+        course: The segments of its key; the active one is where to look first.
+        condition: What is expected. With scope ``key`` only records with its key count.
+        since: Sequence id at and before which nothing has to be looked for; None: the whole course is of interest.
+        end: Offset in the active segment below which to look; None: its end as of now.
+        own: Where the round's own records stand there, in order.
+    """
+
+    stream: StreamName
+    course: Course
+    condition: Condition
+    since: int | None
+    end: int | None
+    own: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What stands there.
+
+    Attributes:
+        last: SN of the last committed record in the scope of the condition; EMPTY without any (after ``since``), ANY
+            if it was truncated away.
+        end: Offset in the active segment below which everything was looked at.
+        disturbed: Whether somebody else's record in that scope stands between own ones.
+    """
+
+    last: SN
+    end: int
+    disturbed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """An earlier native transaction of somebody else stays open."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Wait until everything before is decided, then look; gives a :class:`Found` or :class:`Undecided` for each."""
+
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRound:
     """Everything appended since the last round is committed: visible to ``read_committed`` readers, for good."""
 
@@ -184,6 +251,8 @@ Effect = (
     | AppendControl
     | AppendTogether
     | SendOffsets
+    | Look
+    | AbortRound
     | CommitRound
     | EndOffsets
     | TakeIdentity
@@ -281,6 +350,17 @@ def send_offsets(items: Sequence[GroupOffsets]) -> Steps[tuple[int, str] | None]
     """See :class:`SendOffsets`."""
     refused: tuple[int, str] | None = yield SendOffsets(tuple(items))
     return refused
+
+
+def look(queries: Sequence[Query]) -> Steps[Sequence[Found | Undecided]]:
+    """See :class:`Look`."""
+    answers: Sequence[Found | Undecided] = yield Look(tuple(queries))
+    return answers
+
+
+def abort_round() -> Steps[None]:
+    """See :class:`AbortRound`."""
+    yield AbortRound()
 
 
 def commit_round() -> Steps[None]:

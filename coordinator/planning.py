@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bridge.model.buffer import BufferedTransaction
+from bridge.model.conditions import StreamCondition
 from bridge.model.records import Roll
 from bridge.model.transaction import State
 from coordinator.group import GroupState
@@ -67,7 +68,9 @@ def plan_round(group: GroupState) -> Round:
             if fault is not None:
                 return DirectRound(tuple(ready)) if ready else Refusal(transaction, fault)
             if rolls:
-                return DirectRound(tuple(ready)) if ready else _gather(group, rolls)
+                return DirectRound(tuple(ready)) if ready else _gather(group, transaction, rolls)
+            if conditions_of(transaction):
+                return DirectRound(tuple(ready) or (transaction,))
         if ready and (
             size + transaction.bytes > settings.round_bytes_max or len(ready) >= settings.round_transactions_max
         ):
@@ -75,6 +78,11 @@ def plan_round(group: GroupState) -> Round:
         ready.append(transaction)
         size += transaction.bytes
     return DirectRound(tuple(ready)) if ready else None
+
+
+def conditions_of(transaction: BufferedTransaction) -> tuple[StreamCondition, ...]:
+    """The conditions of a transaction whose commit was asked for; it has a round of its own if there are any."""
+    return () if transaction.manifest is None else transaction.manifest.conditions
 
 
 class _Shapes:
@@ -139,18 +147,19 @@ def rolls_of(group: GroupState, transaction: BufferedTransaction) -> dict[str, i
     }
 
 
-def _gather(group: GroupState, rolls: dict[str, int]) -> RollingRound:
-    """All waiting transactions that the same rolls serve, in decision order.
+def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]) -> RollingRound:
+    """All waiting transactions that the same rolls serve, in decision order; one with conditions alone.
 
-    Left out are those that would merge into the active epoch of a stream that is being rolled, and, so that one
-    client's commits keep their order, those of a client of which an earlier transaction was left out.
+    Left out are those that would merge into the active epoch of a stream that is being rolled, those with conditions,
+    and, so that one client's commits keep their order, those of a client of which an earlier one was left out.
     """
     chosen: list[BufferedTransaction] = []
     passed: set[str] = set()
-    for transaction in group.fold.decided.values():
+    for transaction in [first] if conditions_of(first) else group.fold.decided.values():
         if len(chosen) >= group.settings.rolling_transactions_max:
             break
-        if transaction.begin.client_name not in passed and _is_served(group, transaction, rolls):
+        alone = transaction is not first and conditions_of(transaction)
+        if not alone and transaction.begin.client_name not in passed and _is_served(group, transaction, rolls):
             chosen.append(transaction)
         else:
             passed.add(transaction.begin.client_name)

@@ -24,6 +24,7 @@ from bridge.errors import (
     TransactionClosed,
     TransactionCommitted,
     TransactionExpired,
+    TransactionRefused,
 )
 from bridge.futures import LightFuture
 from bridge.model.control import EXPIRED, ControlKind, ControlRecord, decode_control, peek_kind
@@ -146,6 +147,15 @@ class Completion:
             )
         if self.failure is not None:
             return self._incomplete(name)
+        if record.refused is not None:
+            return TransactionRefused(
+                f"{record.refused}; transaction {name} is aborted, nothing of it is visible",
+                transaction=name,
+                stream=record.refused.stream,
+                key=record.refused.key,
+                expected=record.refused.expected,
+                actual=record.refused.actual,
+            )
         return TransactionAborted(
             f"transaction {name} is aborted ({record.reason}); nothing of it is visible",
             transaction=name,

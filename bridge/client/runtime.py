@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from bridge.client.catalog import Catalog
 from bridge.client.outcomes import OutcomeTail
 from bridge.client.routing import Route
 from bridge.client.sender import Sender
@@ -20,6 +21,7 @@ class Runtime:
     """The machinery of one connection."""
 
     sender: Sender
+    catalog: Catalog
     outcomes: OutcomeTail
     limits: FrameLimits
     commit_timeout_s: float

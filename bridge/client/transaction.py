@@ -16,12 +16,16 @@ from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
+from bridge.cas.arguments import Expected
+from bridge.client.conditions import new_condition, with_condition
 from bridge.client.futures import Completion, OutcomeFuture
 from bridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Delivered
 from bridge.client.writing import Writing
 from bridge.errors import InvalidRequestError, OutcomeUnknown, RollbridgeError
+from bridge.model.cas import Scope
+from bridge.model.conditions import StreamCondition
 from bridge.model.frames import (
     HEADER,
     MAGIC,
@@ -60,7 +64,7 @@ class Transaction(Writing):
     Made by :meth:`bridge.Bridge.begin`. Nothing of it is visible before :meth:`commit`, and then all of it is.
     """
 
-    __slots__ = ("_held", "_offsets", "_pieces", "_result", "_wish")
+    __slots__ = ("_conditions", "_held", "_offsets", "_pieces", "_result", "_wish")
 
     def __init__(self, runtime: Runtime, plan: Plan, counter: int) -> None:
         """Begin without waiting: the BEGIN frames go to all streams now, or to a single one with what comes next."""
@@ -70,6 +74,7 @@ class Transaction(Writing):
         self._wish = _Wish.NONE
         self._pieces: list[Piece] = []
         self._offsets: dict[str, GroupOffsets] = {}
+        self._conditions: tuple[StreamCondition, ...] = ()
         self._held: list[bytes] = []  # the manifest of a commit that waits for other buffers
         self._result: CommitResult | None = None
         runtime.outcomes.waiting[key] = completion
@@ -108,6 +113,7 @@ class Transaction(Writing):
             timeout: How long to wait for the answer; None is the connection's ``commit_timeout``.
 
         Raises:
+            TransactionRefused: a condition of it does not hold; nothing of it is visible.
             TransactionExpired, TransactionAborted, IncompleteError: nothing of it is visible.
             OutcomeUnknown: asked for, but not answered in time; ask again.
             BackpressureError: could not be asked for; the transaction is still open.
@@ -160,6 +166,33 @@ class Transaction(Writing):
                     f"a transaction commits at most {PARTITIONS_MAX} offsets; these were not taken, the others were"
                 )
             self._offsets[group] = joined
+
+    def expect(
+        self, stream: str, *, key: bytes | None = None, sn: Expected, scope: Scope | str = Scope.SEGMENT
+    ) -> None:
+        """Commit this transaction only if a stream still is where ``sn`` says: compare-and-set for many records.
+
+        It is looked at by the leader, when it merges the transaction: nobody else's record can come between the look
+        and the records of this transaction. Own records do not count. If it does not hold, the transaction ends as
+        aborted, and the commit raises :class:`~bridge.errors.TransactionRefused` with the SN that is there. Several
+        conditions must all hold.
+
+        Args:
+            stream: One of the transaction's streams; it need not write to it.
+            key: Chooses the segment; may be left out for a stream of one segment.
+            sn: SN, DLSN or sequence id of the last record, as a conditional writer's ``tail`` or ``write`` gives it;
+                ``EMPTY``: there is none.
+            scope: ``segment``: the last record of the key's segment; ``key``: the last one with this key.
+
+        Raises:
+            InvalidRequestError: nothing that could hold, or too much of it; the transaction stays usable.
+            TransactionClosed: its end was asked for.
+        """
+        condition = new_condition(self._runtime, self._plan, stream, key, sn, scope)
+        with self._lock:
+            if self._finished or self._completion.closed:
+                raise self._refusal()
+            self._conditions = with_condition(self._conditions, condition)
 
     def abort(self, reason: str = "client", timeout: Timeout = None) -> None:
         """Make sure that nothing of it will ever be visible, and return once that is decided.
@@ -242,7 +275,10 @@ class Transaction(Writing):
     def _ask_for_commit(self) -> None:
         """Send the COMMIT frame, or leave that to the last acknowledgement from another buffer."""
         entries = tuple((*piece.key, piece.records) for piece in self._pieces)
-        manifest = _manifest_with(entries, tuple(self._offsets.values())) if self._offsets else _manifest(entries)
+        if self._offsets or self._conditions:
+            manifest = _manifest_with(entries, tuple(self._offsets.values()), self._conditions)
+        else:
+            manifest = _manifest(entries)
         if self._outbox is not None:
             if not self._outbox.has_room(manifest):
                 self._send_outbox()
@@ -357,11 +393,15 @@ class AbortFuture(OutcomeFuture[None]):
 @lru_cache(maxsize=4096)
 def _manifest(entries: tuple[tuple[int, int, int, int], ...]) -> bytes:
     """The value of a COMMIT frame. Small transactions mostly have one of a few shapes, hence the cache."""
-    return _manifest_with(entries, ())
+    return _manifest_with(entries, (), ())
 
 
-def _manifest_with(entries: tuple[tuple[int, int, int, int], ...], offsets: tuple[GroupOffsets, ...]) -> bytes:
-    return Manifest({PieceKey(*entry[:3]): entry[3] for entry in entries}, offsets).encode()
+def _manifest_with(
+    entries: tuple[tuple[int, int, int, int], ...],
+    offsets: tuple[GroupOffsets, ...],
+    conditions: tuple[StreamCondition, ...],
+) -> bytes:
+    return Manifest({PieceKey(*entry[:3]): entry[3] for entry in entries}, offsets, conditions).encode()
 
 
 def _triples(offsets: Offsets) -> Iterator[tuple[str, int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -107,11 +107,28 @@ class Waiting:
     waiting: dict[bytes, Completion] = field(default_factory=dict)
 
 
+class Streams:
+    """Streams of two segments whose first epoch is sealed."""
+
+    def __init__(self) -> None:
+        first = EpochHistory.create(even_ranges(2), 0)
+        second = replace(
+            first.plan_scale([0, 1], even_ranges(2), 1), sealed_ends={item.id: 5 for item in first.active.segments}
+        )
+        self.history = first.with_records(second)
+
+    def view(self, stream: str) -> Streams:
+        return self
+
+    read = view
+
+
 @dataclass
 class Bench:
     """A client without a cluster."""
 
     sender: RecordingSender = field(default_factory=RecordingSender)
+    catalog: Streams = field(default_factory=Streams)
     outcomes: Waiting = field(default_factory=Waiting)
     plan: Plan = field(init=False)
     runtime: Runtime = field(init=False)
@@ -120,6 +137,7 @@ class Bench:
         self.use(ORDERS, PAYMENTS)
         self.runtime = Runtime(
             self.sender,  # type: ignore[arg-type]
+            self.catalog,  # type: ignore[arg-type]
             self.outcomes,  # type: ignore[arg-type]
             FrameLimits(),
             0.01,

@@ -5,7 +5,7 @@ Source: PDP-24, ``mergeSegments`` (same primary, sealed source, open target); Di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from bridge.model.buffer import BufferedTransaction, FrameRef
@@ -13,9 +13,25 @@ from bridge.model.control import ControlKind, ControlRecord, Run, add_run
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import parse_segment_topic
 from bridge.model.transaction import State
-from coordinator.effects import Steps, append_control, append_together, commit_round, merge_frames, send_offsets
+from coordinator.effects import (
+    Steps,
+    abort_round,
+    append_control,
+    append_together,
+    commit_round,
+    merge_frames,
+    send_offsets,
+)
 from coordinator.group import GroupState
-from coordinator.planning import Target, targets
+from coordinator.planning import Target, conditions_of, targets
+from coordinator.procedures.conditions import (
+    NOTHING_ROLLED,
+    TRIES,
+    Before,
+    NotMet,
+    Verdict,
+    check_conditions,
+)
 
 
 def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
@@ -26,22 +42,23 @@ def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction],
 
 
 def append_round(
-    group: GroupState, transactions: Sequence[BufferedTransaction], topics: Target, now_ms: int
+    group: GroupState,
+    transactions: Sequence[BufferedTransaction],
+    topics: Target,
+    now_ms: int,
+    rolled: Mapping[str, Before] = NOTHING_ROLLED,
 ) -> Steps[None]:
     """Append a round's offsets, frames and control records; nothing is visible until the round is committed.
 
-    A transaction whose offsets are refused, because its consumer was replaced by others, is logged as aborted.
+    A transaction whose offsets are refused, because its consumer was replaced by others, is logged as aborted. So is
+    one whose conditions do not hold; it is alone in its round.
     """
+    if any(map(conditions_of, transactions)):
+        (transaction,) = transactions
+        yield from _append_if(group, transaction, topics, now_ms, rolled)
+        return
     with_offsets = yield from _append_offsets(group, transactions, now_ms)
-    items: list[tuple[str, FrameRef]] = []
-    spans: list[int] = []
-    for transaction in transactions:
-        if transaction.state is State.COMMITTING:
-            epochs = transaction.begin.epochs
-            for frame in transaction.merged_frames():
-                name, epoch = epochs[frame.piece.stream]
-                items.append((topics[name, epoch, frame.piece.segment], frame))
-        spans.append(len(items))
+    items, spans = _items(transactions, topics)
 
     def records(offsets: Sequence[int]) -> list[ControlRecord]:
         starts = [0, *spans[:-1]]
@@ -61,6 +78,55 @@ def append_round(
     offsets = (yield from merge_frames(items)) if items else ()
     group.forecast.note(items, offsets)
     yield from append_control(group.commit_log, records(offsets))
+
+
+def _append_if(
+    group: GroupState,
+    transaction: BufferedTransaction,
+    topics: Target,
+    now_ms: int,
+    rolled: Mapping[str, Before],
+) -> Steps[None]:
+    """The same for one transaction, of which nothing stays but its ABORT record unless its conditions hold."""
+    for _ in range(TRIES):
+        with_offsets = yield from _append_offsets(group, [transaction], now_ms)
+        items, _ = _items([transaction], topics)
+        offsets = (yield from merge_frames(items)) if items else ()
+        group.forecast.note(items, offsets)
+        if transaction.state is not State.COMMITTING:
+            verdict: Verdict | NotMet = Verdict.HOLD  # it is to be logged as aborted, whatever was expected
+        else:
+            verdict = yield from check_conditions(group, transaction, items, offsets, rolled)
+        if verdict is Verdict.HOLD:
+            record = _control_record(group, transaction, items, offsets, 0, len(items), now_ms)
+            yield from append_control(group.commit_log, [record])
+            return
+        if with_offsets or items:
+            yield from abort_round()
+        if isinstance(verdict, NotMet):
+            break
+        group.counts["rounds_repeated"] += 1
+    else:
+        verdict = NotMet("disturbed: others kept writing between its records; begin the transaction again")
+    transaction.refused = verdict.condition
+    group.fold.refuse(transaction.id, verdict.reason, now_ms)
+    group.counts["conditions_refused"] += 1
+    record = _control_record(group, transaction, (), (), 0, 0, now_ms)
+    yield from append_control(group.commit_log, [record])
+
+
+def _items(transactions: Sequence[BufferedTransaction], topics: Target) -> tuple[list[tuple[str, FrameRef]], list[int]]:
+    """The frames of a round with their topics, and where in this list those of each transaction end."""
+    items: list[tuple[str, FrameRef]] = []
+    ends: list[int] = []
+    for transaction in transactions:
+        if transaction.state is State.COMMITTING:
+            epochs = transaction.begin.epochs
+            for frame in transaction.merged_frames():
+                name, epoch = epochs[frame.piece.stream]
+                items.append((topics[name, epoch, frame.piece.segment], frame))
+        ends.append(len(items))
+    return items, ends
 
 
 def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[bool]:
@@ -141,6 +207,7 @@ def _control_record(
         decided_ms=now_ms,
         controller_epoch=group.controller_epoch,
         placement=placement,
+        refused=transaction.refused,
     )
 
 

@@ -15,6 +15,9 @@ PDP-24 merges and seals first and seals the active segments last. Here they are 
 visible, because a plain write after the commit's answer could otherwise land in a segment that readers take before
 the merged one. Writers stand still for step 4 only, readers never: the long part, step 3, happens before.
 
+A transaction with conditions is rolled alone, and steps 4 and 5 come before step 3: what its conditions are about must
+not change any more when they are looked at. If they do not hold, its frames are not in the round, only its outcome is.
+
 Source: PDP-24, "CommitTransaction" and the temporary node of "Controller changes".
 """
 
@@ -25,15 +28,19 @@ from dataclasses import replace
 
 from bridge.model import paths
 from bridge.model.buffer import BufferedTransaction
-from bridge.model.epochs import EpochRecord
+from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.nodes import CreateNode, DeleteNode, SetNode
 from bridge.model.records import Committing, Roll, epoch_to_json
 from coordinator.effects import Steps, commit_round, create_topics, seal, write
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
-from coordinator.planning import targets
+from coordinator.planning import conditions_of, targets
+from coordinator.procedures.conditions import Before
 from coordinator.procedures.merge import append_round, settle
 from coordinator.topics import segment_topic_spec
+
+_Plan = tuple[Roll, StreamState, EpochRecord, EpochRecord]
+"""What one stream gets: the duplicate of the transactions' epoch, and that of the active one."""
 
 
 def roll(
@@ -69,18 +76,25 @@ def finish_roll(
                 for item in (*duplicate.segments, *fresh.segments)
             ]
         )
-        yield from append_round(group, transactions, targets(group, committing.rolls), committing.created_ms)
-        if any(len(stream.history.records) <= roll.duplicate_epoch for roll, stream, _, _ in plans):
-            group.forecast.forget((yield from _publish(plans)))
+        topics = targets(group, committing.rolls)
+        # Conditions are about what the active segments hold in the end, so these are sealed before they are looked at.
+        first_seal = any(map(conditions_of, transactions))
+        if first_seal:
+            yield from _publish_once(group, plans)
+        rolled = {
+            roll.stream: Before(EpochHistory(stream.history.records[: roll.duplicate_epoch]), stream.history)
+            for roll, stream, _, _ in plans
+        }
+        yield from append_round(group, transactions, topics, committing.created_ms, rolled)
+        if not first_seal:
+            yield from _publish_once(group, plans)
         yield from commit_round()
         settle(group, transactions)
-    topics = {
-        stream.config.name.segment_topic(item.id): (stream, item.id)
-        for _, stream, duplicate, _ in plans
-        for item in duplicate.segments
-    }
-    ends = yield from seal(list(topics))
-    group.forecast.forget(topics)
+    duplicates = [
+        stream.config.name.segment_topic(item.id) for _, stream, duplicate, _ in plans for item in duplicate.segments
+    ]
+    ends = yield from seal(duplicates)
+    group.forecast.forget(duplicates)
     operations: list[SetNode | DeleteNode] = []
     for roll, stream, duplicate, _ in plans:
         closed = {item.id: ends[stream.config.name.segment_topic(item.id)] for item in duplicate.segments}
@@ -92,8 +106,10 @@ def finish_roll(
     group.counts["rolling_commits"] += 1
 
 
-def _publish(plans: Sequence[tuple[Roll, StreamState, EpochRecord, EpochRecord]]) -> Steps[list[str]]:
-    """Seal the active segments and publish both epochs of every stream in one multi; gives the sealed topics."""
+def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[None]:
+    """Seal the active segments and publish both epochs of every stream in one multi, unless that has been done."""
+    if all(len(stream.history.records) > roll.duplicate_epoch for roll, stream, _, _ in plans):
+        return
     topics = [
         stream.config.name.segment_topic(item.id)
         for _, stream, _, _ in plans
@@ -113,7 +129,7 @@ def _publish(plans: Sequence[tuple[Roll, StreamState, EpochRecord, EpochRecord]]
         raise StaleStateError("an epoch of the rolling commit exists already")
     for stream, history in histories:
         stream.history = history
-    return topics
+    group.forecast.forget(topics)
 
 
 def _epochs(group: GroupState, roll: Roll, created_ms: int) -> tuple[EpochRecord, EpochRecord]:

@@ -27,6 +27,7 @@ from coordinator.shell.consumers import FrameReader, read_commit_log
 from coordinator.shell.control_batch import control_batches
 from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
+from coordinator.shell.outlook import Outlook
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Interpreter:
         self._fence = CheckNode(paths.controller(group), controller_version)
         self._admin = TopicAdmin(settings.bootstrap_servers, security=settings.security)
         self._reader = FrameReader(settings.bootstrap_servers, settings.security)
+        self._outlook = Outlook(settings)
         self._appenders = [
             TransactionalAppender(
                 settings.bootstrap_servers, group.transactional_id(number), security=settings.security
@@ -97,6 +99,7 @@ class Interpreter:
         """End the term: what is open in Kafka is aborted."""
         for appender in self._appenders:
             appender.close()
+        self._outlook.close()
         self._reader.close()
 
     def _execute(self, effect: fx.Effect) -> Any:
@@ -109,6 +112,11 @@ class Interpreter:
                 return self._append_together(effect)
             case fx.SendOffsets(offsets):
                 return self._send_offsets(offsets)
+            case fx.Look(queries):
+                return self._outlook.look(queries)
+            case fx.AbortRound():
+                self._current.abort()
+                self._current = next(self._turn)
             case fx.CommitRound():
                 self._current.commit()
                 self._current = next(self._turn)
@@ -128,6 +136,7 @@ class Interpreter:
                 return self._create_topics(topics)
             case fx.DeleteTopics(topics):
                 self._admin.delete_topics(topics)
+                self._outlook.forget()
             case fx.TopicIds(topics):
                 return self._topic_ids(topics)
             case fx.Seal(topics):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.model import paths
 from bridge.model.buffer import BufferFold, BufferLimits, Partition
+from bridge.model.conditions import StreamCondition
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
@@ -22,6 +23,7 @@ from coordinator import effects as fx
 from coordinator.agenda import work
 from coordinator.group import GroupState, LeaderSettings
 from coordinator.procedures.takeover import finish_pending, take_over
+from coordinator.tests.sim_conditions import expectation
 from coordinator.tests.sim_world import Blocked, Fenced, Record, World
 
 LEASE_MS = 4_000
@@ -46,6 +48,7 @@ class Attempt:
     records: list[tuple[StreamName, Record]] = field(default_factory=list)
     pieces: dict[PieceKey, int] = field(default_factory=dict)
     offsets: tuple[GroupOffsets, ...] = ()
+    conditions: tuple[StreamCondition, ...] = ()
     ended: str = ""
     outcome: ControlRecord | None = None
 
@@ -111,7 +114,9 @@ class Client:
             self.current.ended = "commit"
             if self.rng.random() < 0.4:
                 self.current.offsets = (self._offsets(),)
-            manifest = Manifest(dict(self.current.pieces), self.current.offsets)
+            if self.rng.random() < 0.4:
+                self.current.conditions = tuple(self._conditions(self.current.begin))
+            manifest = Manifest(dict(self.current.pieces), self.current.offsets, self.current.conditions)
             self._send(self.current.begin.home, FrameHeader(FrameKind.COMMIT, self.current.id.bytes), manifest.encode())
         elif chance < 0.96:
             self.current.ended = "abort"
@@ -126,6 +131,16 @@ class Client:
             self.world.generations[group] = self.world.generations.get(group, 0) + 1
         self.read += 1
         return GroupOffsets(group, {(self.name, 0): self.read}, self.world.generations.get(group, 0), self.name)
+
+    def _conditions(self, begin: BeginFrame) -> Iterator[StreamCondition]:
+        for _ in range(self.rng.randint(1, 2)):
+            name = self.rng.choice(list(begin.streams))
+            stream = StreamName.parse(name)
+            keys = [f"{self.name}-{number}" for number in range(4)]
+            history = history_of(self.world, stream)
+            found = expectation(self.world, begin.places[name], stream, history, keys, self.rng)
+            if found is not None:
+                yield found
 
     def _write(self, attempt: Attempt) -> None:
         """Send one frame of one to three records for one segment of the reference epoch."""

@@ -9,6 +9,7 @@ from bridge.model.epochs import check_chain
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName
 from coordinator.tests.sim_actors import Client, history_of
+from coordinator.tests.sim_conditions import condition_faults, refusal_faults
 from coordinator.tests.sim_world import Record, World
 
 
@@ -102,13 +103,18 @@ def _check_clients(
                 found.append(f"transaction {attempt.id} is committed but its client asked for {attempt.ended!r}")
             if outcome.reason == "offsets refused" and not attempt.offsets:
                 found.append(f"{attempt.id} was refused for the offsets of another transaction")
-            if not committed and attempt.ended == "commit" and outcome.reason not in ("expired", "offsets refused"):
+            if outcome.refused is not None:
+                found.extend(refusal_faults(str(attempt.id), attempt.conditions, outcome.refused))
+            elif not committed and attempt.ended == "commit" and outcome.reason not in ("expired", "offsets refused"):
                 found.append(f"the commit of {attempt.id} was refused: {outcome.reason}")
             if attempt.outcome is not None and attempt.outcome != outcome:
                 found.append(f"the outcome of {attempt.id} has flipped")
             if [world.group_offsets.count(item) for item in attempt.offsets] != [int(committed)] * len(attempt.offsets):
                 found.append(f"the offsets of {attempt.id} do not go with its outcome, {outcome.kind}")
             if committed:
+                for wanted in attempt.conditions:
+                    name = StreamName.parse(list(attempt.begin.streams)[wanted.stream])
+                    found.extend(condition_faults(world, name, history_of(world, name), str(attempt.id), wanted))
                 for stream, record in attempt.records:
                     expected[str(stream), record.value] += 1
                 if outcome.records != len(attempt.records):

@@ -8,15 +8,19 @@ topic takes nothing. A crash in the middle of an effect may leave any part of it
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from bridge.model import paths
 from bridge.model.buffer import FrameRef
+from bridge.model.cas import Scope
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.sequence import DLSN
+from bridge.model.sn import EMPTY, SN
 from coordinator import effects as fx
 
 
@@ -85,7 +89,8 @@ class World:
 
     ``faults`` names defects for testing the checks: ``no-fencing`` (an old leader may append), ``torn-round`` (records
     become visible before the outcome), ``lossy-multi`` (a multi may be carried out in part), ``open-seal`` (sealing
-    does not keep writers out).
+    does not keep writers out), ``blind-forecast`` (offsets are believed, not looked at), ``blind-look`` (conditions
+    hold whatever stands there), ``unwatched`` (nobody looks at what others wrote between own records).
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -98,6 +103,8 @@ class World:
         self.made = 0
         self.generations: dict[str, int] = {}
         self.group_offsets: list[GroupOffsets] = []
+        self.in_between: Callable[[str], None] = lambda _: None
+        """Called with a topic between two frames that are appended to it."""
 
     # What clients do.
 
@@ -140,6 +147,10 @@ class World:
                 return self.append_together(items, expected, topic, records, leader)
             case fx.SendOffsets(offsets):
                 return self.send_offsets(offsets, leader)
+            case fx.Look(queries):
+                return [self.look(query) for query in queries]
+            case fx.AbortRound():
+                self.end(leader, "aborted")
             case fx.CommitRound():
                 self.end(leader, "committed")
             case fx.EndOffsets(partitions):
@@ -227,11 +238,13 @@ class World:
 
     def merge(self, items: Sequence[tuple[str, FrameRef]], leader: int) -> list[int]:
         """Append the records of frames inside the leader's native transaction."""
-        offsets = []
+        offsets: list[int] = []
         for topic, frame in items:
             batch = frame.batch
             if batch is None:
                 batch = self.topics[frame.partition[0]].entries[frame.offset].item[1]
+            if offsets:
+                self.in_between(topic)
             offsets.append(len(self.topics[topic].entries))
             for key, value, transaction, sequence in json.loads(batch):
                 self._append(topic, Record(key, value, transaction, sequence), leader)
@@ -273,6 +286,33 @@ class World:
                 return place, "offsets refused"
             self.open.setdefault(leader, Native(leader)).offsets.append(item)
         return None
+
+    def look(self, query: fx.Query) -> fx.Found:
+        """Look at what stands in the course of a key; blocked while something before is undecided."""
+        stages = query.course.stages
+        active = self.topics[query.stream.segment_topic(stages[0].segment)]
+        end = len(active.entries) if query.end is None else query.end
+        if active.stable_end() < end:
+            raise Blocked
+        if "blind-look" in self.faults:
+            return fx.Found(query.condition.expected if query.since is None else EMPTY, end)
+        key = query.condition.key.decode() if query.condition.scope is Scope.KEY and query.condition.key else None
+        last = EMPTY
+        for stage in stages:
+            rows = self.topics[query.stream.segment_topic(stage.segment)].visible()
+            below = end if stage is stages[0] else stage.end or 0
+            found = [offset for offset, row in rows if offset < below and key in (None, row.key)]
+            found = [offset for offset in found if query.since is None or stage.base + offset > query.since]
+            if found:
+                last = SN(DLSN.of(stage.segment, found[-1]), None, stage.base + found[-1])
+                break
+        foreign = [
+            entry.item
+            for before, after in pairwise(query.own)
+            for entry in active.entries[before.end : after.start]
+            if entry.item is not None and key in (None, entry.item.key)
+        ]
+        return fx.Found(last, end, bool(foreign) and "unwatched" not in self.faults)
 
     def end(self, leader: int, state: str) -> None:
         """End the leader's native transaction."""

@@ -11,12 +11,12 @@ from collections import Counter
 import pytest
 
 from bridge.model import paths
-from bridge.model.names import GroupName, StreamName
+from bridge.model.names import GroupName, StreamName, parse_segment_topic
 from bridge.model.records import Group, Request, RequestKind
 from coordinator.errors import StaleStateError
 from coordinator.tests.sim_actors import Client, Leader, history_of, scale_request
 from coordinator.tests.sim_checks import faults
-from coordinator.tests.sim_world import Fenced, World
+from coordinator.tests.sim_world import Fenced, Record, World
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
@@ -47,6 +47,7 @@ class Run:
         self.leaders = [Leader(self.world, GROUP, self.forgetful)]
         self._until(lambda: len(self.world.children(paths.streams("sales"))) == len(STREAMS))
         self.clients = [Client(f"c{number}", self.world, STREAMS, self.rng) for number in range(5)]
+        self.world.in_between = self._interrupt
 
     def go(self) -> list[str]:
         """Run with crashes, then let everything end; gives the broken promises."""
@@ -93,6 +94,14 @@ class Run:
             self._lead()
         raise AssertionError("the system does not come to rest")
 
+    def _interrupt(self, topic: str) -> None:
+        """Somebody writes plainly between two frames of a round."""
+        stream, segment = parse_segment_topic(topic)
+        if self.rng.random() < 0.1 and segment in history_of(self.world, stream).active.segment_ids:
+            record = Record(f"x-{topic}", f"x-{topic}={len(self.world.topics[topic].entries)}")
+            if self.world.produce(topic, record) is not None:
+                self.clients[0].plain.append((stream, record))
+
     def _crash(self, leader: Leader | None = None) -> None:
         leader = leader or self.rng.choice(self.leaders)
         leader.crash(self.rng.random())
@@ -126,11 +135,19 @@ def test_no_promise_is_broken_whatever_crashes_where(block: int) -> None:
 MUST_CRASH_AT = {
     f"{procedure}/{effect}"
     for procedure, effects in {
-        "merge_direct": ("SendOffsets", "MergeFrames", "AppendControl", "AppendTogether", "CommitRound"),
-        "roll": ("Write", "CreateTopics", "SendOffsets", "MergeFrames", "AppendControl", "Seal", "CommitRound"),
+        "merge_direct": (
+            "SendOffsets",
+            "MergeFrames",
+            "Look",
+            "AbortRound",
+            "AppendControl",
+            "AppendTogether",
+            "CommitRound",
+        ),
+        "roll": ("Look", "Write", "CreateTopics", "SendOffsets", "MergeFrames", "AppendControl", "Seal", "CommitRound"),
         "scale": ("Write", "CreateTopics", "Seal"),
         "take_over": ("TakeIdentity", "ReadCommitLog", "CreateTopics", "Seal", "Write"),
-        "finish_pending": ("CreateTopics", "MergeFrames", "AppendControl", "Seal", "Write", "CommitRound"),
+        "finish_pending": ("Look", "CreateTopics", "MergeFrames", "AppendControl", "Seal", "Write", "CommitRound"),
         "record_long": ("AppendControl", "CommitRound", "Write"),
         "remove_records": ("Write",),
     }.items()
@@ -143,6 +160,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     points: Counter[str] = Counter()
     endings: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
+    conditional: Counter[str] = Counter()
     offsets = 0
     for seed in range(1_000, 1_100):
         run = Run(seed, fragility=0.03)
@@ -153,16 +171,21 @@ def test_the_runs_cover_what_they_are_for() -> None:
         endings.update(attempt.ended for attempt in attempts)
         reasons.update(attempt.outcome.reason for attempt in attempts if attempt.outcome is not None)
         offsets += len(run.world.group_offsets)
+        for attempt in attempts:
+            if attempt.conditions and attempt.outcome is not None:
+                conditional["refused" if attempt.outcome.refused else attempt.outcome.kind.value] += 1
     assert causes["rolling-transactions"] > 300
     assert causes["scale"] > 500
     assert not MUST_CRASH_AT - points.keys(), points
     assert reasons["offsets refused"] > 20
     assert offsets > 500
+    assert min(conditional["refused"], conditional["COMMIT"]) > 200, conditional
     assert min(endings["commit"], endings["abort"], endings["silent"]) > 200
 
 
 @pytest.mark.parametrize(
-    "defect", ["no-fencing", "torn-round", "lossy-multi", "open-seal", "forgetful", "blind-forecast"]
+    "defect",
+    ["no-fencing", "torn-round", "lossy-multi", "open-seal", "forgetful", "blind-forecast", "blind-look", "unwatched"],
 )
 def test_the_checks_catch_a_defect(defect: str) -> None:
     for seed in range(150):

@@ -1,0 +1,74 @@
+"""Looking at segments for the conditions of transactions, for one leader.
+
+What was looked at once is remembered for the leader's term, so a stream whose transactions are conditional is read
+once, and no more than its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from bridge.cas.lookup import StreamLogs
+from bridge.cas.segment_log import WaitedTooLong
+from bridge.kafka.fetch import LogReader
+from bridge.kafka.metadata import Cluster, Isolation
+from bridge.model.cas import Scope
+from bridge.model.names import StreamName
+from coordinator.config import CoordinatorSettings
+from coordinator.effects import Found, Query, Undecided
+
+CONDITIONS_S: Final = 5.0
+"""How long other native transactions that were begun earlier may stay open before a conditional one is refused."""
+
+
+class Outlook:
+    """Answers queries; used by one thread."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._reader = LogReader(Cluster(settings.bootstrap_servers, security=settings.security))
+        self._logs: dict[StreamName, StreamLogs] = {}
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._reader.close()
+
+    def forget(self) -> None:
+        """Drop what is remembered: a topic may be another one of the same name from now on."""
+        self._logs.clear()
+
+    def look(self, queries: Sequence[Query]) -> list[Found | Undecided]:
+        """See :class:`coordinator.effects.Look`.
+
+        Raises:
+            TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError
+        """
+        deadline = time.monotonic() + CONDITIONS_S
+        return [self._answer(query, deadline) for query in queries]
+
+    def _answer(self, query: Query, deadline: float) -> Found | Undecided:
+        logs = self._logs.setdefault(query.stream, StreamLogs(query.stream))
+        condition = query.condition
+        try:
+            end = logs.active(query.course).end_now(self._reader) if query.end is None else query.end
+            if condition.scope is Scope.KEY and condition.key is not None:
+                last = logs.last_of(query.course, self._reader, condition.key, query.since, end, deadline)
+            else:
+                last = logs.last(query.course, self._reader, end, deadline)
+        except WaitedTooLong as fault:
+            return Undecided(f"an earlier native transaction stays open: {fault}")
+        return Found(last, end, self._is_disturbed(query))
+
+    def _is_disturbed(self, query: Query) -> bool:
+        """Whether a record of somebody else, committed or not, stands between own ones, in the condition's scope."""
+        wanted = query.condition.key if query.condition.scope is Scope.KEY else None
+        topic = query.stream.segment_topic(query.course.active)
+        for before, after in zip(query.own, query.own[1:], strict=False):
+            place = before.end
+            while place < after.start:
+                part = self._reader.fetch(topic, place, wait_ms=200, isolation=Isolation.READ_UNCOMMITTED)
+                if any(record.offset < after.start and wanted in (None, record.key) for record in part.records):
+                    return True
+                place = part.end
+        return False
