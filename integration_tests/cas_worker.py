@@ -21,7 +21,8 @@ from bridge import ANY as ANY_SN
 from bridge import EMPTY as EMPTY_SN
 from bridge import SN
 from bridge.cas.writer import CasWriter
-from bridge.errors import CasOutcomeUnknown, CasWriteError, UnavailableError
+from bridge.errors import CasOutcomeUnknown, CasWriteError, OutcomeUnknown, TransactionAborted, UnavailableError
+from bridge.model.sn import sequence_bases
 from integration_tests.histories import ANY, EMPTY, FOREVER, Answer, Look, Operation, Write
 
 Line = dict[str, Any]
@@ -30,7 +31,10 @@ Note = Callable[[Line], None]
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker does: ``operations`` operations on ``keys`` of ``stream``, named after ``name``."""
+    """What a worker does: ``operations`` operations on ``keys`` of ``stream``, named after ``name``.
+
+    With ``in_transactions`` each write is a rolling transaction with a condition.
+    """
 
     bootstrap_servers: str
     zookeeper: str
@@ -41,10 +45,28 @@ class Task:
     operations: int
     seed: int
     out: str
+    in_transactions: bool = False
 
 
-def work(writer: CasWriter, task: Task, note: Note) -> None:
+def write_in_transaction(client: bridge.Bridge, stream: str, key: bytes, value: bytes, expected: SN, scope: str) -> SN:
+    """A transaction of one record; gives its SN."""
+    transaction = client.begin(stream)
+    transaction.expect(stream, key=key, sn=expected, scope=scope)
+    written = transaction.write(stream, key=key, value=value)
+    transaction.commit()
+    dlsn = written.result()
+    base = sequence_bases(client.admin.history(stream))[dlsn.segment]
+    return SN(dlsn, None, base + dlsn.offset)
+
+
+def work(client: bridge.Bridge, writer: CasWriter, task: Task, note: Note) -> None:
     """Carry out the operations and note them."""
+    write = writer.write
+    if task.in_transactions:
+
+        def write(key: bytes, value: bytes, *, expected: SN, scope: str) -> SN:
+            return write_in_transaction(client, task.stream, key, value, expected, scope)
+
     choice = random.Random(task.seed)
     known = EMPTY_SN
     known_of: dict[str, SN] = {}
@@ -74,14 +96,17 @@ def work(writer: CasWriter, task: Task, note: Note) -> None:
             }
         )
         try:
-            sn = writer.write(key.encode(), identity.encode(), expected=expected, scope="key" if by_key else "segment")
+            sn = write(key.encode(), identity.encode(), expected=expected, scope="key" if by_key else "segment")
         except CasWriteError as refusal:
             note(_answer(identity, Answer.REFUSED, actual=_place(refusal.actual)))
             sn = refusal.actual
         except CasOutcomeUnknown as unknown:
             note(_answer(identity, Answer.UNKNOWN, token=str(unknown.token)))
             continue
-        except UnavailableError as fault:
+        except OutcomeUnknown as unknown:
+            note(_answer(identity, Answer.UNKNOWN, why=str(unknown)))
+            continue
+        except (UnavailableError, TransactionAborted) as fault:
             note(_answer(identity, Answer.FAILED, why=str(fault)))
             continue
         else:
@@ -148,7 +173,7 @@ def main(raw: str) -> None:
             ) as client,
             client.cas_writer(task.stream, timeout=60, transaction_timeout=2) as writer,
         ):
-            work(writer, task, note)
+            work(client, writer, task, note)
 
 
 if __name__ == "__main__":

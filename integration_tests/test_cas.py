@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 
 import bridge
 from bridge import ANY, DLSN, EMPTY, SN
+from bridge.cas.contention import Contention
 from bridge.cas.writer import CasWriter
 from bridge.errors import (
     CasWriteError,
@@ -70,6 +71,21 @@ def test_a_first_write_expects_nothing_and_each_expects_the_one_before(
         assert writer.tail() == sn
         sn = writer.write(b"a", b"%d" % number, expected=sn)
     assert values(site, ledger) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_refusal_by_a_look_says_what_is_in_the_successors(
+    site: Site, client: bridge.Bridge, ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that looks before it appends, and has not heard of a scale, must not answer with an old segment."""
+    monkeypatch.setattr(Contention, "looks_first", lambda self: True)
+    with site.connect("late") as late, late.cas_writer(ledger) as unaware, client.cas_writer(ledger) as writer:
+        first = unaware.write(b"a", b"1", expected=EMPTY)
+        monkeypatch.setattr(late._catalog, "_changed", lambda stream: None)
+        rescale(client, ledger, 2)
+        second = writer.write(b"a", b"2", expected=first)
+        with pytest.raises(CasWriteError) as caught:
+            unaware.write(b"a", b"no", expected=EMPTY)
+        assert caught.value.actual == second
 
 
 def test_a_refused_write_says_what_is_there_and_leaves_nothing(site: Site, writer: CasWriter, ledger: str) -> None:

@@ -51,9 +51,20 @@ def register(client: bridge.Bridge, scope: str) -> str:
     return name
 
 
-def task(site: Site, stream: str, name: str, operations: int, seed: int, out: str = "") -> Task:
+def task(
+    site: Site, stream: str, name: str, operations: int, seed: int, out: str = "", in_transactions: bool = False
+) -> Task:
     return Task(
-        site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root, stream, KEYS, name, operations, seed, out
+        site.cluster.bootstrap_servers,
+        site.cluster.zookeeper,
+        site.root,
+        stream,
+        KEYS,
+        name,
+        operations,
+        seed,
+        out,
+        in_transactions,
     )
 
 
@@ -83,32 +94,36 @@ def scale_keys_segment(client: bridge.Bridge, stream: str, low_part: float) -> N
 # Many writers, nothing goes wrong but the others --------------------------------------------------------------------
 
 
-def test_many_writers_of_one_segment_are_linearizable(site: Site, client: bridge.Bridge, register: str) -> None:
-    operations = in_threads(site, register, writers=6, each=60)
+def test_many_writers_and_transactions_of_one_segment_are_linearizable(
+    site: Site, client: bridge.Bridge, register: str
+) -> None:
+    operations = in_threads(site, register, writers=4, each=60, with_transactions=2)
     fault = find_fault(operations, stored(site, client, register))
     assert fault is None, fault
     writes = [item for item in operations if isinstance(item, Write)]
     assert {Answer.OK, Answer.REFUSED} <= {item.answer for item in writes}
 
 
-def in_threads(site: Site, stream: str, writers: int, each: int) -> list[Operation]:
-    """Writers of one process, each with a connection of its own."""
+def in_threads(site: Site, stream: str, writers: int, each: int, with_transactions: int = 0) -> list[Operation]:
+    """Writers of one process, each with a connection of its own, and some that use conditional transactions."""
 
     def one(number: int) -> list[Operation]:
         notes: list[Line] = []
         with site.connect(f"writer-{number}") as own, own.cas_writer(stream, timeout=60) as writer:
-            work(writer, task(site, stream, f"w{number}", each, number), notes.append)
+            what = task(site, stream, f"w{number}", each, number, in_transactions=number >= writers)
+            work(own, writer, what, notes.append)
         return list(read_notes(notes))
 
-    with ThreadPoolExecutor(writers) as pool:
-        return [item for found in pool.map(one, range(writers)) for item in found]
+    everybody = writers + with_transactions
+    with ThreadPoolExecutor(everybody) as pool:
+        return [item for found in pool.map(one, range(everybody)) for item in found]
 
 
 # Processes that are killed and paused, while the stream is scaled ---------------------------------------------------
 
 
 class Workers:
-    """Writer processes, some of which are killed, paused and replaced."""
+    """Writer processes, some of which are killed, paused and replaced; each third uses conditional transactions."""
 
     def __init__(self, site: Site, stream: str, folder: Path) -> None:
         self._site = site
@@ -122,9 +137,8 @@ class Workers:
         """One more."""
         number = self._started
         self._started += 1
-        what = task(
-            self._site, self._stream, f"p{number}", operations, number, str(self._folder / f"notes-{number}.jsonl")
-        )
+        notes = str(self._folder / f"notes-{number}.jsonl")
+        what = task(self._site, self._stream, f"p{number}", operations, number, notes, in_transactions=number % 3 == 2)
         command = [sys.executable, "-m", "integration_tests.cas_worker", json.dumps(asdict(what))]
         with (self._folder / f"worker-{number}.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -154,7 +154,10 @@ class Dispatcher:
                 verdicts = round_.look(patience.earlier)
             except WaitedTooLong as fault:
                 return NotWritten(f"an earlier native transaction is still open: {fault}")
-            if not all(isinstance(verdict, Accepted) for verdict in verdicts):
+            # What stands at the end of a segment says nothing once there are successors that others write to. If so,
+            # the append is refused, and the write goes there.
+            accepted = all(isinstance(verdict, Accepted) for verdict in verdicts)
+            if not accepted and self._shape.is_active(next(iter(entries.values())).course.active):
                 contention.refused_by_look()
                 return Judged(verdicts)
         started = time.monotonic()

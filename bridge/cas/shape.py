@@ -85,6 +85,11 @@ class Shape:
         if count != len(self._catalog.view(self._name).history.records):
             self._catalog.forget(self._name)
 
+    def is_active(self, segment: SegmentId) -> bool:
+        """Whether nothing can have been written to successors of a segment until now."""
+        self.check_current()
+        return segment in self._catalog.view(self._name).history.active.segment_ids
+
     def position_of_run(self, keys: Sequence[bytes | None]) -> float:
         """The position of the first key of a run.
 

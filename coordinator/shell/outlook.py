@@ -19,8 +19,10 @@ from bridge.model.names import StreamName
 from coordinator.config import CoordinatorSettings
 from coordinator.effects import Found, Query, Undecided
 
-CONDITIONS_S: Final = 5.0
-"""How long other native transactions that were begun earlier may stay open before a conditional one is refused."""
+CONDITIONS_S: Final = 2.5
+"""How long other native transactions that were begun earlier may stay open before a conditional one is refused.
+
+The group's other transactions wait meanwhile. Conditional writers decide within a millisecond or two."""
 
 
 class Outlook:

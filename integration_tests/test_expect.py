@@ -1,0 +1,256 @@
+"""Transactions with conditions on real topics: committed only if the streams are where their client believes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from confluent_kafka import Producer
+
+import bridge
+from bridge import ANY, EMPTY, SN
+from bridge.errors import CasWriteError, InvalidRequestError, TransactionAborted, TransactionClosed, TransactionRefused
+from bridge.model.cas import Condition, Scope
+from bridge.model.conditions import CONDITIONS_MAX
+from bridge.model.course import Course
+from bridge.model.epochs import EpochHistory
+from bridge.model.keyspace import even_ranges
+from bridge.model.names import StreamName
+from bridge.model.sequence import DLSN
+from coordinator.config import CoordinatorSettings
+from coordinator.effects import Found, Query, Span, Undecided
+from coordinator.shell.outlook import Outlook
+from integration_tests.clients import Site
+from integration_tests.kafka_tools import create_topic, produce
+
+
+def values(site: Site, stream: str) -> list[bytes | None]:
+    return [message.value() for message in site.committed(stream)]
+
+
+def topic_of(client: bridge.Bridge, stream: str) -> str:
+    """The topic of the only active segment."""
+    (segment,) = client.admin.history(stream).active.segments
+    return StreamName.parse(stream).segment_topic(segment.id)
+
+
+def write_if(client: bridge.Bridge, stream: str, key: bytes, value: bytes, sn: SN, scope: str = "segment") -> DLSN:
+    """One record in a transaction that depends on ``sn``; gives where it stands."""
+    transaction = client.begin(stream)
+    transaction.expect(stream, key=key, sn=sn, scope=scope)
+    written = transaction.write(stream, key=key, value=value)
+    transaction.commit()
+    return written.result()
+
+
+def test_a_transaction_commits_if_the_stream_is_where_it_expects_it(
+    site: Site, client: bridge.Bridge, ledger: str
+) -> None:
+    sn = EMPTY
+    for number in range(5):
+        sn = SN(dlsn=write_if(client, ledger, b"acct-7", b"%d" % number, sn))
+    with client.cas_writer(ledger) as writer:
+        assert sn.matches(writer.tail())
+        sn = writer.write(b"acct-7", b"5", expected=sn)
+    write_if(client, ledger, b"acct-7", b"6", sn)
+    assert values(site, ledger) == [b"%d" % number for number in range(7)]
+
+
+@pytest.mark.parametrize("scope", ["segment", "key"])
+def test_a_refused_transaction_leaves_nothing_and_says_what_is_there(
+    site: Site, client: bridge.Bridge, ledger: str, orders: str, scope: str
+) -> None:
+    with client.cas_writer(ledger) as writer, client.writer(ledger) as plain:
+        first = writer.write(b"a", b"1", expected=EMPTY)
+        transaction = client.begin(ledger, orders)
+        transaction.expect(ledger, key=b"a", sn=first, scope=scope)
+        lost = [transaction.write(stream, key=b"a", value=b"no") for stream in (ledger, orders)]
+        second = plain.write(b"a", b"2").result(30)
+        with pytest.raises(TransactionRefused, match="525") as caught:
+            transaction.commit()
+        error = caught.value
+        assert isinstance(error, CasWriteError)
+        assert isinstance(error, TransactionAborted)
+        assert (error.status_code, error.stream, error.key) == (525, ledger, b"a")
+        assert error.expected == first
+        assert second.matches(error.actual)
+        for future in lost:
+            with pytest.raises(TransactionRefused):
+                future.result(10)
+        with pytest.raises(TransactionClosed):
+            transaction.expect(ledger, key=b"a", sn=second)
+        write_if(client, ledger, b"a", b"3", error.actual, scope)
+    assert values(site, ledger) == [b"1", b"2", b"3"]
+    assert values(site, orders) == []
+
+
+def test_other_keys_matter_to_the_segment_and_not_to_the_key(site: Site, client: bridge.Bridge, ledger: str) -> None:
+    with client.cas_writer(ledger) as writer:
+        mine = writer.write(b"a", b"1", expected=EMPTY)
+        other = writer.write(b"b", b"2", expected=mine)
+    with pytest.raises(TransactionRefused) as caught:
+        write_if(client, ledger, b"a", b"no", mine)
+    assert caught.value.actual == other
+    write_if(client, ledger, b"a", b"3", mine, "key")
+    write_if(client, ledger, b"c", b"4", EMPTY, "key")
+    with pytest.raises(TransactionRefused):
+        write_if(client, ledger, b"c", b"no", EMPTY, "key")
+    assert values(site, ledger) == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_condition_holds_across_scales_and_a_rolling_commit(site: Site, client: bridge.Bridge, ledger: str) -> None:
+    with client.cas_writer(ledger) as writer:
+        first = writer.write(b"a", b"1", expected=EMPTY)
+        good, bad = client.begin(ledger), client.begin(ledger)
+        for transaction in (good, bad):
+            transaction.write(ledger, key=b"a", value=b"2")
+            transaction.expect(ledger, key=b"a", sn=first)
+        client.admin.scale(ledger, seal=[0], ranges=[(item.low, item.high) for item in even_ranges(2)])
+        good.commit()
+        with pytest.raises(TransactionRefused) as caught:
+            bad.commit()
+        third = writer.write(b"a", b"3", expected=caught.value.actual)
+        assert [record.cause.value for record in client.admin.history(ledger).records].count("rolling-transactions") > 0
+        write_if(client, ledger, b"a", b"4", third)
+    with client.reader(ledger, follow=False) as reader:
+        assert [message.value for message in reader] == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_stream_that_is_not_written_can_be_depended_on_and_all_conditions_must_hold(
+    site: Site, client: bridge.Bridge, ledger: str, orders: str
+) -> None:
+    with client.cas_writer(ledger) as writer:
+        sn = writer.write(b"a", b"1", expected=EMPTY)
+        transaction = client.begin(orders, ledger)
+        transaction.expect(ledger, key=b"a", sn=sn)
+        transaction.expect(orders, key=b"k", sn=EMPTY, scope="key")
+        transaction.expect(orders, key=b"k", sn=ANY)
+        transaction.write(orders, key=b"k", value=b"yes")
+        transaction.commit()
+        changed = writer.write(b"a", b"2", expected=sn)
+    transaction = client.begin(orders, ledger)
+    transaction.expect(orders, key=b"other", sn=EMPTY, scope="key")
+    transaction.expect(ledger, key=b"a", sn=sn)
+    transaction.write(orders, key=b"k", value=b"no")
+    with pytest.raises(TransactionRefused) as caught:
+        transaction.commit()
+    assert (caught.value.stream, caught.value.actual) == (ledger, changed)
+    empty = client.begin(ledger)
+    empty.expect(ledger, sn=changed)
+    assert empty.commit().records == 0
+    assert values(site, orders) == [b"yes"]
+
+
+def test_contenders_with_and_without_transactions_lose_no_update(
+    site: Site, client: bridge.Bridge, ledger: str
+) -> None:
+    """Each adds one to a number, with what it read as the condition."""
+
+    def add(kind: int) -> None:
+        done = 0
+        with client.cas_writer(ledger) as writer:
+            while done < 8:
+                sn = writer.tail(b"n", scope="key")
+                value = b"%d" % (1 + (0 if sn.empty else last_number(client, ledger, sn)))
+                try:
+                    if kind:
+                        writer.write(b"n", value, expected=sn, scope="key")
+                    else:
+                        write_if(client, ledger, b"n", value, sn, "key")
+                    done += 1
+                except CasWriteError:
+                    continue
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, [0, 1, 0, 1]))
+    assert values(site, ledger) == [b"%d" % number for number in range(1, 33)]
+
+
+def last_number(client: bridge.Bridge, stream: str, sn: SN) -> int:
+    with client.reader(stream, start=sn, follow=False) as reader:
+        return int(next(iter(reader)).value or b"")
+
+
+def test_a_foreign_transaction_that_stays_open_refuses_a_conditional_one_until_it_ends(
+    site: Site, client: bridge.Bridge, ledger: str, unique_name: Callable[[str], str]
+) -> None:
+    foreign = Producer(
+        {"bootstrap.servers": site.cluster.bootstrap_servers, "transactional.id": unique_name("foreign")}
+    )
+    foreign.init_transactions()
+    foreign.begin_transaction()
+    foreign.produce(topic_of(client, ledger), key=b"a", value=b"undecided")
+    foreign.flush()
+    transaction = client.begin(ledger)
+    transaction.expect(ledger, key=b"a", sn=EMPTY)
+    transaction.write(ledger, key=b"a", value=b"no")
+    with pytest.raises(TransactionAborted, match="undecided: an earlier native transaction stays open"):
+        transaction.commit()
+    foreign.abort_transaction()
+    write_if(client, ledger, b"a", b"yes", EMPTY)
+    assert values(site, ledger) == [b"yes"]
+
+
+def test_impossible_conditions_are_refused_at_once(client: bridge.Bridge, ledger: str, orders: str) -> None:
+    transaction = client.begin(orders)
+    with pytest.raises(InvalidRequestError, match=f"{ledger} is none of the transaction's streams"):
+        transaction.expect(ledger, sn=EMPTY)
+    with pytest.raises(InvalidRequestError, match="several segments: a condition needs a key"):
+        transaction.expect(orders, sn=EMPTY)
+    with pytest.raises(InvalidRequestError, match="a key is bytes, not str"):
+        transaction.expect(orders, key="k", sn=EMPTY)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="no record of this key can stand"):
+        transaction.expect(orders, key=b"k", sn=SN(dlsn=DLSN(7, 9, 0)))
+    with pytest.raises(InvalidRequestError, match="is nothing to expect"):
+        transaction.expect(orders, key=b"k", sn="seq=1")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="is no scope"):
+        transaction.expect(orders, key=b"k", sn=EMPTY, scope="stream")
+    for _ in range(CONDITIONS_MAX):
+        transaction.expect(orders, key=b"k", sn=ANY)
+    with pytest.raises(InvalidRequestError, match=f"at most {CONDITIONS_MAX} conditions"):
+        transaction.expect(orders, key=b"k", sn=ANY)
+    assert transaction.commit().records == 0, "what was refused is not part of it, the others hold"
+
+
+def test_an_sn_beyond_the_tail_is_refused_with_what_is_there(client: bridge.Bridge, ledger: str) -> None:
+    with client.cas_writer(ledger) as writer:
+        sn = writer.write(b"a", b"1", expected=EMPTY)
+    for scope in ("segment", "key"):
+        with pytest.raises(TransactionRefused) as caught:
+            write_if(client, ledger, b"a", b"no", SN(sequence_id=1_000), scope)
+        assert caught.value.actual == sn
+
+
+# How the leader looks ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outlook(site: Site) -> Iterator[Outlook]:
+    outlook = Outlook(
+        CoordinatorSettings(bootstrap_servers=site.cluster.bootstrap_servers, zookeeper=site.cluster.zookeeper)
+    )
+    yield outlook
+    outlook.close()
+
+
+def test_records_of_others_between_own_ones_are_noticed_if_they_are_in_scope(
+    site: Site, outlook: Outlook, scope: str
+) -> None:
+    stream = StreamName.parse(f"{scope}/looked-at")
+    history = EpochHistory.create(even_ranges(1), 0)
+    topic = stream.segment_topic(history.active.segments[0].id)
+    create_topic(site.cluster.bootstrap_servers, topic)
+    produce(site.cluster.bootstrap_servers, topic, [b"mine", b"other", b"mine", b"mine"])
+
+    def look(kind: Scope, key: bytes, own: tuple[Span, ...]) -> Found:
+        query = Query(stream, Course(history, 0.0), Condition(EMPTY, kind, key), None, own[0].start, own)
+        (answer,) = outlook.look([query])
+        assert not isinstance(answer, Undecided)
+        return answer
+
+    apart, together = (Span(0, 1), Span(2, 4)), (Span(2, 3), Span(3, 4))
+    assert look(Scope.SEGMENT, b"k", apart) == Found(EMPTY, 0, disturbed=True)
+    assert look(Scope.KEY, b"k", apart) == Found(EMPTY, 0, disturbed=False), "records without a key are none with it"
+    assert not look(Scope.SEGMENT, b"k", together).disturbed
+    assert look(Scope.SEGMENT, b"k", together).last.sequence_id == 1
