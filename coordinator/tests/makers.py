@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from bridge.model.buffer import BufferedTransaction, BufferFold, BufferLimits
+from bridge.model.conditions import StreamCondition
 from bridge.model.epochs import EpochHistory
 from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
 from bridge.model.identifiers import TransactionId
@@ -50,10 +51,16 @@ class Bench:
         header = FrameHeader(FrameKind.DATA, identifier.bytes, 0, segment, first, records)
         self.feed(name, header, b"x" * size)
 
-    def commit(self, identifier: TransactionId, pieces: Mapping[tuple[int, int], int]) -> BufferedTransaction:
+    def commit(
+        self,
+        identifier: TransactionId,
+        pieces: Mapping[tuple[int, int], int],
+        conditions: Sequence[StreamCondition] = (),
+    ) -> BufferedTransaction:
         """Ask for a commit of (place of stream, segment) → records; gives the transaction."""
         item = self.group.fold.open[identifier.bytes]
-        manifest = Manifest({PieceKey(0, stream, segment): count for (stream, segment), count in pieces.items()})
+        named = {PieceKey(0, stream, segment): count for (stream, segment), count in pieces.items()}
+        manifest = Manifest(named, (), tuple(conditions))
         self.feed(item.begin.home, FrameHeader(FrameKind.COMMIT, identifier.bytes), manifest.encode())
         return item
 
@@ -63,11 +70,13 @@ class Bench:
         self.feed(item.begin.home, FrameHeader(FrameKind.ABORT, identifier.bytes), encode_abort("client"))
         return item
 
-    def one(self, name: str, segment: int, client: str = "c") -> BufferedTransaction:
+    def one(
+        self, name: str, segment: int, client: str = "c", conditions: Sequence[StreamCondition] = ()
+    ) -> BufferedTransaction:
         """A transaction with one record that waits for its commit."""
         identifier = self.begin(name, client=client)
         self.data(identifier, name, segment)
-        return self.commit(identifier, {(0, segment): 1})
+        return self.commit(identifier, {(0, segment): 1}, conditions)
 
     def feed(self, name: str, header: FrameHeader, value: bytes) -> None:
         """Fold one message."""
