@@ -274,11 +274,14 @@ def test_a_group_may_begin_elsewhere_and_a_member_may_assign_by_hand(
         assert {message.partition() for message in take(consumer, 1)} == {1}
 
 
-def test_offsets_that_a_native_transaction_commits_let_successors_go_on(
-    site: Site, client: bridge.Bridge, orders: str, group: Group
+@pytest.mark.parametrize("ours", [False, True], ids=["confluent_kafka.Producer", "bridge.Producer"])
+def test_offsets_that_a_transaction_commits_let_successors_go_on(
+    site: Site, client: bridge.Bridge, orders: str, payments: str, group: Group, ours: bool
 ) -> None:
     expected = grow(client, orders)
-    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "transactional.id": group.name})
+    config = {"bootstrap.servers": site.cluster.bootstrap_servers, "transactional.id": group.name}
+    more = {"zookeeper": site.cluster.zookeeper, "zookeeper.root": site.root, "transaction.streams": payments}
+    producer = bridge.Producer(config | more) if ours else Producer(config)
     producer.init_transactions(30)
     found: list[Message] = []
     with group.member(orders, enable_auto_commit=False) as consumer:
@@ -288,6 +291,8 @@ def test_offsets_that_a_native_transaction_commits_let_successors_go_on(
             found.extend(fresh)
             if fresh:
                 producer.begin_transaction()
+                for message in fresh if ours else ():
+                    producer.produce(payments, message.value(), message.key())
                 places = [place for place in consumer.position(consumer.assignment()) if place.offset >= 0]
                 producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata())
                 producer.commit_transaction(30)
@@ -295,6 +300,12 @@ def test_offsets_that_a_native_transaction_commits_let_successors_go_on(
 
         until(consume_and_commit)
     assert values(found) == dict.fromkeys(KEYS, expected)
+    if isinstance(producer, bridge.Producer):
+        producer.close()
+        with client.reader(payments, follow=False) as reader:
+            assert sorted((record.key, record.value) for record in reader) == sorted(
+                (message.key(), message.value()) for message in found
+            )
 
 
 MEMBER = """
