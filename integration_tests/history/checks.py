@@ -1,0 +1,267 @@
+"""What must hold in a history. Pure; each check yields the faults that it finds, and is tested with mutants.
+
+The model is that of docs/guarantees.md and nothing of the code under test decides here, except for the names of
+segments and the shape of epochs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.course import Course
+from bridge.model.epochs import check_chain
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import position_of_key
+from bridge.model.sequence import DLSN
+from bridge.model.sn import sequence_bases
+from integration_tests.history.events import Answer, Fault, History, Kind, Operation, Row
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A history with what follows from it."""
+
+    history: History
+
+    @cached_property
+    def writer_of(self) -> Mapping[str, Operation]:
+        """Which operation wrote a value."""
+        return {write.value: item for item in self.history.operations for write in item.writes}
+
+    @cached_property
+    def places(self) -> Mapping[str, Sequence[tuple[str, SegmentId, Row]]]:
+        """Where each value stands."""
+        found: dict[str, list[tuple[str, SegmentId, Row]]] = defaultdict(list)
+        for stream, state in self.history.streams.items():
+            for segment, rows in state.rows.items():
+                for row in rows:
+                    found[row.value].append((stream, segment, row))
+        return found
+
+    @cached_property
+    def outcomes(self) -> Mapping[str, tuple[int, ControlRecord]]:
+        """The first outcome of each transaction on the commit log."""
+        found: dict[str, tuple[int, ControlRecord]] = {}
+        for position, record in self.history.log:
+            if record.kind is not ControlKind.BEGIN:
+                found.setdefault(str(record.transaction), (position, record))
+        return found
+
+    def is_written(self, operation: Operation) -> bool:
+        """Whether anything of it stands in the log."""
+        return any(write.value in self.places for write in operation.writes)
+
+    def lineage(self, stream: str, key: str) -> Iterator[tuple[int, SegmentId, Row]]:
+        """All records along the course of a key, oldest first, with their sequence ids."""
+        state = self.history.streams[stream]
+        bases = sequence_bases(state.history)
+        for stage in reversed(Course(state.history, position_of_key(key.encode()), bases).stages):
+            for row in state.rows.get(stage.segment, ()):
+                yield stage.base + row.offset, stage.segment, row
+
+
+def find_faults(history: History) -> list[Fault]:
+    """Every promise that a history breaks; none if it keeps them all."""
+    facts = Facts(history)
+    broken = list(epochs(facts))
+    # Without a whole chain of epochs there is no telling what stands before what.
+    return broken or [fault for check in CHECKS for fault in check(facts)]
+
+
+def lost_and_phantom(facts: Facts) -> Iterator[Fault]:
+    """What was acknowledged is there once; what is there was asked for, and not refused."""
+    for value, places in facts.places.items():
+        if len(places) > 1:
+            yield Fault(
+                "duplicated", f"{value} stands at {[(stream, str(s), row.offset) for stream, s, row in places]}"
+            )
+        if value not in facts.writer_of:
+            yield Fault("phantom", f"{value} was never written")
+    for item in facts.history.operations:
+        there = [write.value for write in item.writes if write.value in facts.places]
+        if item.answer is Answer.OK and item.wish == "commit" and len(there) < len(item.writes):
+            yield Fault("lost", f"{item.name}: {len(item.writes) - len(there)} of {len(item.writes)} records are gone")
+        if there and (item.wish == "abort" or item.answer is Answer.FAILED):
+            yield Fault("aborted record visible", f"{item.name}, {item.wish}, {item.answer}: {there[:3]}")
+        if item.kind is Kind.TRANSACTION and 0 < len(there) < len(item.writes):
+            yield Fault("torn", f"{item.name}: {len(there)} of {len(item.writes)} records are visible")
+
+
+def told_places(facts: Facts) -> Iterator[Fault]:
+    """A record stands where its client was told, with the key that it has, in a segment of that key."""
+    for item in facts.history.operations:
+        for write in item.writes:
+            for stream, segment, row in facts.places.get(write.value, ()):
+                if (stream, row.key) != (write.stream, write.key):
+                    yield Fault("misplaced", f"{write} stands in {stream} under {row.key}")
+                    continue
+                course = Course(facts.history.streams[stream].history, position_of_key(row.key.encode()))
+                if course.base(segment) is None:
+                    yield Fault("misplaced", f"{write.value} stands in {segment}, where its key can not be")
+                if write.place is not None:
+                    told = DLSN.parse(write.place)
+                    if (told.segment, told.offset) != (segment, row.offset):
+                        yield Fault(
+                            "inconsistent place", f"{write.value} was told {told}, it is {segment}:{row.offset}"
+                        )
+
+
+def commit_order(facts: Facts) -> Iterator[Fault]:
+    """Transactions stand in every segment in the order of the commit log, each whole, in the order of its writes."""
+    order = {name: position for name, (position, _) in facts.outcomes.items()}
+    for stream, state in facts.history.streams.items():
+        for segment, rows in state.rows.items():
+            last = -1
+            local: dict[str, int] = {}
+            for row in rows:
+                if row.transaction is None:
+                    continue
+                position = order.get(row.transaction)
+                if position is None:
+                    yield Fault("no outcome", f"{row.value} of {row.transaction} is visible without an outcome")
+                    continue
+                if position < last:
+                    yield Fault("commit order", f"{row.transaction} stands in {stream} {segment} before an earlier one")
+                last = position
+                if row.local_sequence <= local.get(row.transaction, -1):
+                    yield Fault("local order", f"{row.value} stands in {segment} behind a later one of its transaction")
+                local[row.transaction] = row.local_sequence
+
+
+def outcomes(facts: Facts) -> Iterator[Fault]:
+    """There is one outcome of a transaction, it is what its client was told, and it never flips."""
+    seen = Counter(str(record.transaction) for _, record in facts.history.log if record.kind is not ControlKind.BEGIN)
+    for name, times in seen.items():
+        if times > 1:
+            yield Fault("outcome flipped", f"{name} has {times} outcomes")
+    for item in facts.history.operations:
+        if item.kind is not Kind.TRANSACTION:
+            continue
+        position, record = facts.outcomes.get(item.name, (None, None))
+        committed = record is not None and record.kind is ControlKind.COMMIT
+        if record is None and item.answer is Answer.OK:
+            yield Fault("no outcome", f"{item.name} was answered, but has no outcome")
+        if committed and item.wish == "abort":
+            yield Fault("outcome flipped", f"{item.name} is committed, its client wanted {item.wish}: {item.answer}")
+        if committed and item.answer is Answer.FAILED:
+            yield Fault("outcome flipped", f"{item.name} is committed, its client was told that it failed")
+        if item.answer is Answer.OK and item.wish == "commit" and not committed:
+            yield Fault("outcome flipped", f"{item.name} is not committed, its client was told that it is")
+        if item.position is not None and position != item.position:
+            yield Fault("outcome flipped", f"{item.name} was told position {item.position}, it has {position}")
+        if record is not None and committed and record.records != len(item.writes):
+            yield Fault("torn", f"{item.name} has {len(item.writes)} records, its commit says {record.records}")
+
+
+def real_time_order(facts: Facts) -> Iterator[Fault]:
+    """If A was answered before B was asked for, A stands before B on the commit log."""
+    done = [
+        (item.asked, item.answered, facts.outcomes[item.name][0], item.name)
+        for item in facts.history.operations
+        if item.kind is Kind.TRANSACTION and item.answer is Answer.OK and item.name in facts.outcomes
+    ]
+    done.sort()
+    ended = sorted(done, key=lambda entry: entry[1])
+    highest, reached = (-1, ""), 0
+    for asked, _, position, name in done:
+        while reached < len(ended) and ended[reached][1] < asked:
+            highest = max(highest, (ended[reached][2], ended[reached][3]))
+            reached += 1
+        if highest[0] > position:
+            yield Fault("real-time order", f"{name} was asked for after the answer of {highest[1]}, but stands before")
+
+
+def key_order(facts: Facts) -> Iterator[Fault]:
+    """What one client wrote under a key, one after the other, stands in that order along the key's lineage."""
+    asked: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for item in sorted(facts.history.operations, key=lambda entry: entry.asked):
+        for write in item.writes:
+            asked[item.client, write.stream, write.key].append(write.value)
+    for (client, stream, key), values in asked.items():
+        if len(values) < 2:
+            continue
+        wanted = [value for value in values if value in facts.places]
+        own = set(wanted)
+        stands = [row.value for _, _, row in facts.lineage(stream, key) if row.value in own]
+        if stands != wanted and len(stands) == len(wanted):
+            place = next(place for place, (one, other) in enumerate(zip(stands, wanted, strict=True)) if one != other)
+            yield Fault("key order", f"{client}, {stream}, {key}: {stands[place]} stands where {wanted[place]} belongs")
+
+
+def conditions(facts: Facts) -> Iterator[Fault]:
+    """Before a conditional write stands what it expected, so of several that expect the same one at most has won."""
+    winners: Counter[tuple[str, str, int]] = Counter()
+    for item in facts.history.operations:
+        if item.expected is None or not facts.is_written(item):
+            continue
+        write = item.writes[0]
+        winners[write.stream, write.key, item.expected] += 1
+        before = -1
+        for sequence_id, _, row in facts.lineage(write.stream, write.key):
+            if row.value == write.value:
+                if before != item.expected:
+                    yield Fault("condition", f"{write.value} expected {item.expected}, before it stands {before}")
+                break
+            if row.key == write.key:
+                before = sequence_id
+    for (stream, key, expected), times in winners.items():
+        if times > 1:
+            yield Fault("two winners", f"{times} writes of {key} in {stream} have won with {expected} expected")
+
+
+def epochs(facts: Facts) -> Iterator[Fault]:
+    """Epochs form a chain, and sealed segments do not grow."""
+    for stream, state in facts.history.streams.items():
+        for text in check_chain(state.history.records):
+            yield Fault("epoch chain", f"{stream}: {text}")
+        for segment, rows in state.rows.items():
+            sealed = state.history.sealed_end(segment)
+            if sealed is not None and (state.ends[segment] > sealed or (rows and rows[-1].offset >= sealed)):
+                yield Fault(
+                    "sealed segment grew", f"{segment} of {stream}: sealed at {sealed}, now {state.ends[segment]}"
+                )
+            if sealed is None and segment not in state.history.active.segment_ids:
+                yield Fault("epoch chain", f"{stream}: the end of {segment} is not known")
+
+
+def readings(facts: Facts) -> Iterator[Fault]:
+    """A reader sees each record of a segment once, none left out, and a successor after all that it continues."""
+    for reading in facts.history.readings:
+        state = facts.history.streams[reading.stream]
+        seen: dict[SegmentId, list[tuple[int, str]]] = defaultdict(list)
+        for segment, offset, value in reading.rows:
+            if segment not in seen:
+                for before in state.history.predecessors(segment):
+                    if len(seen.get(before.id, ())) < len(state.rows.get(before.id, ())):
+                        yield Fault(
+                            "early successor", f"{reading.reader}: {segment} was begun before {before.id} ended"
+                        )
+            seen[segment].append((offset, value))
+        for segment, rows in seen.items():
+            expected = [(row.offset, row.value) for row in state.rows.get(segment, ())][: len(rows)]
+            if rows != expected:
+                fault = next(
+                    (
+                        f"{got} instead of {wanted}"
+                        for got, wanted in zip(rows, expected, strict=False)
+                        if got != wanted
+                    ),
+                    f"{len(rows)} records, {len(expected)} exist",
+                )
+                yield Fault("skip or rewind", f"{reading.reader} in {segment} of {reading.stream}: {fault}")
+
+
+CHECKS = (
+    lost_and_phantom,
+    told_places,
+    commit_order,
+    outcomes,
+    real_time_order,
+    key_order,
+    conditions,
+    readings,
+)

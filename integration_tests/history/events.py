@@ -1,0 +1,161 @@
+"""What clients note down, as values and as lines of JSON, and what stands in the cluster in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from bridge.model.control import ControlRecord
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId
+
+FOREVER: Final = 1 << 62
+
+Line = dict[str, Any]
+
+
+class Answer(StrEnum):
+    """What a client was told."""
+
+    OK = "ok"
+    FAILED = "failed"
+    """Nothing was written, and never will be."""
+    UNKNOWN = "unknown"
+    """Nobody can tell, or the client died before it was told."""
+
+
+class Kind(StrEnum):
+    """How something was written."""
+
+    TRANSACTION = "transaction"
+    PLAIN = "plain"
+    CONDITIONAL = "conditional"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One record that a client wrote.
+
+    Attributes:
+        value: Unlike that of any other write.
+        place: Where the client was told that it stands, as text of a DLSN.
+    """
+
+    stream: str
+    key: str
+    value: str
+    place: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing that a client did.
+
+    Attributes:
+        client: Its name; a client does one thing after the other.
+        kind: How.
+        name: Id of the transaction, or a name that is unlike any other.
+        wish: ``commit`` or ``abort``; a client that dies leaves what it had not asked for yet as ``abort``.
+        writes: In the order in which they were made.
+        asked, answered: When the end was asked for and answered, in ns of one clock; ``FOREVER`` without an answer.
+        answer: What the client was told.
+        position: Of the commit record, if it was told.
+        expected: For conditional writes: sequence id of the record that is expected to be the last of the key; -1 for
+            none.
+    """
+
+    client: str
+    kind: Kind
+    name: str
+    wish: str
+    writes: tuple[Write, ...]
+    asked: int
+    answered: int
+    answer: Answer
+    position: int | None = None
+    expected: int | None = None
+
+    def to_line(self) -> Line:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_line(cls, line: Line) -> Operation:
+        """The inverse of :meth:`to_line`."""
+        writes = tuple(Write(**item) for item in line["writes"])
+        return cls(**{**line, "kind": Kind(line["kind"]), "answer": Answer(line["answer"]), "writes": writes})
+
+
+def read_operations(lines: Iterable[Line]) -> Iterator[Operation]:
+    """What one client did: each thing is noted when it is asked for, as unknown, and again when it is answered."""
+    found: dict[str, Operation] = {}
+    for line in lines:
+        operation = Operation.from_line(line)
+        found[operation.name] = operation
+    yield from found.values()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A committed record, as a plain ``read_committed`` consumer sees it."""
+
+    offset: int
+    key: str
+    value: str
+    transaction: str | None = None
+    local_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """A stream in the end.
+
+    Attributes:
+        history: Its epochs.
+        rows: By segment, in order of offset.
+        ends: End offset of each segment's topic.
+    """
+
+    history: EpochHistory
+    rows: Mapping[SegmentId, Sequence[Row]]
+    ends: Mapping[SegmentId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one reader of a stream was handed out, in order."""
+
+    reader: str
+    stream: str
+    rows: tuple[tuple[SegmentId, int, str], ...]
+    """Segment, offset and value of each record."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Everything that is known of a run.
+
+    Attributes:
+        operations: What clients did.
+        readings: What readers saw.
+        streams: What stands in the streams.
+        log: The commit log: offset and record.
+    """
+
+    operations: Sequence[Operation]
+    streams: Mapping[str, StreamState]
+    log: Sequence[tuple[int, ControlRecord]]
+    readings: Sequence[Reading] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A promise that a history breaks."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"

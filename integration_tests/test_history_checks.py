@@ -1,0 +1,274 @@
+"""The checks of histories are themselves checked: a good history passes, and each way to spoil it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId, TransactionId
+from bridge.model.keyspace import even_ranges, position_of_key
+from bridge.model.sequence import DLSN
+from bridge.model.sn import sequence_bases
+from integration_tests.history.checks import find_faults
+from integration_tests.history.events import Answer, History, Kind, Operation, Reading, Row, StreamState, Write
+
+ORDERS, PAYMENTS = "s/orders", "s/payments"
+KEYS = [
+    next(key for key in (f"{half}-{number}" for number in range(99)) if (position_of_key(key.encode()) < 0.5) == low)
+    for half, low in (("low", True), ("high", False))
+]
+
+
+class Bench:
+    """Puts a history together in which everything is right."""
+
+    def __init__(self) -> None:
+        self.histories = {name: EpochHistory.create(even_ranges(2), 0) for name in (ORDERS, PAYMENTS)}
+        self.rows: dict[str, dict[SegmentId, list[Row]]] = {ORDERS: {}, PAYMENTS: {}}
+        self.ends: dict[tuple[str, SegmentId], int] = {}
+        self.operations: list[Operation] = []
+        self.log: list[tuple[int, ControlRecord]] = []
+        self.clock = 0
+
+    def put(self, stream: str, key: str, value: str, transaction: str | None = None, local: int = 0) -> Write:
+        """A record becomes visible in the active segment."""
+        segment = self.histories[stream].active.segment_at(position_of_key(key.encode())).id
+        offset = self.ends.get((stream, segment), 0)
+        self.ends[stream, segment] = offset + 1
+        self.rows[stream].setdefault(segment, []).append(Row(offset, key, value, transaction, local))
+        return Write(stream, key, value, str(DLSN.of(segment, offset, local)))
+
+    def did(self, kind: Kind, name: str, *writes: Write, wish: str = "commit", expected: int | None = None) -> None:
+        """A client did it, and was told so."""
+        self.clock += 10
+        answer = Operation("c", kind, name, wish, writes, self.clock, self.clock + 5, Answer.OK, None, expected)
+        self.operations.append(answer)
+
+    def transaction(self, number: int, *writes: tuple[str, str, str], wish: str = "commit") -> None:
+        """A whole transaction, with its record on the commit log."""
+        identifier = TransactionId.of(0, number)
+        made = [
+            self.put(stream, key, value, str(identifier), place) if wish == "commit" else Write(stream, key, value)
+            for place, (stream, key, value) in enumerate(writes)
+        ]
+        kind = ControlKind.COMMIT if wish == "commit" else ControlKind.ABORT
+        self.log.append((len(self.log), ControlRecord(identifier, kind, "c", 0, 0, 1, records=len(made))))
+        self.did(Kind.TRANSACTION, str(identifier), *made, wish=wish)
+
+    def scale(self, stream: str) -> None:
+        """Both segments are replaced by two others."""
+        history = self.histories[stream]
+        numbers = [item.id.number for item in history.active.segments]
+        record = history.plan_scale(numbers, even_ranges(2), 0)
+        ends = {item.id: self.ends.get((stream, item.id), 0) for item in history.active.segments}
+        self.histories[stream] = history.with_records(replace(record, sealed_ends=ends))
+
+    def conditional(self, key: str, value: str) -> None:
+        """A conditional write that knew the last record of its key."""
+        history = self.histories[ORDERS]
+        bases = sequence_bases(history)
+        before = [
+            bases[segment] + row.offset
+            for segment, rows in sorted(self.rows[ORDERS].items(), key=lambda item: item[0].epoch)
+            for row in rows
+            if row.key == key
+        ]
+        self.did(Kind.CONDITIONAL, value, self.put(ORDERS, key, value), expected=before[-1] if before else -1)
+
+    def done(self) -> History:
+        """What is known in the end, with a reader that has read everything."""
+        streams = {
+            name: StreamState(
+                history,
+                {segment: tuple(self.rows[name].get(segment, ())) for segment in history.segments()},
+                {segment: self.ends.get((name, segment), 0) for segment in history.segments()},
+            )
+            for name, history in self.histories.items()
+        }
+        readings = [
+            Reading(
+                f"reader of {name}",
+                name,
+                tuple(
+                    (segment, row.offset, row.value)
+                    for segment in sorted(state.rows, key=lambda item: item.epoch)
+                    for row in state.rows[segment]
+                ),
+            )
+            for name, state in streams.items()
+        ]
+        return History(self.operations, streams, self.log, readings)
+
+
+def good() -> History:
+    bench = Bench()
+    low, high = KEYS
+    for key in KEYS:
+        bench.did(Kind.PLAIN, f"plain-{key}", bench.put(ORDERS, key, f"plain-{key}"))
+    bench.transaction(1, (ORDERS, low, "1a"), (ORDERS, low, "1b"), (ORDERS, high, "1c"), (PAYMENTS, low, "1d"))
+    bench.transaction(2, (ORDERS, low, "never"), wish="abort")
+    bench.conditional("register", "r1")
+    bench.conditional("register", "r2")
+    bench.scale(ORDERS)
+    bench.conditional("register", "r3")
+    bench.transaction(3, (ORDERS, low, "3a"), (ORDERS, high, "3b"), (PAYMENTS, low, "3c"))
+    bench.transaction(4, (ORDERS, low, "4a"), (PAYMENTS, low, "4b"))
+    bench.did(Kind.PLAIN, "last", bench.put(ORDERS, low, "last"))
+    return bench.done()
+
+
+def test_a_good_history_has_no_faults() -> None:
+    assert find_faults(good()) == []
+
+
+# Ways to spoil it ---------------------------------------------------------------------------------------------------
+
+
+def with_rows(history: History, stream: str, change: Callable[[list[Row]], list[Row]], place: int = 0) -> History:
+    """The same with other records in one segment of a stream, in the log and for its reader."""
+    state = history.streams[stream]
+    segment = list(state.rows)[place]
+    rows = {**state.rows, segment: change(list(state.rows[segment]))}
+    return replace(history, streams={**history.streams, stream: replace(state, rows=rows)}, readings=())
+
+
+def of_value(history: History, value: str) -> tuple[str, int]:
+    """Stream, and place of the segment among its segments, in which a value stands."""
+    for stream, state in history.streams.items():
+        for place, rows in enumerate(state.rows.values()):
+            if any(row.value == value for row in rows):
+                return stream, place
+    raise AssertionError(value)
+
+
+def drop(history: History, value: str) -> History:
+    stream, place = of_value(history, value)
+    return with_rows(history, stream, lambda rows: [row for row in rows if row.value != value], place)
+
+
+def double(history: History, value: str) -> History:
+    stream, place = of_value(history, value)
+    copy = lambda rows: [*rows, *(replace(row, offset=50) for row in rows if row.value == value)]  # noqa: E731
+    return with_rows(history, stream, copy, place)
+
+
+def swap(history: History, one: str, other: str) -> History:
+    """Two records of a segment change places, and nobody was told where they stand."""
+    stream, place = of_value(history, one)
+
+    def change(rows: list[Row]) -> list[Row]:
+        where = {row.value: number for number, row in enumerate(rows)}
+        first, second = rows[where[one]], rows[where[other]]
+        rows[where[one]] = replace(second, offset=first.offset)
+        rows[where[other]] = replace(first, offset=second.offset)
+        return rows
+
+    return untold(with_rows(history, stream, change, place))
+
+
+def untold(history: History) -> History:
+    return replace(
+        history,
+        operations=[
+            replace(item, writes=tuple(replace(write, place=None) for write in item.writes))
+            for item in history.operations
+        ],
+    )
+
+
+def foreign(history: History, value: str) -> History:
+    stream, place = of_value(history, "plain-" + KEYS[0])
+    return with_rows(history, stream, lambda rows: [*rows, Row(40, KEYS[0], value)], place)
+
+
+def retold(history: History, value: str, **changes: object) -> History:
+    """The operation that wrote a value ended differently for its client."""
+    operations = [
+        replace(item, **changes) if any(write.value == value for write in item.writes) else item  # type: ignore[arg-type]
+        for item in history.operations
+    ]
+    return replace(history, operations=operations)
+
+
+def flipped(history: History, place: int) -> History:
+    log = list(history.log)
+    position, record = log[place]
+    kind = ControlKind.ABORT if record.kind is ControlKind.COMMIT else ControlKind.COMMIT
+    log[place] = (position, replace(record, kind=kind))
+    return replace(history, log=log)
+
+
+def relogged(history: History, order: list[int]) -> History:
+    """The commit log in another order."""
+    return replace(history, log=[(place, history.log[old][1]) for place, old in enumerate(order)])
+
+
+def grown(history: History) -> History:
+    state = history.streams[ORDERS]
+    segment = next(segment for segment in state.rows if state.history.sealed_end(segment) is not None)
+    ends = {**state.ends, segment: state.ends[segment] + 1}
+    return replace(history, streams={**history.streams, ORDERS: replace(state, ends=ends)})
+
+
+def unsealed(history: History) -> History:
+    state = history.streams[ORDERS]
+    last = state.history.active
+    broken = EpochHistory((*state.history.records[:-1], replace(last, sealed_ends={})))
+    return replace(history, streams={**history.streams, ORDERS: replace(state, history=broken)})
+
+
+def reread(history: History, change: Callable[[list[tuple[SegmentId, int, str]]], object]) -> History:
+    rows = list(history.readings[0].rows)
+    change(rows)
+    return replace(history, readings=[replace(history.readings[0], rows=tuple(rows))])
+
+
+def misplaced(history: History, value: str) -> History:
+    (write,) = [write for item in history.operations for write in item.writes if write.value == value]
+    return retold(history, value, writes=(replace(write, place="0-0:99:0"),))
+
+
+LOW, HIGH = KEYS
+MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
+    "a plain record is gone": (lambda h: drop(h, f"plain-{LOW}"), "lost"),
+    "a record of a transaction is gone": (lambda h: drop(h, "1c"), "torn"),
+    "a record stands twice": (lambda h: double(h, "1a"), "duplicated"),
+    "a record of nobody": (lambda h: foreign(h, "whose?"), "phantom"),
+    "a record of an aborted transaction": (lambda h: foreign(h, "never"), "aborted record visible"),
+    "a record that was refused": (
+        lambda h: retold(h, f"plain-{HIGH}", answer=Answer.FAILED),
+        "aborted record visible",
+    ),
+    "two records of a key swapped": (lambda h: swap(h, "4a", "last"), "key order"),
+    "two records of a transaction swapped": (lambda h: swap(h, "1a", "1b"), "local order"),
+    "transactions in another order than logged": (lambda h: swap(h, "3a", "4a"), "commit order"),
+    "a commit log in another order than asked": (lambda h: relogged(h, [1, 0, 2, 3]), "real-time order"),
+    "a commit that became an abort": (lambda h: flipped(h, 0), "outcome flipped"),
+    "an abort that became a commit": (lambda h: flipped(h, 1), "outcome flipped"),
+    "two outcomes": (lambda h: replace(h, log=[*h.log, (9, h.log[0][1])]), "outcome flipped"),
+    "no outcome": (lambda h: replace(h, log=h.log[1:]), "no outcome"),
+    "another position than was told": (lambda h: retold(h, "1a", position=7), "outcome flipped"),
+    "another place than was told": (lambda h: misplaced(h, f"plain-{LOW}"), "wrong place"),
+    "a condition that did not hold": (lambda h: retold(h, "r3", expected=-1), "condition"),
+    "two winners": (lambda h: retold(h, "r2", expected=-1), "two winners"),
+    "a sealed segment that grew": (grown, "sealed segment grew"),
+    "a segment whose end is not known": (unsealed, "epoch chain"),
+    "a reader that skips": (lambda h: reread(h, lambda rows: rows.pop(0)), "skip or rewind"),
+    "a reader that rewinds": (lambda h: reread(h, lambda rows: rows.append(rows[-1])), "skip or rewind"),
+    "a reader that runs ahead": (lambda h: reread(h, lambda rows: rows.reverse()), "early successor"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_spoiled_history_is_found_out(name: str) -> None:
+    spoil, kind = MUTANTS[name]
+    assert kind in {fault.kind for fault in find_faults(spoil(good()))}
+
+
+def test_operations_survive_being_written_down() -> None:
+    for item in good().operations:
+        assert Operation.from_line(item.to_line()) == item
