@@ -67,7 +67,7 @@ class Facts:
 def find_faults(history: History) -> list[Fault]:
     """Every promise that a history breaks; none if it keeps them all."""
     facts = Facts(history)
-    broken = list(epochs(facts))
+    broken = list(chain(facts))
     # Without a whole chain of epochs there is no telling what stands before what.
     return broken or [fault for check in CHECKS for fault in check(facts)]
 
@@ -106,7 +106,7 @@ def told_places(facts: Facts) -> Iterator[Fault]:
                     told = DLSN.parse(write.place)
                     if (told.segment, told.offset) != (segment, row.offset):
                         yield Fault(
-                            "inconsistent place", f"{write.value} was told {told}, it is {segment}:{row.offset}"
+                            "wrong place", f"{write.value} was told {told}, it is {segment}:{row.offset}"
                         )
 
 
@@ -213,19 +213,23 @@ def conditions(facts: Facts) -> Iterator[Fault]:
             yield Fault("two winners", f"{times} writes of {key} in {stream} have won with {expected} expected")
 
 
-def epochs(facts: Facts) -> Iterator[Fault]:
-    """Epochs form a chain, and sealed segments do not grow."""
+def chain(facts: Facts) -> Iterator[Fault]:
+    """Epochs form a chain, and the ends of all segments but the active ones are known."""
     for stream, state in facts.history.streams.items():
         for text in check_chain(state.history.records):
             yield Fault("epoch chain", f"{stream}: {text}")
-        for segment, rows in state.rows.items():
-            sealed = state.history.sealed_end(segment)
-            if sealed is not None and (state.ends[segment] > sealed or (rows and rows[-1].offset >= sealed)):
-                yield Fault(
-                    "sealed segment grew", f"{segment} of {stream}: sealed at {sealed}, now {state.ends[segment]}"
-                )
-            if sealed is None and segment not in state.history.active.segment_ids:
+        for segment in state.history.segments():
+            if state.history.sealed_end(segment) is None and segment not in state.history.active.segment_ids:
                 yield Fault("epoch chain", f"{stream}: the end of {segment} is not known")
+
+
+def sealed(facts: Facts) -> Iterator[Fault]:
+    """Sealed segments do not grow."""
+    for stream, state in facts.history.streams.items():
+        for segment, rows in state.rows.items():
+            end = state.history.sealed_end(segment)
+            if end is not None and (state.ends[segment] > end or (rows and rows[-1].offset >= end)):
+                yield Fault("sealed segment grew", f"{segment} of {stream}: {end}, now {state.ends[segment]}")
 
 
 def readings(facts: Facts) -> Iterator[Fault]:
@@ -263,5 +267,6 @@ CHECKS = (
     real_time_order,
     key_order,
     conditions,
+    sealed,
     readings,
 )
