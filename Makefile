@@ -14,6 +14,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install
 CODE := $(wildcard bridge coordinator schemas integration_tests spark_examples benchmarks)
 # Test processes, each with servers of its own: most tests wait for servers, so two are faster even on two cores.
 WORKERS ?= 2
+# How long `make soak` takes, about.
+MINUTES ?= 30
 # Extra arguments, for example: make test ARGS="-k names -x"
 ARGS ?=
 
@@ -22,6 +24,7 @@ help:
 	@echo "make demo      load 336,776 real flights as one transaction while everything around it changes"
 	@echo "make demo-cas  two processes race for one account, with compare-and-set and without"
 	@echo "make test      all tests, against a real Kafka and a real ZooKeeper (ARGS=... goes to pytest)"
+	@echo "make soak      clients and random faults for MINUTES=30, then a verdict (ARGS=\"--seed N\" repeats one)"
 	@echo "make check     lint, format and types"
 	@echo "make bench     compare with native Kafka transactions"
 	@echo "make up        start Kafka, ZooKeeper and a coordinator on this machine; make down stops them"
@@ -42,6 +45,10 @@ demo-cas: $(VENV)/.base servers
 .PHONY: test
 test: $(VENV)/.dev servers
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+.PHONY: soak
+soak: $(VENV)/.dev servers
+	@$(BIN)/python -m integration_tests.history --minutes $(MINUTES) $(ARGS)
 
 .PHONY: check
 check: $(VENV)/.dev

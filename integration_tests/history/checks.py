@@ -105,9 +105,7 @@ def told_places(facts: Facts) -> Iterator[Fault]:
                 if write.place is not None:
                     told = DLSN.parse(write.place)
                     if (told.segment, told.offset) != (segment, row.offset):
-                        yield Fault(
-                            "wrong place", f"{write.value} was told {told}, it is {segment}:{row.offset}"
-                        )
+                        yield Fault("wrong place", f"{write.value} was told {told}, it is {segment}:{row.offset}")
 
 
 def commit_order(facts: Facts) -> Iterator[Fault]:

@@ -1,0 +1,263 @@
+"""Clients of a history: a writer or a reader, as a process of its own that can be killed and paused.
+
+``python -m integration_tests.history.clients JSON`` runs one until it is asked to end (SIGTERM) or has done enough.
+Each thing is noted when it is asked for, as unknown, and again when it is answered, so a killed client leaves an
+operation without an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import bridge
+from bridge import EMPTY, SN
+from bridge.errors import (
+    CasWriteError,
+    IncompleteError,
+    InvalidRequestError,
+    NotFoundError,
+    RollbridgeError,
+    TransactionAborted,
+    UnavailableError,
+)
+from integration_tests.history.events import FOREVER, Answer, Kind, Operation, Write
+
+REFUSED = (CasWriteError, TransactionAborted, IncompleteError, InvalidRequestError, NotFoundError)
+"""Errors that say that nothing was written; all others leave it open."""
+SHARED_KEYS = ("register-0", "register-1")
+"""Keys that all clients write conditionally."""
+OPEN_MAX = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a client does.
+
+    Attributes:
+        name: Of the client.
+        role: ``writer`` or ``reader``.
+        streams: Streams of one group; a reader reads the first.
+        seed: Of its choices.
+        out: File that it notes down into.
+    """
+
+    name: str
+    role: str
+    bootstrap_servers: str
+    zookeeper: str
+    streams: tuple[str, ...]
+    seed: int
+    out: str
+
+    def to_json(self) -> str:
+        """For the command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, raw: str) -> Task:
+        """The inverse of :meth:`to_json`."""
+        fields = json.loads(raw)
+        return cls(**{**fields, "streams": tuple(fields["streams"])})
+
+
+Note = Callable[[dict[str, Any]], None]
+
+
+class Writer:
+    """Does things at random, one after the other; some transactions stay open meanwhile."""
+
+    def __init__(self, client: bridge.Bridge, task: Task, note: Note) -> None:
+        self._client = client
+        self._task = task
+        self._note = note
+        self._random = random.Random(task.seed)
+        self._count = 0
+        self._generation = 0
+        self._open: list[tuple[bridge.Transaction, list[Write]]] = []
+        self._plain = {stream: client.writer(stream) for stream in task.streams}
+        self._conditional = client.cas_writer(task.streams[0], timeout=20)
+
+    def step(self) -> None:
+        """Do one thing; whatever becomes of it is noted."""
+        chance = self._random.random()
+        self._count += 1
+        try:
+            if chance < 0.35:
+                self._write_plainly()
+            elif chance < 0.45:
+                self._write_conditionally()
+            elif chance < 0.55:
+                self._begin_long()
+            elif chance < 0.65 and self._open:
+                self._end(*self._open.pop(self._random.randrange(len(self._open))))
+            elif chance < 0.72:
+                self._commit_conditionally()
+            else:
+                self._end(*self._fill(self._begin(), self._key()))
+        except (RollbridgeError, TimeoutError):
+            # Whatever could not even be asked for left nothing; what was asked for is noted.
+            time.sleep(0.05)
+
+    def finish(self) -> None:
+        """Ask for the end of everything."""
+        while self._open:
+            self._end(*self._open.pop())
+        self._conditional.close()
+
+    def _key(self) -> str:
+        """One of this client's own keys; others after an unclear answer, because what it was about may still come."""
+        return f"{self._task.name}-{self._generation}-{self._random.randint(0, 3)}"
+
+    def _value(self, number: int = 0) -> str:
+        return f"{self._task.name}:{self._count}:{number}"
+
+    def _begin(self) -> bridge.Transaction:
+        streams = self._task.streams
+        return self._client.begin(*self._random.sample(streams, self._random.randint(1, len(streams))))
+
+    def _fill(self, transaction: bridge.Transaction, key: str) -> tuple[bridge.Transaction, list[Write]]:
+        writes = []
+        for number in range(self._random.randint(1, 6)):
+            stream = self._random.choice(transaction.streams)
+            write = Write(stream, key, self._value(number))
+            transaction.write(stream, key=key.encode(), value=write.value.encode())
+            writes.append(write)
+        return transaction, writes
+
+    def _begin_long(self) -> None:
+        """A transaction that stays open while others come and go; its key is its own."""
+        if len(self._open) < OPEN_MAX:
+            self._open.append(self._fill(self._begin(), f"{self._task.name}-long-{self._count}"))
+
+    def _end(self, transaction: bridge.Transaction, writes: list[Write]) -> None:
+        wish = "abort" if self._random.random() < 0.15 else "commit"
+        with self._noted(Kind.TRANSACTION, str(transaction.id), writes, wish) as done:
+            if wish == "abort":
+                transaction.abort("at random", timeout=60)
+            else:
+                done(position=transaction.commit(timeout=60).position)
+
+    def _write_plainly(self) -> None:
+        stream = self._random.choice(self._task.streams)
+        write = Write(stream, self._key(), self._value())
+        with self._noted(Kind.PLAIN, write.value, [write]) as done:
+            sn = self._plain[stream].write(write.key.encode(), write.value.encode()).result(60)
+            done(writes=(replace(write, place=str(sn.dlsn)),))
+
+    def _write_conditionally(self) -> None:
+        key = self._random.choice(SHARED_KEYS)
+        sn = self._conditional.tail(key.encode(), scope="key")
+        write = Write(self._task.streams[0], key, self._value())
+        with self._noted(Kind.CONDITIONAL, write.value, [write], expected=_number(sn)) as done:
+            found = self._conditional.write(key.encode(), write.value.encode(), expected=sn, scope="key")
+            done(writes=(replace(write, place=str(found.dlsn)),))
+
+    def _commit_conditionally(self) -> None:
+        key = self._random.choice(SHARED_KEYS)
+        stream = self._task.streams[0]
+        sn = self._conditional.tail(key.encode(), scope="key")
+        transaction = self._client.begin(stream)
+        transaction.expect(stream, key=key.encode(), sn=sn, scope="key")
+        write = Write(stream, key, self._value())
+        written = transaction.write(stream, key=key.encode(), value=write.value.encode())
+        with self._noted(Kind.TRANSACTION, str(transaction.id), [write], expected=_number(sn)) as done:
+            position = transaction.commit(timeout=60).position
+            done(position=position, writes=(replace(write, place=str(written.result(1))),))
+
+    @contextmanager
+    def _noted(
+        self, kind: Kind, name: str, writes: list[Write], wish: str = "commit", expected: int | None = None
+    ) -> Iterator[Callable[..., None]]:
+        """Note that the end of something is asked for, and what becomes of it."""
+        asked = Operation(
+            self._task.name,
+            kind,
+            name,
+            wish,
+            tuple(writes),
+            time.monotonic_ns(),
+            FOREVER,
+            Answer.UNKNOWN,
+            expected=expected,
+        )
+        self._note(asked.to_line())
+        more: dict[str, Any] = {}
+        try:
+            yield lambda **found: more.update(found)
+        except REFUSED:
+            answer = Answer.FAILED
+        except (RollbridgeError, TimeoutError):
+            self._generation += 1
+            return
+        else:
+            answer = Answer.OK
+        self._note(replace(asked, answer=answer, answered=time.monotonic_ns(), **more).to_line())
+
+
+def _number(sn: SN) -> int:
+    return -1 if sn == EMPTY or sn.sequence_id is None else sn.sequence_id
+
+
+def write(task: Task, note: Note, stopping: threading.Event) -> None:
+    """Write until asked to end; connect anew when that is what it takes."""
+    options = bridge.ClientOptions(connect_timeout_s=60)
+    with connected(task, options) as client:
+        writer = Writer(client, task, note)
+        while not stopping.is_set():
+            writer.step()
+        writer.finish()
+
+
+def read(task: Task, note: Note, stopping: threading.Event) -> None:
+    """Read one stream from its beginning, and go on at the position when a reader gives up."""
+    position: Any = "earliest"
+    with connected(task, bridge.ClientOptions(connect_timeout_s=60)) as client:
+        while not stopping.is_set():
+            try:
+                with client.reader(task.streams[0], start=position) as reader:
+                    while not stopping.is_set():
+                        record = reader.poll(0.5)
+                        if record is not None:
+                            value = (record.value or b"").decode()
+                            note({"segment": int(record.segment), "offset": record.offset, "value": value})
+                            position = reader.position
+            except UnavailableError:
+                continue
+
+
+def connected(task: Task, options: bridge.ClientOptions) -> bridge.Bridge:
+    """A connection, once the servers answer."""
+    while True:
+        try:
+            return bridge.connect(
+                task.bootstrap_servers, zookeeper=task.zookeeper, client_name=task.name, options=options
+            )
+        except UnavailableError:
+            time.sleep(0.2)
+
+
+def main(raw: str) -> None:
+    """Do what the JSON says."""
+    task = Task.from_json(raw)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    with Path(task.out).open("w", buffering=1) as out:
+
+        def note(line: dict[str, Any]) -> None:
+            out.write(json.dumps(line) + "\n")
+
+        {"writer": write, "reader": read}[task.role](task, note, stopping)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

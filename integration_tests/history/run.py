@@ -1,0 +1,191 @@
+"""A run: a cluster of its own, clients, faults one after the other, a drain, and a verdict."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import bridge
+from bridge.embedded import EmbeddedCluster
+from bridge.errors import RollbridgeError
+from bridge.model.names import GroupName, StreamName
+from integration_tests.adapter_tools import await_settled, eventually
+from integration_tests.history.checks import find_faults
+from integration_tests.history.events import FOREVER, Answer, Fault, History, Kind, Operation, StreamState, Write
+from integration_tests.history.final import commit_log, stream_states
+from integration_tests.history.nemesis import Nemesis
+from integration_tests.history.workers import Workers
+
+STREAMS: Final = ("history/orders", "history/payments")
+GROUP: Final = GroupName("history")
+WRITERS: Final = 4
+HEAL_S: Final = 60.0
+"""Within this time after a fault a new client must commit again, and the others must go on."""
+CALM: Final = 100
+"""So many more things must be noted between two faults."""
+
+
+@dataclass
+class Report:
+    """What a run was, and what it found."""
+
+    seed: int
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    recovery_s: dict[str, float] = field(default_factory=dict)
+    """Longest time from the end of a fault to the next commit of a new client."""
+    answers: Counter[str] = field(default_factory=Counter)
+    records: int = 0
+    epochs: int = 0
+    found: list[Fault] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        """For people; Markdown."""
+        yield (
+            f"Seed {self.seed}: {self.seconds / 60:.1f} minutes, {self.records:,} committed records, "
+            f"{self.epochs} epochs, {len(self.found)} findings."
+        )
+        yield ""
+        yield "| what clients did | answer | times |"
+        yield "|---|---|---|"
+        for name, count in sorted(self.answers.items()):
+            kind, _, answer = name.partition(" ")
+            yield f"| {kind} | {answer} | {count:,} |"
+        yield ""
+        yield "| fault | times | longest until a new client committed |"
+        yield "|---|---|---|"
+        for name, count in sorted(self.faults.items()):
+            yield f"| {name} | {count} | {self.recovery_s.get(name, 0.0):.1f} s |"
+        if self.found:
+            yield ""
+            yield from (f"- {fault}" for fault in self.found[:50])
+
+
+class Run:
+    """One run; made by :func:`running`."""
+
+    def __init__(self, cluster: EmbeddedCluster, workers: Workers, seed: int) -> None:
+        self._cluster = cluster
+        self._workers = workers
+        self._choice = random.Random(seed)
+        self._nemesis = Nemesis(cluster, workers, STREAMS, self._choice)
+        self._probes: list[Operation] = []
+        self._began = time.monotonic()
+        self.report = Report(seed)
+
+    def begin(self) -> None:
+        """Start coordinators, make the streams, let clients begin."""
+        self._nemesis.start_coordinators()
+        with self._connect() as client:
+            for stream in STREAMS:
+                client.admin.create_stream(stream, segments=2)
+        for _ in range(WRITERS):
+            self._workers.start("writer", STREAMS)
+        for stream in STREAMS:
+            self._workers.start("reader", (stream,))
+        self._await_progress("clients begin")
+
+    def window(self, fault: str, broken_s: float) -> None:
+        """Break something for a while, then see that it heals: a new client commits, and the others go on."""
+        with self._nemesis.broken(fault):
+            time.sleep(broken_s)
+        healed = time.monotonic()
+        eventually(self._commits, f"a commit after: {fault}", HEAL_S)
+        took = time.monotonic() - healed
+        self.report.faults[fault] += 1
+        self.report.recovery_s[fault] = max(took, self.report.recovery_s.get(fault, 0.0))
+        self._await_progress(f"clients go on after: {fault}")
+
+    def random_fault(self) -> str:
+        """The next fault; a quarter of the windows is quiet, and in a quarter a stream is scaled."""
+        names = sorted(self._nemesis.faults.keys() - {"quiet", "scale"})
+        return self._choice.choice(["quiet", "scale", *self._choice.sample(names, 2)])
+
+    def end(self) -> Report:
+        """Let everything come to rest, and compare what is there with what was asked for and told."""
+        self._workers.stop("writer", 180)
+        servers = self._cluster.bootstrap_servers
+        states = self._settled_states()
+        rows = {stream: sum(map(len, state.rows.values())) for stream, state in states.items()}
+        eventually(
+            lambda: all(len(item.rows) >= rows[item.stream] for item in self._workers.readings()),
+            "readers come to the end",
+            HEAL_S,
+        )
+        self._workers.stop("reader", 60)
+        operations = [*self._workers.operations(), *self._probes]
+        history = History(operations, states, commit_log(servers, GROUP), list(self._workers.readings()))
+        self.report.seconds = time.monotonic() - self._began
+        self.report.answers.update(f"{item.kind} {item.wish}: {item.answer}" for item in operations)
+        self.report.records = sum(rows.values())
+        self.report.epochs = sum(len(state.history.records) for state in states.values())
+        self.report.found = find_faults(history)
+        return self.report
+
+    def _settled_states(self) -> dict[str, StreamState]:
+        """The streams, once what dead clients had asked for is decided too."""
+        servers, zookeeper = self._cluster.bootstrap_servers, self._cluster.zookeeper
+        # One transaction for each buffer: what was asked for before it is decided before it.
+        for stream in STREAMS:
+            eventually(self._commits, f"a commit at the end, through {stream}", HEAL_S)
+        topics = [
+            StreamName.parse(stream).segment_topic(segment)
+            for stream, state in stream_states(servers, zookeeper, STREAMS).items()
+            for segment in state.rows
+        ]
+        await_settled(servers, [(topic, 0) for topic in [*topics, GROUP.commit_log_topic]], timeout_s=HEAL_S)
+        return stream_states(servers, zookeeper, STREAMS)
+
+    def _await_progress(self, what: str) -> None:
+        goal = self._workers.noted() + CALM
+        eventually(lambda: self._workers.noted() >= goal, what, HEAL_S)
+
+    def _connect(self) -> bridge.Bridge:
+        options = bridge.ClientOptions(commit_timeout_s=20, admin_timeout_s=HEAL_S)
+        return bridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper, options=options)
+
+    def _commits(self) -> bool:
+        """Whether a new client can commit now; its commits are asked for in the buffers of all streams in turn."""
+        number = len(self._probes)
+        streams = STREAMS if number % 2 else STREAMS[::-1]
+        writes = tuple(Write(stream, "probe", f"probe:{number}:{place}") for place, stream in enumerate(streams))
+        asked = time.monotonic_ns()
+        try:
+            with self._connect() as client:
+                transaction = client.begin(*streams)
+                for write in writes:
+                    transaction.write(write.stream, key=write.key.encode(), value=write.value.encode())
+                self._probes.append(
+                    Operation(
+                        f"probe-{number}",
+                        Kind.TRANSACTION,
+                        str(transaction.id),
+                        "commit",
+                        writes,
+                        asked,
+                        FOREVER,
+                        Answer.UNKNOWN,
+                    )
+                )
+                transaction.commit()
+        except RollbridgeError:
+            return False
+        return True
+
+
+@contextmanager
+def running(seed: int, folder: Path) -> Iterator[Run]:
+    """A run that has begun, with servers and clients that are gone afterwards."""
+    with (
+        EmbeddedCluster() as cluster,
+        Workers(cluster.bootstrap_servers, cluster.zookeeper, folder, seed) as workers,
+    ):
+        run = Run(cluster, workers, seed)
+        run.begin()
+        yield run

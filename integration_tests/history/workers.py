@@ -1,0 +1,86 @@
+"""The client processes of a history."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from bridge.model.identifiers import SegmentId
+from integration_tests.history.clients import Task
+from integration_tests.history.events import Line, Operation, Reading, read_operations
+
+
+class Workers:
+    """Starts clients, and knows what they have noted. Use it in a ``with`` block: nobody is left afterwards."""
+
+    def __init__(self, bootstrap_servers: str, zookeeper: str, folder: Path, seed: int) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._zookeeper = zookeeper
+        self._folder = folder
+        self._seed = seed
+        self._processes: dict[str, tuple[Task, subprocess.Popen[bytes]]] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in [process for _, process in self._processes.values()]:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGCONT)
+                process.kill()
+                process.wait(10)
+
+    def start(self, role: str, streams: tuple[str, ...]) -> None:
+        """One more client; its choices follow from the seed and its number."""
+        number = len(self._processes)
+        name = f"{role[0]}{number}"
+        out = str(self._folder / f"{name}.jsonl")
+        task = Task(name, role, self._bootstrap_servers, self._zookeeper, streams, self._seed * 1_000 + number, out)
+        command = [sys.executable, "-m", "integration_tests.history.clients", task.to_json()]
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self._processes[name] = (task, subprocess.Popen(command, stdout=log, stderr=log))
+
+    def writers(self) -> list[subprocess.Popen[bytes]]:
+        """Those writers that are alive."""
+        found = [process for task, process in self._processes.values() if task.role == "writer"]
+        return [process for process in found if process.poll() is None]
+
+    def stop(self, role: str, timeout_s: float) -> None:
+        """Ask all clients of a role to end, and return when they have."""
+        ending = [process for task, process in self._processes.values() if task.role == role and process.poll() is None]
+        for process in ending:
+            process.terminate()
+        for process in ending:
+            code = process.wait(timeout_s)
+            assert code == 0, f"a {role} ended with {code}; see its log in {self._folder}"
+
+    def noted(self) -> int:
+        """How many lines the writers have noted."""
+        outs = [Path(task.out) for task, _ in self._processes.values() if task.role == "writer"]
+        return sum(path.read_bytes().count(b"\n") for path in outs if path.exists())
+
+    def operations(self) -> Iterator[Operation]:
+        """What the writers did."""
+        for task, _ in self._processes.values():
+            if task.role == "writer":
+                yield from read_operations(self._lines(task))
+
+    def readings(self) -> Iterator[Reading]:
+        """What the readers saw."""
+        for task, _ in self._processes.values():
+            if task.role == "reader":
+                rows = [
+                    (SegmentId.from_int(line["segment"]), line["offset"], line["value"]) for line in self._lines(task)
+                ]
+                yield Reading(task.name, task.streams[0], tuple(rows))
+
+    def _lines(self, task: Task) -> Iterator[Line]:
+        """Whole lines; one that was cut by a kill is none."""
+        path = Path(task.out)
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return (json.loads(line) for line in lines)
