@@ -61,11 +61,11 @@ def write_in_transaction(client: bridge.Bridge, stream: str, key: bytes, value: 
 
 def work(client: bridge.Bridge, writer: CasWriter, task: Task, note: Note) -> None:
     """Carry out the operations and note them."""
-    write = writer.write
-    if task.in_transactions:
 
-        def write(key: bytes, value: bytes, *, expected: SN, scope: str) -> SN:
+    def write(key: bytes, value: bytes, expected: SN, scope: str) -> SN:
+        if task.in_transactions:
             return write_in_transaction(client, task.stream, key, value, expected, scope)
+        return writer.write(key, value, expected=expected, scope=scope)
 
     choice = random.Random(task.seed)
     known = EMPTY_SN
@@ -96,7 +96,7 @@ def work(client: bridge.Bridge, writer: CasWriter, task: Task, note: Note) -> No
             }
         )
         try:
-            sn = write(key.encode(), identity.encode(), expected=expected, scope="key" if by_key else "segment")
+            sn = write(key.encode(), identity.encode(), expected, "key" if by_key else "segment")
         except CasWriteError as refusal:
             note(_answer(identity, Answer.REFUSED, actual=_place(refusal.actual)))
             sn = refusal.actual
