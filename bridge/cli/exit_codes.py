@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     OUTCOME_UNKNOWN = 6
     UNAVAILABLE = 7
     ENVIRONMENT = 8
+    FINDINGS = 9
     INTERRUPTED = 130
 
 
@@ -34,5 +35,6 @@ MEANINGS: Final = {
     ExitCode.OUTCOME_UNKNOWN: "it may have happened or not; ask again with the id in the message",
     ExitCode.UNAVAILABLE: "Kafka, ZooKeeper or the coordinator does not answer; try again later",
     ExitCode.ENVIRONMENT: "this machine lacks something: Java, a free port, space on disk",
+    ExitCode.FINDINGS: "the doctor found a problem; it says what to do",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C",
 }

@@ -1,0 +1,131 @@
+"""What the doctor knows of a cluster, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from bridge.model.epochs import EpochHistory
+from bridge.model.names import GroupName
+from bridge.model.records import Group, StreamConfig, TransactionRecord
+
+
+class Severity(IntEnum):
+    """How bad a finding is."""
+
+    WARNING = 1
+    """It works, but something is not as it should be."""
+    PROBLEM = 2
+    """Something does not work, or data is in danger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be.
+
+    Attributes:
+        check: Stable name of the check.
+        what: What was found.
+        remedy: What to do.
+    """
+
+    severity: Severity
+    check: str
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """A broker; ``config`` are its settings, ``transaction_version`` is Kafka's feature level."""
+
+    id: int
+    transaction_version: int
+    config: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenNative:
+    """A native transaction that is open on a topic."""
+
+    topic: str
+    producer_id: int
+    start_offset: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A topic of ours.
+
+    Attributes:
+        replicas: How many replicas its first partition should have.
+        in_sync: How many of these are in sync.
+        end: Its end offset (partition 0).
+        operations: What the doctor's principal may do with it; empty if the broker does not say.
+    """
+
+    name: str
+    topic_id: str
+    replicas: int
+    in_sync: int
+    config: Mapping[str, str]
+    sealed: bool
+    end: int
+    operations: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """A transaction group.
+
+    Attributes:
+        committing_ms, scaling_ms: When what is under way was begun; None if nothing is.
+        requests: How many admin requests wait.
+    """
+
+    record: Group
+    leader: str | None
+    controller_epoch: int
+    committing_ms: int | None = None
+    scaling_ms: int | None = None
+    requests: int = 0
+    transactions: Sequence[TransactionRecord] = ()
+
+    @property
+    def name(self) -> GroupName:
+        """The group."""
+        return self.record.name
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """A stream; ``history`` is None if its epochs are gone or can not be read, and ``fault`` says why."""
+
+    config: StreamConfig
+    history: EpochHistory | None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """Everything that was looked at.
+
+    Attributes:
+        kafka_cluster_id, recorded_cluster_id: What Kafka says, and what ZooKeeper has on record.
+        topics: All topics whose names are ours, by name.
+        operations: What the principal may do with the cluster; empty if the broker does not say.
+        now_ms: When it was looked at.
+    """
+
+    kafka_cluster_id: str
+    recorded_cluster_id: str | None
+    now_ms: int
+    brokers: Sequence[BrokerFacts] = ()
+    coordinators: Sequence[str] = ()
+    groups: Sequence[GroupFacts] = ()
+    streams: Sequence[StreamFacts] = ()
+    topics: Mapping[str, TopicFacts] = field(default_factory=dict)
+    open_natives: Sequence[OpenNative] = ()
+    operations: frozenset[str] = frozenset()

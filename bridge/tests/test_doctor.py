@@ -1,0 +1,236 @@
+"""What the doctor finds: nothing in a good cluster, and each way in which one can be bad, with a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bridge.doctor.checks import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, find
+from bridge.doctor.facts import (
+    BrokerFacts,
+    ClusterFacts,
+    GroupFacts,
+    OpenNative,
+    Severity,
+    StreamFacts,
+    TopicFacts,
+)
+from bridge.kafka.seal import SEALED
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import TransactionId
+from bridge.model.keyspace import even_ranges
+from bridge.model.names import GroupName, StreamName
+from bridge.model.records import Group, StreamConfig, StreamState, TransactionRecord
+
+GROUP, STREAM = GroupName("sales"), StreamName("sales", "orders")
+NOW_MS = 10_000_000
+KEEP = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "min.insync.replicas": "2"}
+FIRST = EpochHistory.create(even_ranges(1), 0)
+SCALED = FIRST.with_records(
+    replace(FIRST.plan_scale([0], even_ranges(2), 1), sealed_ends={item.id: 9 for item in FIRST.active.segments})
+)
+SEGMENTS = {STREAM.segment_topic(segment): segment for segment in SCALED.segments()}
+OLD, ACTIVE = next(iter(SEGMENTS)), list(SEGMENTS)[1]
+
+
+def topic(name: str, **changes: Any) -> TopicFacts:
+    sealed = name == OLD
+    config = {**KEEP, **(SEALED if sealed else {})}
+    known = TopicFacts(name, f"id of {name}", 3, 3, config, sealed, 9, TOPIC_OPERATIONS)
+    return replace(known, **changes)
+
+
+LOG, BUFFER = GROUP.commit_log_topic, STREAM.buffer_topic
+GOOD = ClusterFacts(
+    kafka_cluster_id="kafka-1",
+    recorded_cluster_id="kafka-1",
+    now_ms=NOW_MS,
+    brokers=[BrokerFacts(number, 2, {"auto.create.topics.enable": "false"}) for number in range(3)],
+    coordinators=["one", "two"],
+    groups=[GroupFacts(Group(GROUP, 0, f"id of {LOG}"), "one", 7)],
+    streams=[
+        StreamFacts(StreamConfig(name=STREAM, group=GROUP, created_ms=0, buffer_topic_id=f"id of {BUFFER}"), SCALED)
+    ],
+    topics={name: topic(name) for name in (*SEGMENTS, LOG, BUFFER)},
+    operations=CLUSTER_OPERATIONS,
+)
+
+
+def test_a_good_cluster_gives_no_findings() -> None:
+    assert find(GOOD) == []
+
+
+def with_topic(name: str, **changes: Any) -> ClusterFacts:
+    return replace(GOOD, topics={**GOOD.topics, name: topic(name, **changes)})
+
+
+def without(*names: str) -> ClusterFacts:
+    return replace(GOOD, topics={name: facts for name, facts in GOOD.topics.items() if name not in names})
+
+
+def with_group(**changes: Any) -> ClusterFacts:
+    return replace(GOOD, groups=[replace(GOOD.groups[0], **changes)])
+
+
+def with_stream(**changes: Any) -> ClusterFacts:
+    return replace(GOOD, streams=[replace(GOOD.streams[0], **changes)])
+
+
+def with_broker(**changes: Any) -> ClusterFacts:
+    return replace(GOOD, brokers=[replace(GOOD.brokers[0], **changes), *GOOD.brokers[1:]])
+
+
+def native(age_s: float) -> ClusterFacts:
+    return replace(GOOD, open_natives=[OpenNative(ACTIVE, 17, 4, age_s)])
+
+
+def overdue(begun_ms: int) -> ClusterFacts:
+    record = TransactionRecord(
+        id=TransactionId.of(0, 1),
+        group=GROUP,
+        state="open",
+        client_name="c",
+        begun_ms=begun_ms,
+        lease_ms=1_000,
+        streams={str(STREAM): 0},
+        controller_epoch=1,
+    )
+    return with_group(transactions=[record])
+
+
+BROKEN_CHAIN = EpochHistory((FIRST.records[0], replace(SCALED.records[1], reference_epoch=0)))
+
+CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
+    "a wiped ZooKeeper": (
+        lambda: replace(GOOD, recorded_cluster_id=None, groups=[], streams=[]),
+        "zookeeper-empty",
+        Severity.PROBLEM,
+        "restore ZooKeeper",
+    ),
+    "another Kafka": (
+        lambda: replace(GOOD, recorded_cluster_id="kafka-0"),
+        "wrong-cluster",
+        Severity.PROBLEM,
+        "bootstrap_servers",
+    ),
+    "old transactions": (
+        lambda: with_broker(transaction_version=1),
+        "transaction-version",
+        Severity.PROBLEM,
+        "upgrade",
+    ),
+    "auto-creation": (
+        lambda: with_broker(config={"auto.create.topics.enable": "true"}),
+        "auto-creation",
+        Severity.WARNING,
+        "auto.create.topics.enable=false",
+    ),
+    "too few in sync": (lambda: with_topic(ACTIVE, in_sync=1), "below-min-isr", Severity.PROBLEM, "brokers back"),
+    "not all in sync": (lambda: with_topic(ACTIVE, in_sync=2), "under-replicated", Severity.WARNING, "brokers back"),
+    "few replicas": (
+        lambda: with_topic(ACTIVE, replicas=2, in_sync=2),
+        "replication-factor",
+        Severity.WARNING,
+        "reassign",
+    ),
+    "one acknowledgement": (
+        lambda: with_topic(ACTIVE, config={**KEEP, "min.insync.replicas": "1"}),
+        "min-isr",
+        Severity.WARNING,
+        "min.insync.replicas=2",
+    ),
+    "no coordinator": (lambda: replace(GOOD, coordinators=[]), "no-coordinator", Severity.PROBLEM, "start one"),
+    "one coordinator": (lambda: replace(GOOD, coordinators=["one"]), "no-standby", Severity.WARNING, "another"),
+    "no leader": (lambda: with_group(leader=None), "no-leader", Severity.PROBLEM, "logs"),
+    "a stuck rolling commit": (lambda: with_group(committing_ms=NOW_MS - 90_000), "stuck", Severity.WARNING, "sealing"),
+    "a stuck scale": (lambda: with_group(scaling_ms=NOW_MS - 90_000), "stuck", Severity.WARNING, "sealing"),
+    "an overdue transaction": (lambda: overdue(NOW_MS - 100_000), "overdue", Severity.PROBLEM, "leader"),
+    "a log that is gone": (lambda: without(LOG), "topic-replaced", Severity.PROBLEM, "restore it"),
+    "a buffer made again": (
+        lambda: with_topic(BUFFER, topic_id="another"),
+        "topic-replaced",
+        Severity.PROBLEM,
+        "restore it",
+    ),
+    "retention by Kafka": (
+        lambda: with_topic(ACTIVE, config={**KEEP, "retention.ms": "604800000"}),
+        "retention",
+        Severity.PROBLEM,
+        "--add-config retention.ms=-1",
+    ),
+    "a compacted buffer": (
+        lambda: with_topic(BUFFER, config={**KEEP, "cleanup.policy": "compact"}),
+        "retention",
+        Severity.PROBLEM,
+        "cleanup.policy=delete",
+    ),
+    "a broken chain": (lambda: with_stream(history=BROKEN_CHAIN), "epoch-history", Severity.PROBLEM, "restore"),
+    "no epochs": (lambda: with_stream(history=None), "epoch-history", Severity.PROBLEM, "restore"),
+    "a stream half deleted": (
+        lambda: with_stream(config=replace(GOOD.streams[0].config, state=StreamState.DELETING)),
+        "deleting",
+        Severity.WARNING,
+        "coordinator",
+    ),
+    "a segment that is gone": (lambda: without(OLD), "segment-gone", Severity.PROBLEM, "restore"),
+    "an open old segment": (lambda: with_topic(OLD, sealed=False), "seal", Severity.PROBLEM, "takeover"),
+    "a sealed active segment": (lambda: with_topic(ACTIVE, sealed=True), "seal", Severity.PROBLEM, "takeover"),
+    "a long native transaction": (lambda: native(120), "long-transaction", Severity.WARNING, "time-out"),
+    "a hanging native transaction": (
+        lambda: native(2_000),
+        "hanging-transaction",
+        Severity.PROBLEM,
+        f"--topic {ACTIVE} --start-offset 4",
+    ),
+    "a topic of nobody": (
+        lambda: with_topic("sales.gone.segment-0.epoch-0"),
+        "orphan",
+        Severity.WARNING,
+        "--delete --topic sales.gone.segment-0.epoch-0",
+    ),
+    "a segment of no epoch": (
+        lambda: with_topic("sales.orders.segment-9.epoch-9"),
+        "orphan",
+        Severity.WARNING,
+        "--delete",
+    ),
+    "no right to create": (
+        lambda: replace(GOOD, operations=frozenset({"DESCRIBE"})),
+        "permission",
+        Severity.WARNING,
+        "coordinator's principal",
+    ),
+    "no right to a topic": (
+        lambda: with_topic(ACTIVE, operations=frozenset({"READ", "DESCRIBE"})),
+        "permission",
+        Severity.WARNING,
+        "WRITE",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_fault_is_found_with_a_remedy(case: str) -> None:
+    spoil, check, severity, remedy = CASES[case]
+    found = [finding for finding in find(spoil()) if finding.check == check]
+    assert found, find(spoil())
+    assert found[0].severity is severity
+    assert remedy in found[0].remedy
+
+
+def test_what_is_under_way_is_not_taken_for_broken() -> None:
+    busy = replace(with_group(scaling_ms=NOW_MS - 5_000), topics=with_topic(ACTIVE, sealed=True).topics)
+    busy = replace(
+        busy, topics={**busy.topics, "sales.orders.segment-9.epoch-9": topic("sales.orders.segment-9.epoch-9")}
+    )
+    assert find(busy) == []
+    assert find(native(5)) == []
+    assert find(overdue(NOW_MS - 500)) == []
+
+
+def test_the_worst_comes_first() -> None:
+    found = find(replace(GOOD, coordinators=["one"], recorded_cluster_id="kafka-0"))
+    assert [finding.severity for finding in found] == sorted((finding.severity for finding in found), reverse=True)

@@ -1,0 +1,111 @@
+"""``rollbridge doctor`` against real servers: it is content with a good cluster, and sees what is done to a bad one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from bridge.cli.exit_codes import ExitCode
+from bridge.embedded import EmbeddedCluster
+from bridge.kafka.topics import TopicAdmin
+from bridge.model.names import GroupName, StreamName
+from integration_tests.clients import Site, until
+from integration_tests.command_line import Cli
+
+
+class Patient:
+    """A rollbridge of its own, and what the doctor says of it; other tests share the servers."""
+
+    def __init__(self, site: Site, scope: str, cli: Cli) -> None:
+        self.site = site
+        self.scope = scope
+        self.cli = cli
+
+    def findings(self) -> dict[str, dict[str, Any]]:
+        """What concerns this scope, by check."""
+        answer = self.cli("doctor", "--json")
+        assert answer.code in (ExitCode.OK, ExitCode.FINDINGS), answer
+        document = json.loads(answer.out)
+        return {item["check"]: item for item in document["findings"] if self.scope in item["what"] + item["remedy"]}
+
+
+@pytest.fixture
+def patient(
+    cluster: EmbeddedCluster,
+    unique_name: Callable[[str], str],
+    scope: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Patient]:
+    root = f"/{unique_name('patient')}"
+    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER_ROOT", root)
+    with Site(cluster, root, tmp_path) as site:
+        yield Patient(site, scope, Cli(cluster))
+
+
+def test_a_good_cluster_has_no_findings_and_each_fault_gets_one(
+    patient: Patient, cluster: EmbeddedCluster, unique_name: Callable[[str], str]
+) -> None:
+    stream = StreamName(patient.scope, "orders")
+    with patient.site.connect() as b:
+        b.admin.create_stream(str(stream), segments=2)
+        with b.transaction(str(stream)) as transaction:
+            transaction.write(str(stream), key=b"k", value=b"v")
+        b.admin.scale(str(stream), seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+        history = b.admin.history(str(stream))
+    assert patient.findings() == {}
+    assert "no-standby" in patient.cli("doctor").out
+
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    [sealed] = [item for item in history.segments() if history.sealed_end(item) is not None]
+    topics = TopicAdmin(cluster.bootstrap_servers)
+    topics.set_topic_config(stream.segment_topic(sealed), {"max.message.bytes": "1000000"})
+    topics.set_topic_config(stream.buffer_topic, {"retention.ms": "1000"})
+    group = GroupName(patient.scope)
+    admin.delete_topics([group.commit_log_topic])[group.commit_log_topic].result(30)
+    until(lambda: {"seal", "retention", "topic-replaced"} <= patient.findings().keys())
+    found = patient.findings()
+    assert f"topic {stream.segment_topic(sealed)} takes records" in found["seal"]["what"]
+    assert "retention.ms=-1" in found["retention"]["remedy"]
+    assert f"topic {group.commit_log_topic} is gone" in found["topic-replaced"]["what"]
+    assert patient.cli("doctor").code == ExitCode.FINDINGS
+
+
+def test_a_native_transaction_that_is_open_is_seen(
+    patient: Patient, cluster: EmbeddedCluster, unique_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = f"{patient.scope}/orders"
+    with patient.site.connect() as b:
+        b.admin.create_stream(stream)
+        [segment] = b.admin.history(stream).segments()
+    topic = StreamName.parse(stream).segment_topic(segment)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": unique_name("open")})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(topic, b"held")
+    producer.flush()
+    monkeypatch.setattr("bridge.doctor.checks.SLOW", timedelta(0))
+    assert f"on {topic} since offset 0" in patient.findings()["long-transaction"]["what"]
+    producer.abort_transaction()
+    until(lambda: "long-transaction" not in patient.findings())
+
+
+def test_nobody_to_lead_and_a_zookeeper_that_was_wiped(
+    patient: Patient, unique_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with patient.site.connect() as b:
+        b.admin.create_stream(f"{patient.scope}/orders")
+    patient.site.stop_coordinator()
+    answer = patient.cli("doctor")
+    assert (answer.code, "no-coordinator" in answer.out) == (ExitCode.FINDINGS, True)
+    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER_ROOT", f"/{unique_name('wiped')}")
+    answer = patient.cli("doctor")
+    assert (answer.code, "PROBLEM zookeeper-empty" in answer.out) == (ExitCode.FINDINGS, True)
+    assert "restore ZooKeeper" in answer.out
