@@ -1,13 +1,15 @@
 """The daemon: registers itself, and shares the transaction groups with the other coordinators that are alive.
 
 Each group has a first choice among the coordinators by rendezvous hashing, so groups spread evenly and few move when
-one comes or goes. A group that its first choice does not lead is led by another one after a short wait.
+one comes or goes. A group that its first choice does not lead is led by another one after a short wait. A coordinator
+that Kafka does not answer is no choice: it strikes itself off the list until it is answered again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from typing import Final
 
 import xxhash
 
@@ -20,8 +22,12 @@ from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import SessionState, ZooKeeperSession
 from coordinator.config import CoordinatorSettings
 from coordinator.shell.leadership import Leadership
+from coordinator.shell.pulse import Pulse
 
 logger = logging.getLogger(__name__)
+
+PROBE_S: Final = 1.0
+"""How often a coordinator that Kafka does not answer asks again."""
 
 
 def first_choice(group: GroupName, coordinators: list[str]) -> str | None:
@@ -47,6 +53,10 @@ class Daemon:
         self._stopping = threading.Event()
         self._members: list[str] = []
         self._leaderships: dict[GroupName, Leadership] = {}
+        self._pulse = Pulse(settings)
+        self._answered = True
+        self.is_fit = True
+        """Whether Kafka answers, as far as is known; not while that is in doubt."""
 
     def run(self) -> None:
         """Serve until :meth:`stop`.
@@ -65,9 +75,10 @@ class Daemon:
             self._changed.set()
             logger.info("coordinator %s serves %s", self._settings.name, self._settings.bootstrap_servers)
             while not self._stopping.is_set():
-                self._changed.wait()
+                self._changed.wait(None if self.is_fit else PROBE_S)
                 self._changed.clear()
                 if not self._stopping.is_set():
+                    self._look_for_kafka()
                     self._refresh()
         finally:
             for leadership in self._leaderships.values():
@@ -81,6 +92,21 @@ class Daemon:
         self._stopping.set()
         self._changed.set()
 
+    def doubt(self) -> None:
+        """Something failed that may be due to the way to Kafka: lead nothing before it is known that it answers."""
+        self.is_fit = False
+        self._changed.set()
+
+    def _look_for_kafka(self) -> None:
+        if self.is_fit:
+            return
+        self.is_fit = self._pulse.is_there()
+        if self.is_fit != self._answered:
+            self._answered = self.is_fit
+            logger.warning(
+                "Kafka %s", "answers: this coordinator may lead" if self.is_fit else "is gone: it leads nothing"
+            )
+
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
             self._changed.set()
@@ -92,7 +118,7 @@ class Daemon:
             self._members = self._session.children(paths.COORDINATORS, self._changed.set)
             for group in self._metadata.groups(self._changed.set):
                 if group not in self._leaderships:
-                    leadership = Leadership(self._settings, group, self._session, self._is_preferred)
+                    leadership = Leadership(self._settings, group, self._session, self._is_preferred, self)
                     self._leaderships[group] = leadership
                     leadership.start()
             for leadership in self._leaderships.values():
@@ -105,6 +131,10 @@ class Daemon:
     def _register(self) -> None:
         path = paths.coordinator(self._settings.name)
         present = self._session.exists(path)
+        if not self.is_fit:
+            if present is not None and present.owner_session_id == self._session.session_id:
+                self._session.delete(path)
+            return
         if present is not None and present.owner_session_id != self._session.session_id:
             # Left by an earlier session of ours, or a namesake's: it goes when that session ends.
             logger.info("coordinator %s is still registered by another session", self._settings.name)

@@ -19,14 +19,16 @@ from bridge.embedded import EmbeddedCluster
 SESSION_TIMEOUT_S = 1.0
 
 
-def command(cluster: EmbeddedCluster, root: str, name: str) -> list[str]:
-    """The command line of a coordinator."""
+def command(
+    cluster: EmbeddedCluster, root: str, name: str, kafka: str | None = None, zookeeper: str | None = None
+) -> list[str]:
+    """The command line of a coordinator, which may have its own way to the servers."""
     return [
         sys.executable,
         "-m",
         "coordinator",
-        f"--bootstrap-servers={cluster.bootstrap_servers}",
-        f"--zookeeper={cluster.zookeeper}",
+        f"--bootstrap-servers={kafka or cluster.bootstrap_servers}",
+        f"--zookeeper={zookeeper or cluster.zookeeper}",
         f"--zookeeper-root={root}",
         f"--session-timeout={SESSION_TIMEOUT_S}",
         f"--name={name}",
@@ -35,12 +37,22 @@ def command(cluster: EmbeddedCluster, root: str, name: str) -> list[str]:
 
 @contextmanager
 def coordinator(
-    cluster: EmbeddedCluster, root: str, name: str, logs: Path, **environment: str
+    cluster: EmbeddedCluster,
+    root: str,
+    name: str,
+    logs: Path,
+    *,
+    kafka: str | None = None,
+    zookeeper: str | None = None,
+    **environment: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A coordinator process with a short session, which may be killed or paused; it logs to ``logs/NAME.log``."""
     with (logs / f"{name}.log").open("ab") as output:
         process = subprocess.Popen(
-            command(cluster, root, name), stdout=output, stderr=output, env={**os.environ, **environment}
+            command(cluster, root, name, kafka, zookeeper),
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **environment},
         )
     try:
         yield process

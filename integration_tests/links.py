@@ -19,8 +19,7 @@ class Link:
     """From an address of its own to ``target`` ("host:port"); a context manager."""
 
     def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self.lead_to(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: Final = f"127.0.0.1:{self._listener.getsockname()[1]}"
         """What to connect to instead of the target."""
@@ -44,6 +43,11 @@ class Link:
         self._whole.set()
         self.reset()
         self._accepting.join(10)
+
+    def lead_to(self, target: str) -> None:
+        """Pass new connections on to another target."""
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
 
     def cut(self) -> None:
         """Nothing arrives any more, in either direction; what is sent waits."""

@@ -18,6 +18,7 @@ from bridge.model.records import ControllerEpoch
 from bridge.zookeeper.session import ZooKeeperSession
 from coordinator.daemon import first_choice
 from integration_tests.coordinators import coordinator, until
+from integration_tests.links import Link
 
 OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
 
@@ -145,3 +146,61 @@ def test_a_server_that_restarts_is_waited_for(
         result = before.commit()
         assert result.records == 2
         assert commit_one(b, stream, b"more").position > result.position
+
+
+def test_a_leader_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing(
+    cluster: EmbeddedCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    stream = f"{unique_name('apart')}/s"
+    group = GroupName(stream.split("/")[0])
+    with (
+        Link(cluster.zookeeper) as link,
+        coordinator(cluster, root, "old", tmp_path, zookeeper=link.address),
+        connected(cluster, root) as b,
+    ):
+        b.admin.create_stream(stream, segments=2)
+        long = b.begin(stream)
+        long.write(stream, key=b"long", value=b"long")
+        results = [commit_one(b, stream, b"before")]
+        link.cut()
+        with coordinator(cluster, root, "new", tmp_path):
+            until(lambda: leader(session, group) == "new")
+            results.append(commit_one(b, stream, b"meanwhile"))
+            link.heal()
+            until(lambda: (tmp_path / "old.log").read_text().count("session old is connected") == 2)
+            results.append(commit_one(b, stream, b"after"))
+            results.append(long.commit())
+        positions = [result.position for result in results]
+        assert positions == sorted(set(positions))
+
+
+def test_a_leader_that_is_cut_off_from_kafka_gives_way_until_it_is_back(
+    root: str, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    with EmbeddedCluster() as own, Link("127.0.0.1:0") as link:
+        link.lead_to(own.add_listener("LINKED", link.address))
+        scope = next(
+            scope
+            for scope in (unique_name("cut") for _ in range(99))
+            if first_choice(GroupName(scope), ["one", "two"]) == "one"
+        )
+        stream, group = f"{scope}/s", GroupName(scope)
+        with (
+            coordinator(own, root, "one", tmp_path, kafka=link.address),
+            coordinator(own, root, "two", tmp_path),
+            connected(own, root) as b,
+            ZooKeeperSession(own.zookeeper, root=root) as session,
+        ):
+            until(lambda: len(session.children(paths.COORDINATORS)) == 2)
+            b.admin.create_stream(stream, segments=2)
+            until(lambda: leader(session, group) == "one")
+            results = [commit_one(b, stream, b"before")]
+            link.cut()
+            until(lambda: leader(session, group) == "two")
+            results += [commit_one(b, stream, b"meanwhile %d" % number) for number in range(3)]
+            assert leader(session, group) == "two", "it does not give way to one that Kafka does not answer"
+            link.heal()
+            until(lambda: leader(session, group) == "one")
+            results.append(commit_one(b, stream, b"after"))
+            positions = [result.position for result in results]
+            assert positions == sorted(set(positions))

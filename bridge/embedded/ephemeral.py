@@ -27,8 +27,9 @@ from bridge.embedded import processes
 from bridge.embedded.cluster import STOP_SECONDS, Cluster
 from bridge.embedded.jars import JarCache
 from bridge.embedded.plan import Wishes
+from bridge.embedded.ports import LOOPBACK, free_port
 from bridge.embedded.reaper import Reaper
-from bridge.embedded.servers import COORDINATOR_PREFIX
+from bridge.embedded.servers import COORDINATOR_PREFIX, KAFKA
 from bridge.embedded.state import Home, State
 from bridge.errors import EnvironmentProblem, RollbridgeError
 
@@ -216,6 +217,31 @@ class EmbeddedCluster:
         # Asked for by number, so that a port that is lost is an error and not another address.
         same = Wishes(kafka_port=state.ports.kafka, zookeeper_port=state.ports.zookeeper)
         cluster.up(same, only=[part], coordinator_env=self._coordinators.get(part))
+
+    def add_listener(self, name: str, advertised: str) -> str:
+        """Have the broker listen at one more address, where it says that it is at ``advertised``; restarts it.
+
+        Whoever connects there through a proxy at ``advertised`` stays on that way.
+
+        Args:
+            name: Of the listener, in capital letters.
+            advertised: ``host:port``.
+        """
+        cluster, state = self._running()
+        ports = state.ports
+        address = f"{LOOPBACK}:{free_port(set())}"
+        plain, controller = f"{LOOPBACK}:{ports.kafka}", f"{LOOPBACK}:{ports.kafka_controller}"
+        settings = {
+            **state.kafka_settings,
+            "listeners": f"PLAINTEXT://{plain},CONTROLLER://{controller},{name}://{address}",
+            "advertised.listeners": f"PLAINTEXT://{plain},{name}://{advertised}",
+            "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,{name}:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+        }
+        cluster.stop_part(KAFKA)
+        wishes = Wishes(kafka_port=ports.kafka, zookeeper_port=ports.zookeeper, kafka_settings=settings)
+        self._state = cluster.up(wishes, only=[KAFKA]).state
+        return address
 
     # -- coordinators -------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from bridge.doctor.facts import (
 )
 from bridge.kafka.seal import SEALED
 from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import TransactionId
+from bridge.model.identifiers import Epoch, TransactionId
 from bridge.model.keyspace import even_ranges
 from bridge.model.names import GroupName, StreamName
 from bridge.model.records import Group, StreamConfig, StreamState, TransactionRecord
@@ -101,7 +101,7 @@ def overdue(begun_ms: int) -> ClusterFacts:
     return with_group(transactions=[record])
 
 
-BROKEN_CHAIN = EpochHistory((FIRST.records[0], replace(SCALED.records[1], reference_epoch=0)))
+BROKEN_CHAIN = EpochHistory((FIRST.records[0], replace(SCALED.records[1], reference_epoch=Epoch(0))))
 
 CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
     "a wiped ZooKeeper": (

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol
 
 from bridge.errors import CorruptDataError, FencedError, RollbridgeError
 from bridge.kafka.batches import validate_frame
@@ -28,10 +29,13 @@ from coordinator.group import GroupState
 from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.shell.consumers import BufferTail
 from coordinator.shell.interpreter import Interpreter
+from coordinator.shell.pulse import Pulse
 
 logger = logging.getLogger(__name__)
 
 PAUSE_MAX_S = 5.0
+UNFIT_S = 1.0
+"""How often a daemon without Kafka looks whether it may lead again."""
 NOTABLE = ("scales", "rolling_commits", "transactions_expired", "requests_refused", "offsets_refused")
 """Counts of a group whose changes are worth a line in the log."""
 
@@ -45,6 +49,17 @@ def check_batch(batch: bytes, records: int) -> str | None:
     return None
 
 
+class Health(Protocol):
+    """What a daemon knows of its way to Kafka."""
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it may lead: Kafka answers, as far as is known."""
+
+    def doubt(self) -> None:
+        """Something failed that may be due to it."""
+
+
 class Leadership(threading.Thread):
     """Leads one group whenever it is this daemon's turn."""
 
@@ -54,6 +69,7 @@ class Leadership(threading.Thread):
         group: GroupName,
         session: ZooKeeperSession,
         is_preferred: Callable[[GroupName], bool],
+        health: Health,
     ) -> None:
         """Prepare; :meth:`start` begins.
 
@@ -62,12 +78,14 @@ class Leadership(threading.Thread):
             group: Which group.
             session: The daemon's ZooKeeper session.
             is_preferred: Whether this daemon is the group's first choice among those alive.
+            health: What the daemon knows of its way to Kafka.
         """
         super().__init__(name=f"leader-{group}", daemon=True)
         self._settings = settings
         self._group = group
         self._session = session
         self._is_preferred = is_preferred
+        self._health = health
         self._stopping = threading.Event()
         self._changed = threading.Event()
 
@@ -83,6 +101,7 @@ class Leadership(threading.Thread):
                 logger.warning("%s: no longer the leader: %s", self._group, fault)
             except (StaleStateError, RollbridgeError) as fault:
                 logger.warning("%s: gives up the lead and starts anew: %s", self._group, fault)
+                self._health.doubt()
             except Exception:
                 logger.exception("%s: a defect ended the lead; starting anew", self._group)
             finally:
@@ -104,6 +123,10 @@ class Leadership(threading.Thread):
         vacant_since: float | None = None
         while not self._stopping.is_set():
             self._changed.clear()
+            if not self._health.is_fit:
+                vacant_since = None
+                self._changed.wait(UNFIT_S)
+                continue
             present = self._session.exists(paths.leader(self._group), self._changed.set)
             if present is not None:
                 vacant_since = None
@@ -158,12 +181,15 @@ class Leadership(threading.Thread):
                 len(group.fold.open),
                 time.monotonic() - started,
             )
-            self._loop(interpreter, tail, group)
+            with Pulse(self._settings) as pulse:
+                self._loop(interpreter, tail, group, pulse)
         finally:
+            # First of all let others begin: closing takes long if the servers do not answer.
+            self._yield_lead()
             tail.close()
             interpreter.close()
 
-    def _loop(self, interpreter: Interpreter, tail: BufferTail, group: GroupState) -> None:
+    def _loop(self, interpreter: Interpreter, tail: BufferTail, group: GroupState, pulse: Pulse) -> None:
         holder = self._session.session_id
         requested = threading.Event()
         requested.set()
@@ -185,6 +211,7 @@ class Leadership(threading.Thread):
             self._fold(tail, group, 0.0 if asked else self._settings.poll_s)
             if interpreter.run(work(group, _now_ms(), requests=asked)):
                 requested.set()
+            pulse.beat()
             self._report(group, reported)
 
     def _fold_until(self, tail: BufferTail, group: GroupState, ends: dict[Partition, int]) -> None:
