@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ from bridge.errors import CasOutcomeUnknown, CasWriteError
 from spark_examples.competing import TRANSACTION_TIMEOUT_S, check, connect, finish, kill, new_stream, play, start, until
 
 KEY = b"file"
-KILLS = 3
+COPIERS = ("anna", "bert")
 
 
 def transform(line: bytes) -> bytes:
@@ -59,6 +60,11 @@ def copy_line(writer: CasWriter, name: str, number: int, line: bytes) -> int:
     return lines_copied(written)
 
 
+def has_copied(onlooker: CasWriter, lines: int) -> bool:
+    """Whether the copy has come so far."""
+    return lines_copied(onlooker.tail(KEY)) >= lines
+
+
 def show(lines: int) -> bool:
     """Copy a file; whether the copy is what it should be."""
     with tempfile.TemporaryDirectory() as folder, connect("archivist") as b:
@@ -66,20 +72,19 @@ def show(lines: int) -> bool:
         path.write_text("".join(f"line {number} of the file\n" for number in range(lines)))
         stream = new_stream(b, "copy")
         click.echo(f"two processes copy {lines} lines to {stream}")
-        names = iter(["anna", "bert", *(f"{name}-again" for name in ("anna", "bert", "anna")[:KILLS])])
-        copiers = [start(copy, stream, path, next(names)) for _ in range(2)]
+        copiers = [start(copy, stream, path, name) for name in COPIERS]
         with b.cas_writer(stream) as onlooker:
-            for turn in range(KILLS):
-                goal = lines * (turn + 1) // (KILLS + 1)
-                until(lambda goal=goal: lines_copied(onlooker.tail(KEY)) >= goal, "the copy goes on", copiers)
+            for turn, name in enumerate(COPIERS):
+                goal = lines * (turn + 1) // (len(COPIERS) + 1)
+                until(partial(has_copied, onlooker, goal), "the copy goes on", copiers)
                 kill(copiers[turn])
-                click.echo(f"  a copier is killed after line {lines_copied(onlooker.tail(KEY))}; another one starts")
-                copiers.append(start(copy, stream, path, next(names)))
+                copiers.append(start(copy, stream, path, f"{name}-again"))
+                click.echo(f"  {name} is killed after line {lines_copied(onlooker.tail(KEY))}; another one starts")
         finish(copiers)
         with b.reader(stream, follow=False) as reader:
             records = list(reader)
-        for name, count in Counter(dict(record.headers)["copier"] for record in records).items():
-            click.echo(f"  {(name or b'').decode()} copied {count}")
+        for copier, count in Counter(dict(record.headers)["copier"] for record in records).items():
+            click.echo(f"  {(copier or b'').decode()} copied {count}")
         wanted = [transform(line) for line in path.read_bytes().splitlines()]
     return check("each line is there once, transformed, in its order", [record.value for record in records] == wanted)
 

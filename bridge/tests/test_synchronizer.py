@@ -304,7 +304,7 @@ class Replicas(RuleBasedStateMachine):
         return b" %d" % self.written
 
     def _wins(self, number: int) -> bool:
-        return self.replicas[number].sn == max(entry.sn for entry in self.log.entries[-1:])
+        return self.replicas[number].sn == self.log.entries[-1].sn
 
     @rule(number=numbers)
     def update(self, number: int) -> None:
