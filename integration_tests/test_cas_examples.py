@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from integration_tests.clients import Site
+from spark_examples.competing import Stuck, check, finish, play, start
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,18 @@ def test_an_example_does_what_it_says(site: Site, example: str, arguments: list[
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("  ok: ") == checks, done.stdout
     assert "WRONG" not in done.stdout
+
+
+def test_an_example_whose_check_fails_says_so_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        play(lambda: all([check("water is wet", True), check("fire is cold", False)]))
+    assert ended.value.code == 1
+    assert capsys.readouterr().out == "  ok: water is wet\n  WRONG: fire is cold\n"
+
+
+def test_a_process_that_fails_ends_its_example() -> None:
+    with pytest.raises(Stuck, match="the processes end: a process ended with 3"):
+        finish([start(sys.exit, 3), start(sys.exit, 0)])
 
 
 def test_an_example_that_reaches_nobody_says_so() -> None:

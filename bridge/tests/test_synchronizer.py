@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -55,15 +55,15 @@ def update(at: DLSN, since: DLSN, value: bytes) -> Entry:
 class Log:
     """The log of one key in memory, in segments ``epoch-0``; gaps stand for records of others.
 
-    ``reads`` counts entries that were handed out. With ``truncate_at_read``, everything before the newest snapshot goes
-    after so many entries, as when another process compacts meanwhile.
+    ``reads`` counts entries that were handed out; after ``interrupt_at`` of them another process does ``meanwhile``.
     """
 
     entries: list[Entry] = field(default_factory=list)
     tail: DLSN = field(default_factory=lambda: place(0))
     first: DLSN = field(default_factory=lambda: place(0))
     reads: int = 0
-    truncate_at_read: int | None = None
+    interrupt_at: int | None = None
+    meanwhile: Callable[[Log], None] = lambda log: None
 
     def add(self, since: DLSN | None, value: bytes) -> Entry:
         entry = Entry(self.tail, sn(self.tail), since, value)
@@ -106,8 +106,17 @@ class Log:
 
     def _count(self) -> None:
         self.reads += 1
-        if self.reads == self.truncate_at_read:
-            self.truncate(max(entry.place for entry in self.entries if entry.since is None))
+        if self.reads == self.interrupt_at:
+            self.meanwhile(self)
+
+
+def delete_before_newest_snapshot(log: Log) -> None:
+    log.truncate(max(entry.place for entry in log.entries if entry.since is None))
+
+
+def compact(log: Log) -> None:
+    log.add(None, MACHINE.bootstrap(replace(log, interrupt_at=None)).state)
+    delete_before_newest_snapshot(log)
 
 
 def test_nothing_was_written_and_the_state_is_the_initial_one() -> None:
@@ -170,9 +179,12 @@ def test_an_update_that_names_a_deleted_snapshot_is_passed_over_for_one_that_nam
     assert MACHINE.bootstrap(log) == Replica(b"1ab", log.tail, log.entries[-1].sn, newer.place, 2)
 
 
-@pytest.mark.parametrize("read", [1, 2, 3])
-def test_a_snapshot_that_goes_while_it_is_looked_for_is_replaced_by_the_newer_one(read: int) -> None:
-    log = Log(truncate_at_read=read)
+@pytest.mark.parametrize("meanwhile", [delete_before_newest_snapshot, compact])
+@pytest.mark.parametrize("read", range(1, 6))
+def test_what_goes_while_it_is_looked_for_is_replaced_by_a_newer_snapshot(
+    read: int, meanwhile: Callable[[Log], None]
+) -> None:
+    log = Log(interrupt_at=read, meanwhile=meanwhile)
     begin = log.add(None, b"0")
     log.add(begin.place, b"a")
     log.add(None, b"0a")
