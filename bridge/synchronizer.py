@@ -22,6 +22,7 @@ from bridge.errors import (
     ConflictError,
     InvalidRequestError,
     RecordTooLargeError,
+    RollbridgeError,
     UnavailableError,
 )
 from bridge.kafka.metadata import Cluster
@@ -72,6 +73,7 @@ class Synchronizer(Generic[S, U]):
         self._machine = machine
         self._lock = threading.RLock()
         self._closed = False
+        self._topics: TopicAdmin | None = None
         self._writer = CasWriter(
             settings, catalog, session, stream, timeout=timeout, transaction_timeout=transaction_timeout
         )
@@ -118,7 +120,7 @@ class Synchronizer(Generic[S, U]):
 
         The updates of one call are written all or none, side by side. They are applied here before they are written,
         so that what ``apply`` or a codec refuses is never in the log. No updates is an answer as well: it is given only
-        for a state that was the newest after this was called.
+        for a state that was the newest after this was called. The first update ever writes the initial state before.
 
         Args:
             generator: Gets the newest state and returns updates for it, or None; called again with a newer state
@@ -177,12 +179,13 @@ class Synchronizer(Generic[S, U]):
                 write nothing. By default the state is written as it is.
             truncate: Also delete the records before the snapshot, in all segments in which the key's records stand.
                 Right only where nothing else lives there, so everything that is to be deleted is looked at first.
+                Plain readers that have not come so far lose these records.
 
         Raises:
             ConflictError: it was to truncate, and the segments hold records of other keys; nothing was written, and
                 nothing deleted.
             RecordTooLargeError: the state does not fit into a record; nothing was written.
-            NotAuthorizedError: not allowed to delete; the snapshot is written, nothing is deleted.
+            NotAuthorizedError, KafkaUnavailable: with a note that it was deleting: the snapshot itself is written.
             TruncatedError, CorruptDataError, UnavailableError, CasOutcomeUnknown: see :meth:`update`.
         """
         with self._lock:
@@ -267,11 +270,11 @@ class Synchronizer(Generic[S, U]):
             self._write_snapshot(self._machine.initial)
 
     def _write_updates(self, encoded: Sequence[bytes]) -> SN:
+        state = self._machine.preview(self._replica.state, encoded)
         self._begin()
         before = self._replica
-        state = self._machine.preview(before.state, encoded)
         sn = self._write_run(encoded, before.sn)
-        self._replica = before.with_updates(state, [sn], sum(map(len, encoded)))
+        self._replica = before.with_updates(state, sn, sum(map(len, encoded)))
         return sn
 
     def _write_run(self, encoded: Sequence[bytes], expected: SN) -> SN:
@@ -320,11 +323,18 @@ class Synchronizer(Generic[S, U]):
     def _truncate(self, before: Replica[S]) -> None:
         """Delete what was looked at; what came between that and the snapshot stays until the next time."""
         offsets = self._log.offsets_before(before.read_to)
-        admin = TopicAdmin(
-            self._settings.bootstrap_servers, security=self._settings.kafka, client_id=self._settings.client_name
-        )
-        logger.info("%s: deleting what is before the snapshot: %s", self, offsets)
-        admin.delete_records({(topic, 0): offset for topic, offset in offsets.items()})
+        logger.info("%r: deleting what is before the snapshot: %s", self, offsets)
+        try:
+            if self._topics is None:
+                self._topics = TopicAdmin(
+                    self._settings.bootstrap_servers,
+                    security=self._settings.kafka,
+                    client_id=self._settings.client_name,
+                )
+            self._topics.delete_records({(topic, 0): offset for topic, offset in offsets.items()})
+        except RollbridgeError as fault:
+            fault.add_note("raised while deleting the records before a snapshot; the snapshot itself is written")
+            raise
 
     def _check_open(self) -> None:
         if self._closed:

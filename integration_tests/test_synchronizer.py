@@ -241,10 +241,12 @@ def test_a_lost_answer_is_looked_into(
         proxy.await_strike()
         # The commit reaches the broker; from then on nobody answers, but the log can be read.
         proxy.strike(Api.END_TXN, Point.AFTER_REQUEST, times=100_000)
-        one.update(add(b"c"))
+        one.update(lambda state: [b"c", b"d", b"e"])
         proxy.calm()
-        assert one.state == one.fetch() == b"abc"
-    assert values(site, ledger) == [b"", b"a", b"b", b"ab", b"c"]
+        assert one.state == one.fetch() == b"abcde"
+        with opened(client, ledger) as late:
+            assert (late.state, late.sn) == (one.state, one.sn)
+    assert values(site, ledger) == [b"", b"a", b"b", b"ab", b"c", b"d", b"e"]
 
 
 def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next_fetch(
@@ -288,6 +290,9 @@ def test_an_update_that_apply_refuses_is_not_written(site: Site, client: bridge.
         return state + change
 
     with client.synchronizer(ledger, KEY, 5, whole, states=Codec.json(), updates=Codec.json()) as account:
+        with pytest.raises(ValueError, match="overdrawn"):
+            account.update(lambda balance: [-6])
+        assert values(site, ledger) == []
         account.update(lambda balance: [-3])
         with pytest.raises(ValueError, match="overdrawn"):
             account.update(lambda balance: [-1, -2])

@@ -291,7 +291,11 @@ class CasWriter:
             raise InvalidRequestError(f"token {token} is not of stream {self.stream}")
         log = self._seen.of(Stage(token.place.segment, base, None))
         offset = token.place.offset
-        return find_operation(log, self._reader, token.operation, offset, offset + 1, deadline)
+        if not find_operation(log, self._reader, token.operation, offset, offset + 1, deadline):
+            return []
+        # It is decided, and its records are one batch, which a fetch brings whole.
+        end = self._reader.fetch(log.topic, offset).end
+        return find_operation(log, self._reader, token.operation, offset, end, deadline)
 
     def _request(
         self,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
@@ -108,12 +108,12 @@ class Replica(Generic[S]):
     snapshot: DLSN | None = None
     bytes_since: int = 0
 
-    def with_updates(self, state: S, sns: Sequence[SN], size: int) -> Replica[S]:
-        """After updates of this process, which it has written right after the last entry."""
-        return replace(self, state=state, read_to=_after(sns[-1]), sn=sns[-1], bytes_since=self.bytes_since + size)
+    def with_updates(self, state: S, sn: SN, size: int) -> Replica[S]:
+        """After updates that stand right after the last entry; ``sn`` is that of the last one of them."""
+        return replace(self, state=state, read_to=_after(sn), sn=sn, bytes_since=self.bytes_since + size)
 
     def with_snapshot(self, state: S, sn: SN) -> Replica[S]:
-        """After a snapshot of this process, which it has written right after the last entry."""
+        """After a snapshot that stands right after the last entry."""
         return Replica(state, _after(sn), sn, sn.dlsn)
 
 
@@ -134,11 +134,11 @@ class Machine(Generic[S, U]):
         """
         if not callable(apply):
             raise InvalidRequestError(f"apply must be a function of a state and an update, not {apply!r}")
-        self.initial: Final = initial
         self.apply: Final = apply
         self.states: Final = states or cast("Codec[S]", Codec.raw())
         self.updates: Final = updates or cast("Codec[U]", Codec.raw())
-        self.states.encode(initial)
+        # As whoever reads it will see it.
+        self.initial: Final = self.states.decode(self.states.encode(initial))
 
     def begin(self, end: DLSN) -> Replica[S]:
         """A replica of a log without entries."""
@@ -158,8 +158,7 @@ class Machine(Generic[S, U]):
             Exception: What ``apply`` raises, with a note of where.
         """
         if entry.since is None:
-            state = _decode(self.states, entry, "snapshot")
-            return Replica(state, _after(entry.sn), entry.sn, entry.place)
+            return replica.with_snapshot(_decode(self.states, entry, "snapshot"), entry.sn)
         if replica.snapshot is None or entry.since > replica.snapshot:
             raise CorruptDataError(
                 f"the update at {entry.place} rests on a snapshot at {entry.since}, which was not found there"
@@ -170,7 +169,7 @@ class Machine(Generic[S, U]):
         except Exception as fault:
             fault.add_note(f"raised by `apply` for the update at {entry.place}; the state stays as it was before")
             raise
-        return replica.with_updates(state, [entry.sn], len(entry.value))
+        return replica.with_updates(state, entry.sn, len(entry.value))
 
     def catch_up(self, replica: Replica[S], log: KeyLog) -> Replica[S]:
         """The replica after everything that is in the log now.
