@@ -17,11 +17,11 @@ from bridge.kafka.offsets import read_end_offset
 from bridge.model.course import Course, Stage
 from bridge.model.keyspace import position_of_key
 from bridge.model.sequence import DLSN
-from bridge.model.synchronizer import Entry, entry_of
+from bridge.model.synchronizer import Entry, Pointer, entry_of
 
 _STEP_FACTOR: Final = 8
 _STEP_MAX: Final = 1 << 15
-"""Most offsets that are looked at in one step backwards, and so most entries that are kept meanwhile."""
+"""Most offsets that are looked at in one step backwards, and so most places that are kept meanwhile."""
 _UNKNOWN_TOPIC_TIMEOUT_S: Final = 5.0
 
 
@@ -70,14 +70,14 @@ class KeyLog:
                 yield entry
             self._check_whole(stretch)
 
-    def backwards(self, end: DLSN) -> Iterator[Entry]:
-        """Entries before ``end``, the newest first; raises TruncatedError where it comes to what was deleted."""
+    def backwards(self, end: DLSN) -> Iterator[Pointer]:
+        """Where entries before ``end`` stand, the newest first; TruncatedError where it comes to what was deleted."""
         step = FIRST_STEP
         for whole in self._stretches(end):
             upper = whole.end
             while upper > 0:
                 stretch = _Stretch(whole.stage, max(0, upper - step), upper)
-                yield from reversed(list(self._entries(stretch)))
+                yield from reversed([entry.pointer for entry in self._entries(stretch)])
                 self._check_whole(stretch)
                 upper = stretch.start
                 step = min(step * _STEP_FACTOR, _STEP_MAX)

@@ -72,6 +72,18 @@ class Entry(NamedTuple):
     since: DLSN | None
     value: bytes
 
+    @property
+    def pointer(self) -> Pointer:
+        """Where it stands."""
+        return Pointer(self.place, self.since or self.place)
+
+
+class Pointer(NamedTuple):
+    """Where an entry stands, and the snapshot from which to read to come to it, which may be the entry itself."""
+
+    place: DLSN
+    snapshot: DLSN
+
 
 class KeyLog(Protocol):
     """The committed records of one key, across the segments in which they stand. Places are those of any record.
@@ -86,8 +98,8 @@ class KeyLog(Protocol):
     def between(self, start: DLSN, end: DLSN) -> Iterator[Entry]:
         """Entries from ``start`` up to, without it, ``end``; raises TruncatedError if some of that was deleted."""
 
-    def backwards(self, end: DLSN) -> Iterator[Entry]:
-        """Entries before ``end``, the newest first; raises TruncatedError where it comes to what was deleted."""
+    def backwards(self, end: DLSN) -> Iterator[Pointer]:
+        """Where entries before ``end`` stand, the newest first; TruncatedError where it comes to what was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +206,8 @@ class Machine(Generic[S, U]):
             found: DLSN | None = None
             lost: DLSN | None = None
             try:
-                for entry in log.backwards(end):
-                    found = found or entry.place
-                    snapshot = entry.since or entry.place
+                for place, snapshot in log.backwards(end):
+                    found = found or place
                     if lost is not None and snapshot <= lost:
                         continue
                     try:

@@ -19,6 +19,7 @@ from bridge.model.synchronizer import (
     Codec,
     Entry,
     Machine,
+    Pointer,
     Replica,
     entry_of,
     mark_of_snapshot,
@@ -92,12 +93,12 @@ class Log:
                 yield entry
         self._check(start)
 
-    def backwards(self, end: DLSN) -> Iterator[Entry]:
+    def backwards(self, end: DLSN) -> Iterator[Pointer]:
         for entry in reversed(list(self.entries)):
             if entry.place < end:
                 self._check(entry.place)
                 self._count()
-                yield entry
+                yield entry.pointer
         self._check(place(0))
 
     def _check(self, start: DLSN) -> None:
