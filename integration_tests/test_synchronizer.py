@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -224,14 +224,14 @@ def test_threads_share_one_synchronizer(client: bridge.Bridge, ledger: str) -> N
 # When things fail ---------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_answer_is_looked_into(
-    site: Site, client: bridge.Bridge, ledger: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        FaultProxy(site.cluster.bootstrap_servers) as proxy,
-        proxy.in_between(monkeypatch),
-        client.synchronizer(ledger, KEY, b"", concatenate, timeout=2) as one,
-    ):
+@pytest.fixture
+def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    with FaultProxy(site.cluster.bootstrap_servers) as proxy, proxy.in_between(monkeypatch):
+        yield proxy
+
+
+def test_a_lost_answer_is_looked_into(site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy) -> None:
+    with client.synchronizer(ledger, KEY, b"", concatenate, timeout=2) as one:
         one.update(add(b"a"))
         proxy.strike(Api.END_TXN, Point.BEFORE_ANSWER)
         one.update(add(b"b"))
@@ -250,13 +250,9 @@ def test_a_lost_answer_is_looked_into(
 
 
 def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next_fetch(
-    site: Site, client: bridge.Bridge, ledger: str, monkeypatch: pytest.MonkeyPatch
+    site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy
 ) -> None:
-    with (
-        FaultProxy(site.cluster.bootstrap_servers) as proxy,
-        proxy.in_between(monkeypatch),
-        client.synchronizer(ledger, KEY, b"", concatenate, timeout=2) as one,
-    ):
+    with client.synchronizer(ledger, KEY, b"", concatenate, timeout=2) as one:
         one.update(add(b"a"))
         proxy.strike(Api.END_TXN, Point.BEFORE_REQUEST, times=100_000)
         with pytest.raises(CasOutcomeUnknown) as caught:

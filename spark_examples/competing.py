@@ -63,11 +63,10 @@ def until(condition: Callable[[], bool], what: str, running: Iterable[BaseProces
     Raises:
         Stuck: it does not in time, or a process that should bring it about has failed.
     """
+    watched = list(running)
     deadline = time.monotonic() + _PATIENCE_S
     while not condition():
-        for process in running:
-            if process.exitcode not in (None, 0, -signal.SIGKILL):
-                raise Stuck(f"{what}: a process ended with {process.exitcode}")
+        _check_well(watched, what)
         if time.monotonic() > deadline:
             raise Stuck(f"{what}: not within {_PATIENCE_S:g} s")
         time.sleep(_POLL_S)
@@ -75,8 +74,15 @@ def until(condition: Callable[[], bool], what: str, running: Iterable[BaseProces
 
 def finish(processes: Iterable[BaseProcess]) -> None:
     """Return once all have ended, well or killed; raises Stuck."""
-    waited_for = list(processes)
-    until(lambda: all(process.exitcode is not None for process in waited_for), "the processes end", waited_for)
+    watched = list(processes)
+    until(lambda: all(process.exitcode is not None for process in watched), "the processes end", watched)
+    _check_well(watched, "the processes end")
+
+
+def _check_well(processes: Iterable[BaseProcess], what: str) -> None:
+    for process in processes:
+        if process.exitcode not in (None, 0, -signal.SIGKILL):
+            raise Stuck(f"{what}: a process ended with {process.exitcode}")
 
 
 def check(what: str, holds: bool) -> bool:
