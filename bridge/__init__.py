@@ -29,9 +29,11 @@ from bridge.model.names import GroupName, StreamName
 from bridge.model.position import LogPosition, ReadPosition
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
+from bridge.model.synchronizer import Codec
 from bridge.model.token import Token
 from bridge.producer import ProducedMessage, Producer
 from bridge.reading import Reader
+from bridge.synchronizer import Synchronizer
 from bridge.transactions import CommittedTransaction, TransactionReader
 from bridge.writer import PlainFuture, StreamWriter, WriterOptions
 
@@ -47,6 +49,7 @@ __all__ = [
     "CasFuture",
     "CasWriter",
     "ClientOptions",
+    "Codec",
     "CommitFuture",
     "CommitResult",
     "CommittedTransaction",
@@ -66,6 +69,7 @@ __all__ = [
     "StreamDescription",
     "StreamName",
     "StreamWriter",
+    "Synchronizer",
     "Token",
     "Transaction",
     "TransactionId",

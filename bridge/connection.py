@@ -11,12 +11,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from bridge.admin import Admin
 from bridge.cas.writer import CasWriter
@@ -51,9 +51,11 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from bridge.model.position import StartLike
 from bridge.model.records import TransactionRecord
+from bridge.model.synchronizer import Codec, Machine, S, U
 from bridge.model.transaction import State
 from bridge.previewing import PreviewTail
 from bridge.reading import IsolationLevel, Reader
+from bridge.synchronizer import Synchronizer
 from bridge.timeouts import Timeout, as_seconds
 from bridge.transactions import LogStart, TransactionReader
 from bridge.writer.engine import Engine
@@ -185,7 +187,7 @@ class Bridge:
         self._runtime = Runtime(
             self._sender, self._catalog, self._outcomes, limits, options.commit_timeout_s, self._who_leads
         )
-        self._cas_writers: list[CasWriter] = []
+        self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
         self._plans: dict[tuple[tuple[str, ...], timedelta | None, str | None], Plan] = {}
         self._engines: dict[WriterOptions, Engine] = {}
         self._engines_lock = threading.Lock()
@@ -363,6 +365,47 @@ class Bridge:
         )
         self._cas_writers = [*(item for item in self._cas_writers if not item.closed), writer]
         return writer
+
+    def synchronizer(
+        self,
+        stream: str,
+        key: bytes,
+        initial: S,
+        apply: Callable[[S, U], S],
+        *,
+        states: Codec[S] | None = None,
+        updates: Codec[U] | None = None,
+        timeout: float | timedelta = 30.0,
+        transaction_timeout: float | timedelta = 5.0,
+    ) -> Synchronizer[S, U]:
+        """A state that several processes share, read from its newest snapshot and the log; see :class:`Synchronizer`.
+
+        Args:
+            stream: ``scope/stream``.
+            key: Names the state; only synchronizers write under it. Other keys may live in the stream.
+            initial: The state to begin with if nothing has been written; whoever writes first fixes it for all.
+            apply: Makes a state and an update a new state. It must give the same in all processes, for ever, and change
+                neither of its arguments.
+            states, updates: How they become bytes; without, they are bytes. ``Codec.json()`` is one.
+            timeout, transaction_timeout: As for :meth:`cas_writer`.
+
+        Raises:
+            InvalidNameError, ScopeNotFound, StreamNotFound, InvalidRequestError, ZooKeeperUnavailable.
+            TruncatedError, CorruptDataError, UnavailableError: see :meth:`Synchronizer.fetch`.
+        """
+        self._check_open()
+        synchronizer = Synchronizer(
+            self.settings,
+            self._catalog,
+            self._session,
+            StreamName.parse(stream),
+            key,
+            Machine(initial, apply, states, updates),
+            timeout=timeout,
+            transaction_timeout=transaction_timeout,
+        )
+        self._cas_writers = [*(item for item in self._cas_writers if not item.closed), synchronizer]
+        return synchronizer
 
     def writer(self, stream: str, *, rising_ids: bool = False, options: WriterOptions | None = None) -> StreamWriter:
         """Write plain records to a stream: no transaction, and nothing to notice when it is scaled.

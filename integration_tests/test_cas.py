@@ -367,6 +367,12 @@ def test_a_scope_that_is_none_is_refused(writer: CasWriter) -> None:
         writer.write(b"a", b"no", expected=EMPTY, scope="stream")
 
 
+def test_each_record_of_a_run_has_headers_of_its_own(client: bridge.Bridge, writer: CasWriter, ledger: str) -> None:
+    writer.write_all([(b"a", b"1"), (b"a", b"2")], expected=EMPTY, headers=[[("n", b"one")], [("n", b"two")]])
+    with client.reader(ledger, follow=False) as reader:
+        assert [dict(record.headers)["n"] for record in reader] == [b"one", b"two"]
+
+
 def test_a_run_across_two_segments_is_refused_with_a_hint(site: Site, client: bridge.Bridge, orders: str) -> None:
     one, other = two_keys(client, orders)
     with client.cas_writer(orders) as writer:
@@ -388,6 +394,8 @@ def test_bad_runs_are_refused(writer: CasWriter) -> None:
         writer.write_all([(b"a", b"no"), (b"b", b"no")], expected=EMPTY, scope="key")
     with pytest.raises(InvalidRequestError, match="1 transaction ids for 2"):
         writer.write_all([(b"a", b"no"), (b"b", b"no")], expected=EMPTY, transaction_ids=[1])
+    with pytest.raises(InvalidRequestError, match="headers for 1 of 2"):
+        writer.write_all([(b"a", b"no"), (b"b", b"no")], expected=EMPTY, headers=[[("n", b"1")]])
 
 
 def test_a_record_that_is_too_large_is_refused(writer: CasWriter) -> None:

@@ -141,18 +141,20 @@ class CasWriter:
         *,
         expected: Expected | CasFuture,
         scope: Scope | str = Scope.SEGMENT,
+        headers: Sequence[RecordHeaders] | None = None,
         transaction_ids: Sequence[int | None] | None = None,
         token: Token | str | None = None,
     ) -> list[SN]:
         """Write a run of records, each of which expects the one before, and the first ``expected``: all or none.
 
-        They stand side by side in one segment, at most 900,000 bytes of them, and cost one native transaction.
+        They stand side by side in one segment, at most 900,000 bytes of them, and cost one native transaction. Headers
+        and transaction ids, where given, are one for each record.
 
         Raises:
             InvalidRequestError: the keys are in several segments, or the run is empty or too large; use a transaction.
             CasWriteError and others: as :meth:`write` does.
         """
-        request = self._request(run, expected, scope, None, transaction_ids, token)
+        request = self._request(run, expected, scope, headers, transaction_ids, token)
         self._dispatcher.carry_out(request)
         return request.done.result()
 
@@ -289,7 +291,11 @@ class CasWriter:
             raise InvalidRequestError(f"token {token} is not of stream {self.stream}")
         log = self._seen.of(Stage(token.place.segment, base, None))
         offset = token.place.offset
-        return find_operation(log, self._reader, token.operation, offset, offset + 1, deadline)
+        if not find_operation(log, self._reader, token.operation, offset, offset + 1, deadline):
+            return []
+        # It is decided, and its records are one batch, which a fetch brings whole.
+        end = self._reader.fetch(log.topic, offset).end
+        return find_operation(log, self._reader, token.operation, offset, end, deadline)
 
     def _request(
         self,
@@ -305,6 +311,8 @@ class CasWriter:
             raise InvalidRequestError("a run needs at least one record; nothing was written")
         if transaction_ids is not None and len(transaction_ids) != len(run):
             raise InvalidRequestError(f"{len(transaction_ids)} transaction ids for {len(run)} records")
+        if headers is not None and len(headers) != len(run):
+            raise InvalidRequestError(f"headers for {len(headers)} of {len(run)} records; nothing was written")
         deadline = time.monotonic() + self._timeout_s
         checked_scope = as_scope(scope)
         first = run[0][0]

@@ -137,6 +137,8 @@ class KafkaServer:
             # Instead of 50: one broker has no use for more, and each costs time at the first start.
             "offsets.topic.num.partitions": 4,
             "transaction.state.log.num.partitions": 8,
+            # Instead of 10 s: what a killed conditional writer left open holds readers up until the broker looks.
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
             # A broker that was killed may register again only when its old session has run out (default 9 s).
             "broker.session.timeout.ms": 3000,
             "broker.heartbeat.interval.ms": 500,

@@ -1,0 +1,148 @@
+"""The records of one key, read forwards and backwards along its course; what a synchronizer sees of the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from bridge.cas.lookup import StreamLogs
+from bridge.cas.segment_log import FIRST_STEP, sn_of
+from bridge.cas.shape import Shape
+from bridge.errors import InvalidRequestError, TruncatedError
+from bridge.kafka.fetch import LogReader
+from bridge.kafka.metadata import Cluster, Isolation
+from bridge.kafka.offsets import read_end_offset
+from bridge.model.course import Course, Stage
+from bridge.model.keyspace import position_of_key
+from bridge.model.sequence import DLSN
+from bridge.model.synchronizer import Entry, Pointer, entry_of
+
+_STEP_FACTOR: Final = 8
+_STEP_MAX: Final = 1 << 15
+"""Most offsets that are looked at in one step backwards, and so most places that are kept meanwhile."""
+_UNKNOWN_TOPIC_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Part of a course: the offsets ``start..end-1`` of one segment."""
+
+    stage: Stage
+    start: int
+    end: int
+
+
+class KeyLog:
+    """A :class:`bridge.model.synchronizer.KeyLog` of real topics; not thread-safe.
+
+    Raises, from each method and iterator:
+        WaitedTooLong: Something before is still undecided.
+        StreamNotFound, UnavailableError: The stream is gone; a scale of it does not end.
+    """
+
+    def __init__(self, cluster: Cluster, shape: Shape, key: bytes, timeout_s: float) -> None:
+        """``timeout_s`` bounds each reading from one place to another."""
+        self._cluster = cluster
+        self._reader = LogReader(cluster)
+        self._shape = shape
+        self._key = key
+        self._position = position_of_key(key)
+        self._timeout_s = timeout_s
+        self._logs = StreamLogs(shape.stream)
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._cluster.close()
+
+    def end(self) -> DLSN:
+        """The place after everything whose writer had its answer before this was asked."""
+        self._shape.check_current()
+        course = self._course()
+        return DLSN.of(course.active, self._end_of(course.stages[0]))
+
+    def between(self, start: DLSN, end: DLSN) -> Iterator[Entry]:
+        """Entries from ``start`` up to, without it, ``end``; raises TruncatedError if some of that was deleted."""
+        for stretch in reversed(self._stretches(end, start)):
+            for entry in self._entries(stretch):
+                self._check_whole(stretch)
+                yield entry
+            self._check_whole(stretch)
+
+    def backwards(self, end: DLSN) -> Iterator[Pointer]:
+        """Where entries before ``end`` stand, the newest first; TruncatedError where it comes to what was deleted."""
+        step = FIRST_STEP
+        for whole in self._stretches(end):
+            upper = whole.end
+            while upper > 0:
+                stretch = _Stretch(whole.stage, max(0, upper - step), upper)
+                yield from reversed([entry.pointer for entry in self._entries(stretch)])
+                self._check_whole(stretch)
+                upper = stretch.start
+                step = min(step * _STEP_FACTOR, _STEP_MAX)
+
+    def foreign_before(self, end: DLSN) -> tuple[DLSN, bytes | None] | None:
+        """Place and key of the first record before ``end`` that has another key; None if there is none.
+
+        It looks at all segments of the key's course, at everything that would be deleted below ``end``.
+        """
+        for stretch in reversed(self._stretches(end)):
+            log = self._logs.of(stretch.stage)
+            start = min(log.truncated_at(), stretch.end)
+            for record in log.records(self._reader, start, stretch.end, self._deadline()):
+                if record.key != self._key:
+                    return DLSN.of(stretch.stage.segment, record.offset), record.key
+        return None
+
+    def offsets_before(self, end: DLSN) -> dict[str, int]:
+        """By topic, the offset before which everything is before ``end``."""
+        return {self._logs.of(stretch.stage).topic: stretch.end for stretch in self._stretches(end) if stretch.end}
+
+    def _entries(self, stretch: _Stretch) -> Iterator[Entry]:
+        log = self._logs.of(stretch.stage)
+        for record in log.records(self._reader, stretch.start, stretch.end, self._deadline()):
+            if record.key == self._key:
+                yield entry_of(sn_of(record, log.segment, log.base), record.value, record.headers)
+
+    def _check_whole(self, stretch: _Stretch) -> None:
+        first = self._logs.of(stretch.stage).truncated_at()
+        if first > stretch.start:
+            segment = stretch.stage.segment
+            raise TruncatedError(f"segment {segment} of {self._shape.stream} begins at offset {first} by now")
+
+    def _stretches(self, end: DLSN, start: DLSN | None = None) -> list[_Stretch]:
+        """The course from ``start``, or its beginning, to ``end``; the newest segment first."""
+        found: list[_Stretch] = []
+        for stage in self._course().stages:
+            if stage.segment == end.segment:
+                found.append(_Stretch(stage, 0, end.offset))
+            elif found:
+                found.append(_Stretch(stage, 0, self._end_of(stage)))
+            if found and start is not None and stage.segment == start.segment:
+                found[-1] = _Stretch(stage, min(start.offset, found[-1].end), found[-1].end)
+                return found
+        if not found or start is not None:
+            raise InvalidRequestError(
+                f"{start or end} is in no segment of {self._shape.stream} in which this key can stand: was the stream "
+                "deleted and created again?"
+            )
+        return found
+
+    def _course(self) -> Course:
+        return self._shape.await_course(self._position, self._deadline())
+
+    def _end_of(self, stage: Stage) -> int:
+        if stage.end is not None:
+            return stage.end
+        return read_end_offset(
+            self._cluster,
+            self._logs.of(stage).topic,
+            0,
+            Isolation.READ_UNCOMMITTED,
+            retry_timeout_s=self._timeout_s,
+            unknown_topic_timeout_s=_UNKNOWN_TOPIC_TIMEOUT_S,
+        )
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout_s

@@ -1,0 +1,341 @@
+"""A state that several processes share: a replicated state machine on conditional writes under one key of a stream."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Final, Generic, Self
+
+from bridge.cas.arguments import positive_seconds
+from bridge.cas.key_log import KeyLog
+from bridge.cas.segment_log import WaitedTooLong
+from bridge.cas.shape import Shape
+from bridge.cas.writer import CasWriter
+from bridge.client.catalog import Catalog
+from bridge.config import ConnectionSettings
+from bridge.errors import (
+    CasOutcomeUnknown,
+    CasWriteError,
+    ConflictError,
+    InvalidRequestError,
+    RecordTooLargeError,
+    RollbridgeError,
+    UnavailableError,
+)
+from bridge.kafka.metadata import Cluster
+from bridge.kafka.topics import TopicAdmin
+from bridge.model.cas import Scope
+from bridge.model.names import StreamName
+from bridge.model.sn import ANY, SN
+from bridge.model.synchronizer import Machine, Replica, S, U, mark_of_snapshot, mark_of_update
+from bridge.model.token import Token
+from bridge.zookeeper.session import ZooKeeperSession
+
+logger = logging.getLogger(__name__)
+
+
+class Synchronizer(Generic[S, U]):
+    """One state, held by any number of processes, each of which may change it if it knows its newest version.
+
+    The state is what the updates under the key make of the initial state, in the order of the log. An update is written
+    on condition that no other one came in between, so its writer has seen everything before it. Optimism should be
+    justified: processes that change one state all the time make each other try again.
+
+    Records under the key are written by synchronizers only. Other keys may live in the same segments, and cost no more
+    than being read past. States and updates are records, so each must fit into one.
+
+    Safe to use from several threads, one operation at a time; close it, or use a ``with`` block.
+
+    Source: Pravega, ``StateSynchronizer``.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        catalog: Catalog,
+        session: ZooKeeperSession,
+        stream: StreamName,
+        key: bytes,
+        machine: Machine[S, U],
+        *,
+        timeout: float | timedelta = 30.0,
+        transaction_timeout: float | timedelta = 5.0,
+    ) -> None:
+        """See :meth:`bridge.Bridge.synchronizer`, which makes them."""
+        if not isinstance(key, bytes):
+            raise InvalidRequestError(f"a synchronizer needs a key of bytes, not {key!r}; nothing was written")
+        self.stream: Final = stream
+        self.key: Final = key
+        self._settings = settings
+        self._machine = machine
+        self._lock = threading.RLock()
+        self._closed = False
+        self._topics: TopicAdmin | None = None
+        self._writer = CasWriter(
+            settings, catalog, session, stream, timeout=timeout, transaction_timeout=transaction_timeout
+        )
+        cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        self._log = KeyLog(cluster, Shape(catalog, session, stream), key, positive_seconds("timeout", timeout))
+        try:
+            self._replica = self._read(machine.bootstrap)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def state(self) -> S:
+        """The state as this process knows it; asks nobody. Never change it in place: updates do that."""
+        return self._replica.state
+
+    @property
+    def sn(self) -> SN:
+        """SN of the last record that is in :attr:`state`; EMPTY if nothing has been written under the key."""
+        return self._replica.sn
+
+    @property
+    def bytes_since_snapshot(self) -> int:
+        """Size of the updates in :attr:`state` since the newest snapshot: what a process that starts would apply."""
+        return self._replica.bytes_since
+
+    def fetch(self) -> S:
+        """Catch up with everything whose writer had its answer before this was called; return the state.
+
+        Raises:
+            TruncatedError: records were deleted, and no snapshot stands for them.
+            CorruptDataError: somebody else wrote under the key, or a record can not be decoded; the state stays as it
+                was before.
+            UnavailableError: an earlier native transaction stays open, or nobody answers.
+            Exception: what ``apply`` raises; the state stays as it was before.
+        """
+        with self._lock:
+            self._check_open()
+            self._catch_up()
+            return self._replica.state
+
+    def update(self, generator: Callable[[S], Iterable[U] | None]) -> SN | None:
+        """Change the state; return the SN of the last update, once readers can see it, or None if there is none.
+
+        The updates of one call are written all or none, side by side. They are applied here before they are written,
+        so that what ``apply`` or a codec refuses is never in the log. No updates is an answer as well: it is given only
+        for a state that was the newest after this was called. The first update ever writes the initial state before.
+
+        Args:
+            generator: Gets the newest state and returns updates for it, or None; called again with a newer state
+                whenever another process was faster, until the updates win.
+
+        Raises:
+            InvalidRequestError: the generator returns something else, or more than a run of records may take; nothing
+                was written.
+            RecordTooLargeError, NotAuthorizedError, UnavailableError: nothing was written.
+            CasOutcomeUnknown: it may have been written, and nobody can tell at present; :meth:`fetch` shows what became
+                of it, or :meth:`outcome`. An answer that was merely lost has been looked up in the log already.
+            TruncatedError, CorruptDataError: see :meth:`fetch`.
+        """
+        with self._lock:
+            self._check_open()
+            is_newest = False
+            while True:
+                updates = self._encoded(generator(self._replica.state))
+                if updates:
+                    try:
+                        return self._write_updates(updates)
+                    except CasWriteError as refusal:
+                        self._learn_from(refusal)
+                elif is_newest:
+                    return None
+                else:
+                    self._catch_up()
+                is_newest = True
+
+    def update_unconditionally(self, updates: Iterable[U]) -> SN:
+        """Write updates for whatever the state is; return the SN of the last. They are applied here by :meth:`fetch`.
+
+        They must make sense in any state: what ``apply`` refuses is in the log for good, and no replica gets past it.
+
+        Raises:
+            InvalidRequestError: no updates; nothing was written. Others as :meth:`update` does.
+        """
+        with self._lock:
+            self._check_open()
+            encoded = self._encoded(updates)
+            if not encoded:
+                raise InvalidRequestError("there is no update to write; nothing was written")
+            while True:
+                try:
+                    self._begin()
+                    break
+                except CasWriteError as refusal:
+                    self._learn_from(refusal)
+            return self._write_run(encoded, ANY)
+
+    def compact(self, compactor: Callable[[S], S | None] | None = None, *, truncate: bool = False) -> SN | None:
+        """Write the newest state as a snapshot, from which processes that start begin; return its SN.
+
+        Args:
+            compactor: Gets the newest state and returns one that means the same, in less space perhaps; or None, to
+                write nothing. By default the state is written as it is.
+            truncate: Also delete the records before the snapshot, in all segments in which the key's records stand.
+                Right only where nothing else lives there, so everything that is to be deleted is looked at first.
+                Plain readers that have not come so far lose these records.
+
+        Raises:
+            ConflictError: it was to truncate, and the segments hold records of other keys; nothing was written, and
+                nothing deleted.
+            RecordTooLargeError: the state does not fit into a record; nothing was written.
+            NotAuthorizedError, KafkaUnavailable: with a note that it was deleting: the snapshot itself is written.
+            TruncatedError, CorruptDataError, UnavailableError, CasOutcomeUnknown: see :meth:`update`.
+        """
+        with self._lock:
+            self._check_open()
+            self._catch_up()
+            sn: SN | None = None
+            while sn is None:
+                before = self._replica
+                state = before.state
+                if compactor is not None:
+                    compacted = compactor(state)
+                    if compacted is None:
+                        return None
+                    state = compacted
+                if truncate:
+                    self._check_alone(before)
+                try:
+                    sn = self._write_snapshot(state)
+                except CasWriteError as refusal:
+                    self._learn_from(refusal)
+                else:
+                    if truncate:
+                        self._truncate(before)
+            return sn
+
+    def outcome(self, token: Token | str) -> SN | None:
+        """What became of a write that ended with :class:`CasOutcomeUnknown`: SN of its last record, or None."""
+        return self._writer.outcome(token)
+
+    def close(self) -> None:
+        """Disconnect. The state can still be looked at. Closing again does nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._writer.close()
+                self._log.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Synchronizer of {self.stream} under {self.key!r}>"
+
+    def _catch_up(self) -> None:
+        self._replica = self._read(lambda log: self._machine.catch_up(self._replica, log))
+
+    def _read(self, how: Callable[[KeyLog], Replica[S]]) -> Replica[S]:
+        try:
+            return how(self._log)
+        except WaitedTooLong as fault:
+            raise UnavailableError(f"an earlier native transaction stays open: {fault}; nothing was written") from fault
+
+    def _learn_from(self, refusal: CasWriteError) -> None:
+        known = self._replica.sn
+        self._catch_up()
+        if self._replica.sn == known:  # trying the same again would be refused again
+            raise refusal
+
+    def _encoded(self, updates: object) -> list[bytes]:
+        if updates is None:
+            return []
+        if isinstance(updates, str | bytes | dict) or not isinstance(updates, Iterable):
+            raise InvalidRequestError(
+                f"a list of updates is wanted, or None, not {updates!r}; put a single one into a list; "
+                "nothing was written"
+            )
+        return [self._machine.updates.encode(update) for update in updates]
+
+    def _begin(self) -> None:
+        """Write the initial state, if nothing is under the key."""
+        if self._replica.snapshot is None:
+            self._write_snapshot(self._machine.initial)
+
+    def _write_updates(self, encoded: Sequence[bytes]) -> SN:
+        state = self._machine.preview(self._replica.state, encoded)
+        self._begin()
+        before = self._replica
+        sn = self._write_run(encoded, before.sn)
+        self._replica = before.with_updates(state, sn, sum(map(len, encoded)))
+        return sn
+
+    def _write_run(self, encoded: Sequence[bytes], expected: SN) -> SN:
+        snapshot = self._replica.snapshot
+        if snapshot is None:
+            raise InvalidRequestError("an update needs a snapshot to rest on; nothing was written")
+        return self._write(encoded, expected, mark_of_update(snapshot))
+
+    def _write_snapshot(self, state: S) -> SN:
+        value = self._machine.states.encode(state)
+        try:
+            sn = self._write([value], self._replica.sn, mark_of_snapshot())
+        except RecordTooLargeError as fault:
+            raise RecordTooLargeError(
+                f"a snapshot must fit into one record, and the state encodes to {len(value)} bytes: {fault}",
+                size_bytes=fault.size_bytes,
+                limit_bytes=fault.limit_bytes,
+            ) from fault
+        # As any other process will see it.
+        self._replica = self._replica.with_snapshot(self._machine.states.decode(value), sn)
+        return sn
+
+    def _write(self, values: Sequence[bytes], expected: SN, mark: tuple[str, bytes]) -> SN:
+        run = [(self.key, value) for value in values]
+        try:
+            return self._writer.write_all(run, expected=expected, scope=Scope.KEY, headers=[[mark]] * len(run))[-1]
+        except CasOutcomeUnknown as unknown:
+            try:
+                found = self._writer.outcome(unknown.token)
+            except (CasOutcomeUnknown, UnavailableError) as fault:
+                raise unknown from fault
+            if found is None:
+                raise UnavailableError(f"the write did not take effect: {unknown}; nothing was written") from unknown
+            return found
+
+    def _check_alone(self, before: Replica[S]) -> None:
+        foreign = self._log.foreign_before(before.read_to)
+        if foreign is not None:
+            place, key = foreign
+            raise ConflictError(
+                f"{self.stream} holds records of other keys where it was to be truncated, the first at {place} with "
+                f"key {key!r}: compact without truncating, or give the state a stream of its own; nothing was written, "
+                "and nothing deleted"
+            )
+
+    def _truncate(self, before: Replica[S]) -> None:
+        """Delete what was looked at; what came between that and the snapshot stays until the next time."""
+        offsets = self._log.offsets_before(before.read_to)
+        logger.info("%r: deleting what is before the snapshot: %s", self, offsets)
+        try:
+            if self._topics is None:
+                self._topics = TopicAdmin(
+                    self._settings.bootstrap_servers,
+                    security=self._settings.kafka,
+                    client_id=self._settings.client_name,
+                )
+            self._topics.delete_records({(topic, 0): offset for topic, offset in offsets.items()})
+        except RollbridgeError as fault:
+            fault.add_note("raised while deleting the records before a snapshot; the snapshot itself is written")
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequestError(f"this synchronizer of {self.stream} is closed; nothing was written")

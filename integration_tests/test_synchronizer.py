@@ -1,0 +1,404 @@
+"""States that processes share, on real topics: what they promise, when things fail, and every bad input."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import bridge
+from bridge import ANY, EMPTY, SN, Codec, Synchronizer
+from bridge.errors import (
+    CasOutcomeUnknown,
+    ConflictError,
+    CorruptDataError,
+    InvalidRequestError,
+    RecordTooLargeError,
+    StreamNotFound,
+    TruncatedError,
+    UnavailableError,
+)
+from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.log_offsets import LogOffsets
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import StreamName
+from bridge.model.synchronizer import MARK_HEADER
+from integration_tests.adapter_tools import batch_of
+from integration_tests.clients import Site, until
+from integration_tests.faults import Api, FaultProxy, Point
+from integration_tests.synchronizer_worker import Entries, share, work
+from spark_examples.competing import finish, kill, start
+
+KEY = b"state"
+
+
+def concatenate(state: bytes, update: bytes) -> bytes:
+    return state + update
+
+
+def opened(client: bridge.Bridge, stream: str, key: bytes = KEY) -> Synchronizer[bytes, bytes]:
+    """Its state is the updates, one after the other."""
+    return client.synchronizer(stream, key, b"", concatenate)
+
+
+def add(update: bytes) -> Callable[[bytes], list[bytes]]:
+    return lambda state: [update]
+
+
+def values(site: Site, stream: str) -> list[bytes | None]:
+    return [message.value() for message in site.committed(stream)]
+
+
+def first_offsets(site: Site, client: bridge.Bridge, stream: str) -> list[int]:
+    """Where each segment begins, the oldest segment first."""
+    name = StreamName.parse(stream)
+    topics = [name.segment_topic(segment) for segment in client.admin.history(stream).segments()]
+    found = LogOffsets(site.cluster.bootstrap_servers).first(topics)
+    return [found[topic] for topic in topics]
+
+
+def test_all_see_the_same_state_and_each_update_is_made_for_the_newest(client: bridge.Bridge, orders: str) -> None:
+    seen: list[bytes] = []
+
+    def next_letter(state: bytes) -> list[bytes]:
+        seen.append(state)
+        return [bytes([b"a"[0] + len(state)])]
+
+    with opened(client, orders) as one, opened(client, orders) as other:
+        assert (one.state, one.sn) == (b"", EMPTY)
+        one.update(next_letter)
+        other.update(next_letter)
+        sn = one.update(next_letter)
+        assert seen == [b"", b"", b"a", b"a", b"ab"]
+        assert (one.state, one.sn) == (b"abc", sn)
+        assert other.state == b"ab"
+        assert other.fetch() == b"abc"
+        assert other.sn == sn
+
+
+def test_updates_of_one_call_are_one_and_none_is_an_answer_about_the_newest_state(
+    client: bridge.Bridge, ledger: str
+) -> None:
+    with opened(client, ledger) as one, opened(client, ledger) as other:
+        assert one.update(lambda state: None) is None
+        assert one.sn == EMPTY  # nothing was written for an update that is none
+        one.update(lambda state: [b"a", b"b"])
+        assert other.update(lambda state: None if state == b"ab" else [b"no"]) is None
+        assert other.update(lambda state: []) is None
+        assert other.state == b"ab"
+
+
+def test_what_starts_reads_the_last_snapshot_and_what_follows(client: bridge.Bridge, orders: str) -> None:
+    applied: list[bytes] = []
+
+    def counted(state: bytes, update: bytes) -> bytes:
+        applied.append(update)
+        return state + update
+
+    with opened(client, orders) as one, client.cas_writer(orders) as others:
+        for number in range(10):
+            one.update(add(b"%d" % number))
+            others.write(b"other-%d" % number, b"", expected=ANY)
+        assert one.bytes_since_snapshot == 10
+        assert one.compact() == one.sn
+        assert one.bytes_since_snapshot == 0
+        assert one.compact(lambda state: None) is None
+        one.update(add(b"!"))
+    with client.synchronizer(orders, KEY, b"", counted) as late:
+        assert (late.state, late.bytes_since_snapshot) == (b"0123456789!", 1)
+    assert applied == [b"!"]
+
+
+def test_a_compactor_may_say_the_same_in_less(client: bridge.Bridge, ledger: str) -> None:
+    def total(state: bytes, update: bytes) -> bytes:
+        return b"%d" % (sum(int(part) for part in state.split()) + int(update))
+
+    with client.synchronizer(ledger, KEY, b"1 2", total) as one:
+        assert one.compact(lambda state: total(state, b"0")) == one.sn
+        assert one.state == b"3"
+        one.update(add(b"4"))
+    with client.synchronizer(ledger, KEY, b"never used", total) as late:
+        assert late.state == b"7"
+
+
+def test_several_states_and_other_records_share_a_segment(site: Site, client: bridge.Bridge, ledger: str) -> None:
+    with (
+        opened(client, ledger, b"one") as one,
+        opened(client, ledger, b"two") as two,
+        client.writer(ledger) as plain,
+    ):
+        for _ in range(3):
+            one.update(add(b"1"))
+            plain.write(b"three", b"3").result(30)
+            two.update(add(b"2"))
+        assert (one.fetch(), two.fetch()) == (b"111", b"222")
+        with pytest.raises(ConflictError, match=r"holds records of other keys.*nothing was written") as caught:
+            one.compact(truncate=True)
+        assert "b'three'" in str(caught.value) or "b'two'" in str(caught.value)
+    assert first_offsets(site, client, ledger) == [0]
+    assert values(site, ledger) == [b"", b"1", b"3", b"", b"2", b"1", b"3", b"2", b"1", b"3", b"2"]
+
+
+def test_snapshots_truncate_across_scales_and_those_who_lag_go_on(
+    site: Site, client: bridge.Bridge, ledger: str
+) -> None:
+    with opened(client, ledger) as one, opened(client, ledger) as lagging, opened(client, ledger) as stale:
+        one.update(add(b"a"))
+        assert lagging.fetch() == stale.fetch() == b"a"
+        client.admin.scale(ledger, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
+        one.update(add(b"b"))
+        one.compact(truncate=True)
+        assert first_offsets(site, client, ledger)[0] > 0
+        assert lagging.fetch() == b"ab"
+        client.admin.scale(ledger, seal=[1, 2], ranges=[(0.0, 1.0)])
+        assert lagging.fetch() == b"ab"
+        one.update(add(b"c"))
+        one.update(add(b"d"))
+        one.compact(truncate=True)
+        one.compact(truncate=True)  # there is hardly anything left to delete
+        stale.update_unconditionally([b"e", b"f"])  # names a snapshot that is gone
+        with opened(client, ledger) as late:
+            assert late.state == lagging.fetch() == stale.fetch() == one.fetch() == b"abcdef"
+            late.update(add(b"g"))
+        assert one.fetch() == b"abcdefg"
+    assert first_offsets(site, client, ledger)[-1] > 0
+
+
+def test_a_new_key_has_no_beginning_where_the_log_was_cut_off(client: bridge.Bridge, ledger: str) -> None:
+    with opened(client, ledger) as one:
+        one.update(add(b"a"))
+        one.compact(truncate=True)
+    with pytest.raises(TruncatedError, match="begin anew under another key"):
+        opened(client, ledger, b"another")
+
+
+def test_processes_that_race_end_with_the_same_state(
+    site: Site, client: bridge.Bridge, ledger: str, tmp_path: Path
+) -> None:
+    """One is killed, the stream is scaled twice, and all of them compact and truncate."""
+    place = (site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root, ledger)
+    names = ("anna", "bert", "carl")
+
+    def notes(kind: str, name: str = "*") -> list[str]:
+        lines = (path.read_text().split("\n")[:-1] for path in tmp_path.glob(name))
+        return [line.removeprefix(f"{kind} ") for line in itertools.chain(*lines) if line.startswith(kind)]
+
+    with share(client, ledger) as watched, share(client, ledger) as lagging:
+        workers = [start(work, *place, name, 25, tmp_path / name) for name in names]
+        until(lambda: len(notes("told")) >= 15 and notes("told", "bert"))
+        kill(workers[1])
+        workers.append(start(work, *place, "dora", 25, tmp_path / "dora"))
+        client.admin.scale(ledger, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
+        seen: list[Entries] = []
+
+        def watch() -> bool:
+            seen.append(watched.fetch())
+            return len(seen[-1]) >= 50
+
+        until(watch)
+        client.admin.scale(ledger, seal=[1, 2], ranges=[(0.0, 1.0)])
+        finish(workers)
+        final = watched.fetch()
+        assert lagging.fetch() == final
+    with share(client, ledger) as late:
+        assert late.state == final
+    assert all(final[: len(state)] == state for state in seen)
+    assert set(notes("told")) <= set(final) <= set(notes("asked"))
+    assert len(notes("asked")) - len(notes("told")) <= 1  # what the killed one was about to be told
+    for name in (*names, "dora"):
+        mine = [entry for entry in final if entry.startswith(name)]
+        assert mine == [f"{name}-{number}" for number in range(len(mine))]
+    assert max(first_offsets(site, client, ledger)) > 0
+
+
+def test_threads_share_one_synchronizer(client: bridge.Bridge, ledger: str) -> None:
+    with opened(client, ledger) as one, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: one.update(add(b"%d" % number)), range(8)))
+        assert sorted(one.state) == sorted(b"01234567")
+
+
+# When things fail ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    with FaultProxy(site.cluster.bootstrap_servers) as proxy, proxy.in_between(monkeypatch):
+        yield proxy
+
+
+def test_a_lost_answer_is_looked_into(site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy) -> None:
+    with client.synchronizer(ledger, KEY, b"", concatenate, timeout=2) as one:
+        one.update(add(b"a"))
+        proxy.strike(Api.END_TXN, Point.BEFORE_ANSWER)
+        one.update(add(b"b"))
+        proxy.await_strike()
+        proxy.strike(Api.END_TXN, Point.BEFORE_ANSWER)
+        one.compact()
+        proxy.await_strike()
+        # The commit reaches the broker; from then on nobody answers, but the log can be read.
+        proxy.strike(Api.END_TXN, Point.AFTER_REQUEST, times=100_000)
+        one.update(lambda state: [b"c", b"d", b"e"])
+        proxy.calm()
+        assert one.state == one.fetch() == b"abcde"
+        with opened(client, ledger) as late:
+            assert (late.state, late.sn) == (one.state, one.sn)
+    assert values(site, ledger) == [b"", b"a", b"b", b"ab", b"c", b"d", b"e"]
+
+
+def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next_fetch(
+    site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy
+) -> None:
+    with client.synchronizer(ledger, KEY, b"", concatenate, timeout=2) as one:
+        one.update(add(b"a"))
+        proxy.strike(Api.END_TXN, Point.BEFORE_REQUEST, times=100_000)
+        with pytest.raises(CasOutcomeUnknown) as caught:
+            one.update(add(b"b"))
+        assert one.state == b"a"
+        proxy.calm()
+    with opened(client, ledger) as late:
+        found = late.outcome(str(caught.value.token))
+        assert late.state == (b"ab" if found else b"a")
+
+
+def test_a_transaction_that_stays_open_for_too_long_is_said_so(site: Site, client: bridge.Bridge, ledger: str) -> None:
+    topic = StreamName.parse(ledger).segment_topic(SegmentId.of(0, 0))
+    with (
+        client.synchronizer(ledger, KEY, b"", concatenate, timeout=1) as one,
+        TransactionalAppender(site.cluster.bootstrap_servers, f"{ledger}-by-hand") as somebody,
+    ):
+        one.update(add(b"a"))
+        somebody.init()
+        somebody.append([(topic, batch_of([b"other"]))])
+        with pytest.raises(UnavailableError, match="stays open"):
+            one.fetch()
+        somebody.commit()
+        assert one.fetch() == b"a"
+
+
+def test_an_update_that_apply_refuses_is_not_written(site: Site, client: bridge.Bridge, ledger: str) -> None:
+    def whole(state: int, change: int) -> int:
+        if state + change < 0:
+            raise ValueError("overdrawn")
+        return state + change
+
+    with client.synchronizer(ledger, KEY, 5, whole, states=Codec.json(), updates=Codec.json()) as account:
+        with pytest.raises(ValueError, match="overdrawn"):
+            account.update(lambda balance: [-6])
+        assert values(site, ledger) == []
+        account.update(lambda balance: [-3])
+        with pytest.raises(ValueError, match="overdrawn"):
+            account.update(lambda balance: [-1, -2])
+        assert account.fetch() == 2
+        account.update_unconditionally([-7])
+        with pytest.raises(ValueError, match="overdrawn") as caught:
+            account.fetch()
+        assert str(account.sn.dlsn) not in caught.value.__notes__[0]
+        assert account.state == 2
+    assert values(site, ledger) == [b"5", b"-3", b"-7"]
+
+
+# Bad input ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_foreign_record_under_the_key_is_said_and_the_state_stays(client: bridge.Bridge, ledger: str) -> None:
+    with opened(client, ledger) as one, client.writer(ledger) as foreign:
+        one.update(add(b"a"))
+        foreign.write(KEY, b"not mine").result(30)
+        for attempt in (one.fetch, lambda: one.update(add(b"b")), one.compact):
+            with pytest.raises(CorruptDataError, match="not written by a synchronizer"):
+                attempt()
+        assert one.state == b"a"
+        with pytest.raises(CorruptDataError, match="not written by a synchronizer"):
+            opened(client, ledger)
+
+
+def test_a_corrupt_record_under_the_key_is_said(client: bridge.Bridge, ledger: str) -> None:
+    with client.cas_writer(ledger) as writer:
+        writer.write(KEY, b"{", expected=EMPTY, headers=[(MARK_HEADER, b"1 snapshot")])
+    with pytest.raises(CorruptDataError, match=r"snapshot at 0-0:0:0 can not be decoded"):
+        client.synchronizer(ledger, KEY, 0, lambda state, _: state, states=Codec.json())
+
+
+def test_a_snapshot_that_is_no_snapshot_is_said(client: bridge.Bridge, ledger: str) -> None:
+    with client.cas_writer(ledger) as writer:
+        writer.write(b"other", b"", expected=EMPTY)
+        writer.write(KEY, b"a", expected=ANY, headers=[(MARK_HEADER, b"1 update 0-0:0:0")])
+    with pytest.raises(CorruptDataError, match=r"no snapshot at 0-0:0:0"):
+        opened(client, ledger)
+
+
+def test_a_state_that_fits_into_no_record_is_refused(site: Site, client: bridge.Bridge, scope: str) -> None:
+    stream = f"{scope}/small"
+    client.admin.create_stream(stream, record_bytes_max=2_000)
+    with opened(client, stream) as one:
+        for _ in range(3):
+            one.update(add(b"x" * 1_000))
+        with pytest.raises(RecordTooLargeError, match=r"a snapshot must fit into one record.* 3000 bytes"):
+            one.compact()
+        with pytest.raises(RecordTooLargeError, match="nothing was written"):
+            one.update(add(b"x" * 2_001))
+        assert one.fetch() == b"x" * 3_000
+    assert len(values(site, stream)) == 4
+
+
+def test_what_a_generator_may_return(site: Site, client: bridge.Bridge, ledger: str) -> None:
+    with opened(client, ledger) as one:
+        for wrong in (b"bytes", "text", 7, {"a": 1}):
+            with pytest.raises(InvalidRequestError, match="a list of updates is wanted"):
+                one.update(lambda state, wrong=wrong: wrong)  # type: ignore[misc]
+        with pytest.raises(InvalidRequestError, match="unless a codec is given"):
+            one.update(lambda state: ["text"])  # type: ignore[list-item]
+        with pytest.raises(InvalidRequestError, match="no update to write"):
+            one.update_unconditionally([])
+        with pytest.raises(InvalidRequestError, match="exceeds 900000"):
+            one.update(lambda state: [b"x" * 400_000] * 3)
+        assert one.fetch() == b""
+    assert values(site, ledger) == [b""]  # the initial state, which the last attempt has written before its updates
+
+
+def test_what_a_synchronizer_may_be_asked_for(client: bridge.Bridge, ledger: str) -> None:
+    for key in (None, "text"):
+        with pytest.raises(InvalidRequestError, match="needs a key of bytes"):
+            client.synchronizer(ledger, key, b"", concatenate)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="unless a codec is given"):
+        client.synchronizer(ledger, KEY, {}, lambda state, _: state)
+    with pytest.raises(StreamNotFound):
+        opened(client, f"{ledger}-not")
+    with pytest.raises(InvalidRequestError, match="timeout must be positive"):
+        client.synchronizer(ledger, KEY, b"", concatenate, timeout=0)
+    one = opened(client, ledger)
+    assert repr(one) == f"<Synchronizer of {ledger} under b'state'>"
+    one.close()
+    one.close()
+    assert one.closed
+    assert one.state == b""
+    for asked in (one.fetch, one.compact, lambda: one.update(add(b"")), lambda: one.update_unconditionally([b""])):
+        with pytest.raises(InvalidRequestError, match="is closed"):
+            asked()
+
+
+def test_a_connection_closes_its_synchronizers(site: Site, client: bridge.Bridge, ledger: str) -> None:
+    with site.connect("brief") as brief:
+        one = opened(brief, ledger)
+    assert one.closed
+
+
+def test_records_say_what_they_are(client: bridge.Bridge, ledger: str) -> None:
+    with client.synchronizer(
+        ledger, KEY, {"n": 0}, lambda state, step: {"n": state["n"] + step}, states=Codec.json(), updates=Codec.json()
+    ) as one:
+        one.update(lambda state: [1])
+        one.compact()
+        with client.reader(ledger, follow=False) as reader:
+            found = [(record.value, dict(record.headers)[MARK_HEADER], record.sn) for record in reader]
+        first = found[0][2]
+        assert isinstance(first, SN)
+        assert [(json.loads(value or b""), mark) for value, mark, _ in found] == [
+            ({"n": 0}, b"1 snapshot"),
+            (1, f"1 update {first.dlsn}".encode()),
+            ({"n": 1}, b"1 snapshot"),
+        ]

@@ -1,0 +1,101 @@
+"""What the examples of conditional writes share: a stream of their own, processes to kill, and an honest end.
+
+They run against the cluster that ``make up`` has started, or the one that the environment names
+(``ROLLBRIDGE_BOOTSTRAP_SERVERS`` and ``ROLLBRIDGE_ZOOKEEPER``).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from multiprocessing.process import BaseProcess
+from typing import Final
+
+import click
+
+import bridge
+from bridge.errors import RollbridgeError
+
+TRANSACTION_TIMEOUT_S: Final = 2.0
+"""After which brokers abort the write of a process that died in the middle, if nobody else does before."""
+_PATIENCE_S: Final = 90.0
+_POLL_S: Final = 0.002
+
+
+class Stuck(RollbridgeError):
+    """Something that the example waits for did not happen, or one of its processes failed."""
+
+    code = "example-stuck"
+
+
+def connect(name: str) -> bridge.Bridge:
+    """A client whose death is noticed within a second, so that its place is free for the process that replaces it."""
+    return bridge.connect(client_name=name, options=bridge.ClientOptions(session_timeout_s=1.0))
+
+
+def new_stream(b: bridge.Bridge, stem: str) -> str:
+    """A stream of one segment that no other run of an example has."""
+    stream = f"examples/{stem}-{uuid.uuid4().hex[:8]}"
+    b.admin.create_stream(stream)
+    return stream
+
+
+def start(main: Callable[..., None], *arguments: object) -> BaseProcess:
+    """Run ``main(*arguments)`` in a process of its own, which ends with this one."""
+    process = multiprocessing.get_context("spawn").Process(target=main, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def kill(process: BaseProcess) -> None:
+    """Kill it where it stands; return when it is gone."""
+    process.kill()
+    process.join()
+
+
+def until(condition: Callable[[], bool], what: str, running: Iterable[BaseProcess] = ()) -> None:
+    """Return once a condition holds.
+
+    Raises:
+        Stuck: it does not in time, or a process that should bring it about has failed.
+    """
+    watched = list(running)
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        _check_well(watched, what)
+        if time.monotonic() > deadline:
+            raise Stuck(f"{what}: not within {_PATIENCE_S:g} s")
+        time.sleep(_POLL_S)
+
+
+def finish(processes: Iterable[BaseProcess]) -> None:
+    """Return once all have ended, well or killed; raises Stuck."""
+    watched = list(processes)
+    until(lambda: all(process.exitcode is not None for process in watched), "the processes end", watched)
+    _check_well(watched, "the processes end")
+
+
+def _check_well(processes: Iterable[BaseProcess], what: str) -> None:
+    for process in processes:
+        if process.exitcode not in (None, 0, -signal.SIGKILL):
+            raise Stuck(f"{what}: a process ended with {process.exitcode}")
+
+
+def check(what: str, holds: bool) -> bool:
+    """Say whether something holds; returns that."""
+    click.echo(f"  {'ok' if holds else 'WRONG'}: {what}")
+    return holds
+
+
+def play(example: Callable[[], bool]) -> None:
+    """Run an example and end the program: with 0 if everything that it checks holds."""
+    try:
+        well = example()
+    except RollbridgeError as fault:
+        click.echo(f"{fault.code}: {fault}", err=True)
+        sys.exit(fault.exit_code)
+    sys.exit(0 if well else 1)
