@@ -251,7 +251,7 @@ class TransactionExpired(TransactionAborted):
     code = "transaction-expired"
 
 
-class TransactionRefused(CasWriteError, TransactionAborted):
+class TransactionRefused(TransactionAborted, CasWriteError):
     """A condition of the transaction did not hold where it would have been merged; the transaction is aborted.
 
     Attributes:
