@@ -27,6 +27,7 @@ from coordinator.config import CoordinatorSettings
 from coordinator.errors import DeposedError, StaleStateError
 from coordinator.group import GroupState
 from coordinator.procedures.takeover import finish_pending, take_over
+from coordinator.shell.clock import Clock
 from coordinator.shell.consumers import BufferTail
 from coordinator.shell.interpreter import Interpreter
 from coordinator.shell.pulse import Pulse
@@ -153,7 +154,7 @@ class Leadership(threading.Thread):
         if node is None:
             raise StaleStateError(f"group {self._group} is gone")
         epoch = ControllerEpoch.from_json(node.value).epoch + 1 if node.value else 1
-        fresh = ControllerEpoch(epoch, self._settings.name, _now_ms())
+        fresh = ControllerEpoch(epoch, self._settings.name, Clock().now_ms())
         return epoch, self._session.set(path, fresh.to_json(), node.version)
 
     def _serve(self) -> None:
@@ -191,6 +192,7 @@ class Leadership(threading.Thread):
 
     def _loop(self, interpreter: Interpreter, tail: BufferTail, group: GroupState, pulse: Pulse) -> None:
         holder = self._session.session_id
+        clock = Clock()
         requested = threading.Event()
         requested.set()
         reported: Counter[str] = Counter()
@@ -209,7 +211,7 @@ class Leadership(threading.Thread):
                 requested.clear()
                 self._session.children(paths.requests(self._group), requested.set)
             self._fold(tail, group, 0.0 if asked else self._settings.poll_s)
-            if interpreter.run(work(group, _now_ms(), requests=asked)):
+            if interpreter.run(work(group, clock.now_ms(), requests=asked)):
                 requested.set()
             pulse.beat()
             self._report(group, reported)
@@ -265,7 +267,3 @@ class Leadership(threading.Thread):
                 self._session.delete(paths.leader(self._group))
         except RollbridgeError as fault:
             logger.info("%s: the leader node goes with the session: %s", self._group, fault)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

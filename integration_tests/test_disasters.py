@@ -1,0 +1,126 @@
+"""What machines do to servers: a full disk, a clock that jumps. Skipped, with the reason, where it can not be done."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import bridge
+from bridge.embedded import EmbeddedCluster
+from bridge.errors import RollbridgeError
+from integration_tests.clients import Site, read_committed
+from integration_tests.coordinators import coordinator, until
+
+DISK_MIB = 400
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for little."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"file systems can not be mounted here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no byte free."""
+    ballast = disk / "ballast"
+    with ballast.open("wb") as file:
+        while _has_room(disk):
+            file.write(bytes(os.statvfs(disk).f_frsize))
+            file.flush()
+    return ballast
+
+
+def _has_room(disk: Path) -> bool:
+    return os.statvfs(disk).f_bavail > 0
+
+
+def test_a_broker_whose_disk_is_full_loses_nothing_that_was_acknowledged(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    stream = "full/orders"
+    acknowledged: list[bytes] = []
+    options = bridge.ClientOptions(commit_timeout_s=3, admin_timeout_s=60)
+    with EmbeddedCluster() as own, coordinator(own, "/full", "one", tmp_path):
+
+        def connected() -> bridge.Bridge:
+            return bridge.connect(
+                own.bootstrap_servers, zookeeper=own.zookeeper, zookeeper_root="/full", options=options
+            )
+
+        def commit(b: bridge.Bridge, value: bytes) -> None:
+            transaction = b.begin(stream)
+            transaction.write(stream, key=b"k", value=value + bytes(100_000))
+            transaction.commit()
+            acknowledged.append(value)
+
+        with connected() as b:
+            b.admin.create_stream(stream)
+            commit(b, b"before")
+            ballast = fill(small_disk)
+            number = 1  # what is left in the last page of each file is little
+            while _succeeds(lambda: commit(b, b"%d" % number)):  # noqa: B023
+                number += 1
+                assert number < 100, "the disk is not full"
+            ballast.unlink()
+            own.restart("kafka", gracefully=False)
+        with connected() as b:
+            until(lambda: _succeeds(lambda: commit(b, b"after")))
+            [segment] = b.admin.history(stream).segments()
+        topic = bridge.StreamName.parse(stream).segment_topic(segment)
+        there = [(message.value() or b"").rstrip(b"\0") for message in read_committed(own.bootstrap_servers, [topic])]
+        unclear = [value for value in there if value not in acknowledged]
+        assert [value for value in there if value not in unclear] == acknowledged
+        assert set(unclear) <= {b"%d" % number, b"after"}, "only what had no answer may be there or not"
+
+
+def _succeeds(action: Callable[[], object]) -> bool:
+    try:
+        action()
+    except RollbridgeError:
+        return False
+    return True
+
+
+def test_a_clock_that_jumps_ends_no_lease_and_changes_no_order(
+    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    if FAKETIME is None:
+        pytest.skip("libfaketime is not installed")
+    offset = tmp_path / "offset"
+    offset.write_text("+0")
+    environment = {
+        "LD_PRELOAD": str(FAKETIME),
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    stream, root = f"{unique_name('clock')}/s", f"/{unique_name('clock')}"
+    with coordinator(cluster, root, "one", tmp_path, **environment), Site(cluster, root, tmp_path).connect() as b:
+        b.admin.create_stream(stream)
+        long = b.begin(stream)
+        long.write(stream, key=b"k", value=b"long")
+        long.flush()
+        positions = []
+        for jump in ("+3d", "-3d", "+0"):
+            offset.write_text(jump)
+            for _ in range(3):
+                with b.transaction(stream) as transaction:
+                    transaction.write(stream, key=b"k", value=b"short")
+                positions.append(transaction.commit().position)
+        positions.append(long.commit().position)
+        assert positions == sorted(positions)
