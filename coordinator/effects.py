@@ -200,6 +200,17 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class AppendRecords:
+    """Records with keys are appended to a topic in order, inside the round; gives their offsets.
+
+    A value of None is a tombstone.
+    """
+
+    topic: str
+    items: Sequence[tuple[bytes, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRound:
     """Everything appended since the last round is committed: visible to ``read_committed`` readers, for good."""
 
@@ -212,16 +223,42 @@ class EndOffsets:
 
 
 @dataclass(frozen=True, slots=True)
+class StartOffsets:
+    """The offset of the first message of each buffer partition that has not been truncated."""
+
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLatest:
+    """The latest committed value of each key of a compacted topic of one partition; deleted keys are left out."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecords:
+    """The committed values at offsets of a topic of one partition, None where there is none (any more)."""
+
+    topic: str
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LogSummary:
-    """What a commit log says of transactions, by the 16 bytes of their ids.
+    """What a commit log says of transactions from some offset on, by the 16 bytes of their ids.
 
     Attributes:
-        terminated: Those with an outcome.
+        terminated: Those with an outcome, with its offset, in order.
+        aborted: Those of them that are aborted.
         begun: Those with a BEGIN record and no outcome.
+        end: Offset that follows the last record.
     """
 
-    terminated: frozenset[bytes]
+    terminated: Mapping[bytes, int]
     begun: frozenset[bytes]
+    aborted: frozenset[bytes] = frozenset()
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +270,10 @@ class TakeIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommitLog:
-    """The whole commit log up to its end, committed records only; gives a :class:`LogSummary`."""
+    """The commit log from ``start`` up to its end, committed records only; gives a :class:`LogSummary`."""
 
     topic: str
+    start: int = 0
 
 
 Effect = (
@@ -253,8 +291,12 @@ Effect = (
     | SendOffsets
     | Look
     | AbortRound
+    | AppendRecords
     | CommitRound
     | EndOffsets
+    | StartOffsets
+    | ReadLatest
+    | ReadRecords
     | TakeIdentity
     | ReadCommitLog
 )
@@ -363,6 +405,12 @@ def abort_round() -> Steps[None]:
     yield AbortRound()
 
 
+def append_records(topic: str, items: Sequence[tuple[bytes, bytes | None]]) -> Steps[Sequence[int]]:
+    """See :class:`AppendRecords`."""
+    offsets: Sequence[int] = yield AppendRecords(topic, items)
+    return offsets
+
+
 def commit_round() -> Steps[None]:
     """See :class:`CommitRound`."""
     yield CommitRound()
@@ -374,12 +422,30 @@ def end_offsets(partitions: Sequence[Partition]) -> Steps[Mapping[Partition, int
     return ends
 
 
+def start_offsets(partitions: Sequence[Partition]) -> Steps[Mapping[Partition, int]]:
+    """See :class:`StartOffsets`."""
+    starts: Mapping[Partition, int] = yield StartOffsets(tuple(partitions))
+    return starts
+
+
+def read_latest(topic: str) -> Steps[Mapping[bytes, bytes]]:
+    """See :class:`ReadLatest`."""
+    values: Mapping[bytes, bytes] = yield ReadLatest(topic)
+    return values
+
+
+def read_records(topic: str, offsets: Sequence[int]) -> Steps[Mapping[int, bytes | None]]:
+    """See :class:`ReadRecords`."""
+    values: Mapping[int, bytes | None] = yield ReadRecords(topic, tuple(offsets))
+    return values
+
+
 def take_identity(group: GroupName) -> Steps[None]:
     """See :class:`TakeIdentity`."""
     yield TakeIdentity(group)
 
 
-def read_commit_log(topic: str) -> Steps[LogSummary]:
+def read_commit_log(topic: str, start: int = 0) -> Steps[LogSummary]:
     """See :class:`ReadCommitLog`."""
-    summary: LogSummary = yield ReadCommitLog(topic)
+    summary: LogSummary = yield ReadCommitLog(topic, start)
     return summary

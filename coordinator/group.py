@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from bridge.model.buffer import BufferedTransaction, BufferFold, Partition
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import buffer_partition
+from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
 from bridge.model.records import StreamConfig
 from coordinator.forecast import Forecast
+from coordinator.snapshots import Snapshots, SnapshotSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,9 @@ class LeaderSettings:
     """For how many rounds a segment in which others write is left out of forecasts, the first time."""
     requests_per_turn: int = 16
     """Admin requests handled before the buffers are looked at again."""
+    outcomes_again: int = 20_000
+    """How far before the position in a snapshot the commit log is read, for BEGIN frames that a writer has doubled."""
+    snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
 
 
 @dataclass(slots=True)
@@ -46,8 +51,11 @@ class StreamState:
 
     def partition_of(self, transaction: BufferedTransaction) -> Partition:
         """The partition of its buffer that holds a transaction's frames."""
-        number = buffer_partition(transaction.transaction_id, self.config.buffer_partitions)
-        return self.config.name.buffer_topic, number
+        return self.partition_for(transaction.transaction_id)
+
+    def partition_for(self, identifier: TransactionId) -> Partition:
+        """The same for a transaction's id."""
+        return self.config.name.buffer_topic, buffer_partition(identifier, self.config.buffer_partitions)
 
     def topics_of(self, record: EpochRecord) -> dict[int, str]:
         """The topic of each segment of an epoch, by segment number."""
@@ -69,6 +77,7 @@ class GroupState:
         finished: Transactions whose ZooKeeper record is still to be removed.
         answers: Admin requests that wait for the end of a transaction.
         forecast: Where its segments end, as far as that is known.
+        snapshots: The snapshots of its buffers.
         counts: What happened, for metrics.
     """
 
@@ -83,10 +92,12 @@ class GroupState:
     finished: list[bytes] = field(default_factory=list)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     forecast: Forecast = field(init=False)
+    snapshots: Snapshots = field(init=False)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.forecast = Forecast(self.settings.forecast_patience)
+        self.snapshots = Snapshots(self.name.scope, self.settings.snapshots)
 
     @property
     def commit_log(self) -> str:

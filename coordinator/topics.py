@@ -14,6 +14,8 @@ BATCH_OVERHEAD_BYTES: Final = 48_588
 """How much larger a segment's message limit is than its records: batch header, record framing and our header."""
 CONTROL_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 
+SNAPSHOT_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
+
 _KEEP: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
 
@@ -61,6 +63,21 @@ def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicSpe
         config={
             **_KEEP,
             "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
+            "message.timestamp.type": "LogAppendTime",
+        },
+    )
+
+
+def snapshot_topic_spec(name: str, replication_factor: int) -> TopicSpec:
+    """A topic of snapshots: compacted soon, because a leader that takes over reads what it holds."""
+    return TopicSpec(
+        name,
+        replication_factor=replication_factor,
+        config={
+            "cleanup.policy": "compact",
+            "min.cleanable.dirty.ratio": "0.1",
+            "segment.bytes": str(SNAPSHOT_RECORD_BYTES_MAX),
+            "max.message.bytes": str(SNAPSHOT_RECORD_BYTES_MAX),
             "message.timestamp.type": "LogAppendTime",
         },
     )

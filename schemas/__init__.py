@@ -30,6 +30,8 @@ NAMES: Final = (
     "group",
     "request",
     "scaling",
+    "snapshot_indexes",
+    "snapshot_segment",
     "stream",
     "transaction",
 )

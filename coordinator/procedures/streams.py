@@ -23,6 +23,7 @@ from coordinator.effects import (
     write,
 )
 from coordinator.errors import StaleStateError
+from coordinator.procedures.snapshots import clear_snapshots
 from coordinator.topics import buffer_topic_spec, segment_topic_spec
 
 BUFFER_PARTITIONS_MAX = 256
@@ -109,6 +110,7 @@ def finish_delete(group: state.GroupState, stream: state.StreamState) -> Steps[N
     """Carry out the rest of a deletion that has been marked."""
     name = stream.config.name
     segments = [name.segment_topic(item) for item in stream.history.segments()]
+    yield from clear_snapshots(group, stream.partitions())
     yield from delete_topics([name.buffer_topic, *segments])
     epochs = yield from read_children(paths.epochs(name))
     gone = yield from write(

@@ -9,7 +9,7 @@ Source: PDP-24 (the temporary node), PIP-196 (recovery); Kafka's controller epoc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from bridge.errors import CorruptDataError
 from bridge.model import paths
@@ -45,10 +45,11 @@ from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, LeaderSettings, StreamState
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
+from coordinator.procedures.snapshots import finish_restore, restore_snapshots
 from coordinator.procedures.streams import finish_delete
 from coordinator.topics import commit_log_topic_spec
 
-MakeFold = Callable[[frozenset[bytes]], BufferFold]
+MakeFold = Callable[[Collection[bytes]], BufferFold]
 """Makes an empty fold that drops the frames of the transactions named."""
 
 
@@ -68,9 +69,7 @@ def take_over(
     yield from take_identity(name)
     yield from ensure_nodes(paths.group_skeleton(name))
     yield from _check_commit_log(name, replication_factor)
-    summary = yield from read_commit_log(name.commit_log_topic)
-    group = GroupState(name, controller_epoch, make_fold(summary.terminated), settings)
-    group.begun = set(summary.begun)
+    group = GroupState(name, controller_epoch, make_fold(()), settings)
     yield from _load_streams(group)
     raw = yield from read_node(paths.scaling(name))
     yield from _load_records(group)
@@ -78,6 +77,7 @@ def take_over(
     for stream in [item for item in group.streams.values() if item.config.state is Lifecycle.DELETING]:
         yield from finish_delete(group, stream)
     yield from _check_buffers(group)
+    yield from _read_logs(group, make_fold, replication_factor)
     if raw is not None:
         yield from finish_scale(group, Scaling.from_json(raw))
     ends = yield from end_offsets(sorted(group.partitions()))
@@ -86,6 +86,7 @@ def take_over(
 
 def finish_pending(group: GroupState) -> Steps[None]:
     """Finish a rolling commit that was under way; the buffers have been folded up to the offsets of the takeover."""
+    yield from finish_restore(group)
     raw = yield from read_node(paths.committing(group.name))
     yield from confirm_leadership()
     if raw is not None:
@@ -98,11 +99,23 @@ def finish_pending(group: GroupState) -> Steps[None]:
                 "them are open: some have an outcome and some have not, which one native transaction rules out"
             )
         yield from finish_roll(group, committing, transactions or None)
-    group.fold.caught_up()
     gone = [item for item in group.recorded if item not in group.fold.open]
     group.finished.extend(gone)
     group.recorded.difference_update(gone)
     group.begun &= group.fold.open.keys()
+
+
+def _read_logs(group: GroupState, make_fold: MakeFold, replication_factor: int) -> Steps[None]:
+    """Load the snapshots of the buffers, and the part of the commit log that says more than they do."""
+    group.snapshots.replication_factor = replication_factor
+    start = yield from restore_snapshots(group)
+    summary = yield from read_commit_log(group.commit_log, start)
+    positions, group.fold = group.fold.positions, make_fold(summary.terminated)
+    group.fold.positions.update(positions)
+    group.fold.log_position = start
+    group.fold.late = {}
+    group.begun = set(summary.begun)
+    group.snapshots.summary = summary
 
 
 def _check_commit_log(name: GroupName, replication_factor: int) -> Steps[None]:

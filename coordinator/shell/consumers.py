@@ -144,31 +144,40 @@ class FrameReader:
             raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} is gone: the buffer was truncated")
 
 
-def read_commit_log(brokers: str, security: Mapping[str, str], topic: str, timeout_s: float = 120.0) -> LogSummary:
-    """Everything that a commit log says up to its end.
+def read_commit_log(
+    brokers: str, security: Mapping[str, str], topic: str, start: int = 0, timeout_s: float = 120.0
+) -> LogSummary:
+    """What a commit log says from an offset up to its end.
 
     Raises:
         CorruptDataError: a message in it is not a control record.
         KafkaUnavailable: no broker answered in time.
     """
     begun: set[bytes] = set()
-    ended: set[bytes] = set()
+    ended: dict[bytes, int] = {}
+    aborted: set[bytes] = set()
     consumer = _consumer(brokers, security, "read_committed", **{"enable.partition.eof": True})
     try:
-        consumer.assign([TopicPartition(topic, 0, 0)])
+        consumer.assign([TopicPartition(topic, 0, start)])
         while True:
             first = consumer.poll(timeout_s)
             if first is None:
                 raise KafkaUnavailable(f"no broker gave the commit log {topic} within {timeout_s:g} s")
             for message in (first, *consumer.consume(MESSAGES_AT_ONCE, 0)):
                 error = message.error()
+                offset = message.offset() or 0
                 if error is not None:
                     if error.code() == KafkaError._PARTITION_EOF:
-                        return LogSummary(frozenset(ended), frozenset(begun - ended))
+                        return LogSummary(ended, frozenset(begun.difference(ended)), frozenset(aborted), offset)
                     _report(error)
                     continue
                 record = decode_control(message.key(), message.value())
-                (begun if record.kind is ControlKind.BEGIN else ended).add(record.transaction.bytes)
+                if record.kind is ControlKind.BEGIN:
+                    begun.add(record.transaction.bytes)
+                    continue
+                ended[record.transaction.bytes] = offset
+                if record.kind is ControlKind.ABORT:
+                    aborted.add(record.transaction.bytes)
     finally:
         consumer.close()
 

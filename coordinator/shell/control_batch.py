@@ -1,8 +1,8 @@
-"""Control records as record batches for the commit log."""
+"""Records as record batches: those of a commit log, and any with keys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bridge.kafka.batches import BatchBuilder
@@ -10,20 +10,24 @@ from bridge.model.control import ControlRecord
 
 BATCH_BYTES_MAX: Final = 512 * 1024
 
+Batches = tuple[list[bytes], list[tuple[int, int]]]
+"""Batches that hold records in order, and for each record its batch and its place in it."""
 
-def control_batches(records: Sequence[ControlRecord]) -> tuple[list[bytes], list[tuple[int, int]]]:
-    """Batches that hold the records in order, and for each record its batch and its place in it.
 
-    A record larger than a batch should be gets one of its own.
-    """
+def control_batches(records: Sequence[ControlRecord]) -> Batches:
+    """Control records, stamped with the time of their decision."""
+    return record_batches((record.decided_ms, record.transaction.bytes, record.encode_value()) for record in records)
+
+
+def record_batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
+    """Records as (time in ms, key, value); one larger than a batch should be gets a batch of its own."""
     batches: list[bytes] = []
     places: list[tuple[int, int]] = []
     builder = BatchBuilder(BATCH_BYTES_MAX)
-    for record in records:
-        key, value = record.transaction.bytes, record.encode_value()
-        if not builder.append(record.decided_ms, key, value):
+    for timestamp, key, value in rows:
+        if not builder.append(timestamp, key, value):
             batches.append(builder.build())
-            builder.append(record.decided_ms, key, value)
+            builder.append(timestamp, key, value)
         places.append((len(batches), builder.count - 1))
     if builder.count:
         batches.append(builder.build())

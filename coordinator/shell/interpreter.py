@@ -9,12 +9,12 @@ from itertools import chain, cycle
 from typing import Any, Final, TypeVar, assert_never
 
 from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.compacted import read_latest, read_values
 from bridge.kafka.errors import AppendRefusedError, AppendUnknownError
 from bridge.kafka.group_offsets import GroupMember
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
 from bridge.model.buffer import FrameRef, Partition
-from bridge.model.control import ControlRecord
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, NodeOperation
@@ -24,7 +24,7 @@ from coordinator import effects as fx
 from coordinator.config import CoordinatorSettings
 from coordinator.errors import DeposedError
 from coordinator.shell.consumers import FrameReader, read_commit_log
-from coordinator.shell.control_batch import control_batches
+from coordinator.shell.control_batch import Batches, control_batches, record_batches
 from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
 from coordinator.shell.outlook import Outlook
@@ -107,7 +107,7 @@ class Interpreter:
             case fx.MergeFrames(items):
                 return self._merge(items)
             case fx.AppendControl(topic, records):
-                return self._append_control(topic, records)
+                return self._append_batches(topic, control_batches(records))
             case fx.AppendTogether():
                 return self._append_together(effect)
             case fx.SendOffsets(offsets):
@@ -117,6 +117,9 @@ class Interpreter:
             case fx.AbortRound():
                 self._current.abort()
                 self._current = next(self._turn)
+            case fx.AppendRecords(topic, rows):
+                now_ms = int(time.time() * 1000)
+                return self._append_batches(topic, record_batches((now_ms, key, value) for key, value in rows))
             case fx.CommitRound():
                 self._current.commit()
                 self._current = next(self._turn)
@@ -143,11 +146,18 @@ class Interpreter:
                 return self._admin.seal(topics, timeout_s=self._settings.seal_timeout_s)
             case fx.EndOffsets(partitions):
                 return self._end_offsets(partitions)
+            case fx.StartOffsets(partitions):
+                return self._admin.start_offsets(partitions)
+            case fx.ReadLatest(topic):
+                latest = read_latest(self._settings.bootstrap_servers, self._settings.security, topic)
+                return {key: item.value for key, item in latest.items()}
+            case fx.ReadRecords(topic, offsets):
+                return read_values(self._settings.bootstrap_servers, self._settings.security, topic, offsets)
             case fx.TakeIdentity(_):
                 for appender in self._appenders:
                     appender.init()
-            case fx.ReadCommitLog(topic):
-                return read_commit_log(self._settings.bootstrap_servers, self._settings.security, topic)
+            case fx.ReadCommitLog(topic, start):
+                return read_commit_log(self._settings.bootstrap_servers, self._settings.security, topic, start)
             case _:
                 assert_never(effect)
         return None
@@ -176,8 +186,8 @@ class Interpreter:
             self._current = next(self._turn)
         return offsets
 
-    def _append_control(self, topic: str, records: Sequence[ControlRecord]) -> Sequence[int]:
-        batches, places = control_batches(records)
+    def _append_batches(self, topic: str, made: Batches) -> Sequence[int]:
+        batches, places = made
         bases = self._current.append((topic, batch) for batch in batches)
         return [bases[batch] + delta for batch, delta in places]
 

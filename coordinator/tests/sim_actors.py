@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,43 @@ from coordinator import effects as fx
 from coordinator.agenda import work
 from coordinator.group import GroupState, LeaderSettings
 from coordinator.procedures.takeover import finish_pending, take_over
+from coordinator.snapshots import SnapshotSettings
 from coordinator.tests.sim_conditions import expectation
+from coordinator.tests.sim_snapshots import restored_faults
 from coordinator.tests.sim_world import Blocked, Fenced, Record, World
 
 LEASE_MS = 4_000
-PROCEDURES = ("finish_pending", "take_over", "merge_direct", "roll", "scale", "record_long", "remove_records")
-SETTINGS = LeaderSettings(
-    round_bytes_max=2_000, round_transactions_max=5, record_after_ms=50, requests_per_turn=2, forecast_patience=0
+PROCEDURES = (
+    "clear_snapshots",
+    "take_snapshots",
+    "finish_pending",
+    "take_over",
+    "merge_direct",
+    "roll",
+    "scale",
+    "record_long",
+    "remove_records",
 )
+
+
+def settings_of(epoch: int) -> LeaderSettings:
+    """The settings of a leader: now and then one that writes single snapshots is among them."""
+    snapshots = SnapshotSettings(
+        transaction_buffer_segmented_snapshot_enabled=epoch % 4 != 0,
+        transaction_buffer_snapshot_segment_size=300,
+        transaction_buffer_snapshot_max_transaction_count=4,
+        transaction_buffer_snapshot_min_time_in_millis=500,
+        transaction_buffer_snapshot_cache_bytes_max=500,
+    )
+    return LeaderSettings(
+        round_bytes_max=2_000,
+        round_transactions_max=5,
+        record_after_ms=50,
+        requests_per_turn=2,
+        forecast_patience=0,
+        outcomes_again=1,
+        snapshots=snapshots,
+    )
 
 
 def history_of(world: World, stream: StreamName) -> EpochHistory:
@@ -212,9 +241,11 @@ class Leader:
         self.result: Any = None
         self.effect: fx.Effect | None = None
         self.forgetful = forgetful
-        self.procedure: Generator[fx.Effect, Any, Any] | None = take_over(name, self.epoch, self._fold, SETTINGS)
+        self.procedure: Generator[fx.Effect, Any, Any] | None = take_over(
+            name, self.epoch, self._fold, settings_of(self.epoch)
+        )
 
-    def _fold(self, terminated: frozenset[bytes]) -> BufferFold:
+    def _fold(self, terminated: Collection[bytes]) -> BufferFold:
         limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
         return BufferFold(limits, lambda *_: None, frozenset() if self.forgetful else terminated)
 
@@ -253,8 +284,10 @@ class Leader:
         self.procedure, self.result = None, None
         if self.group is None:
             self.group, self.barrier = value
-        else:
+        elif not self.pending_done:
             self.pending_done = True
+            if not self.forgetful:
+                self.world.broken.extend(restored_faults(self.world, self.group))
 
     def crash(self, share: float) -> None:
         """Die, perhaps in the middle of an effect."""

@@ -1,0 +1,323 @@
+"""Snapshot records of transaction buffers: sealed segments, and the index with the unsealed snapshot.
+
+A record's Kafka value is one byte with the version of its format, the CRC-32 of what follows, and Avro. What is of
+another version, or fails any check, is not used; who reads it falls back to what was written before it, or to the
+buffer itself.
+
+Source: PIP-196. Differs: the two latest indexes of a partition are kept, under keys that take turns; a position is an
+offset; an index entry says which transaction ids its segment can hold.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any, Final
+
+import schemas
+from bridge.errors import CorruptDataError
+from bridge.model.avro import encode_long
+from bridge.model.buffer import Partition
+
+VERSION: Final = 1
+WRITERS: Final[Mapping[int, str]] = {VERSION: ""}
+"""For each format version what is added to a schema's name: the schema of an older version stays as a file of its own,
+and Avro's resolution brings its records up to the newest."""
+_FRONT: Final = Struct(">BI")
+COUNTER_SHOWN_MAX: Final = (1 << 63) - 1
+_LOW_BITS: Final = 64
+_LOW_MASK: Final = (1 << _LOW_BITS) - 1
+_LOW_HALF: Final = 1 << (_LOW_BITS - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentIndex:
+    """Where a sealed segment is and what it covers; see ``schemas/snapshot_indexes.avsc``."""
+
+    sequence_id: int
+    persistent_position: int
+    first_position: int
+    max_read_position: int
+    aborts: int
+    lowest_counter: int
+    highest_counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSegment:
+    """A sealed segment: ids of aborted transactions, 16 bytes each, in the order in which they were aborted."""
+
+    partition: Partition
+    topic_id: str
+    sequence_id: int
+    controller_epoch: int
+    first_position: int
+    max_read_position: int
+    aborts: tuple[bytes, ...]
+
+    @property
+    def key(self) -> bytes:
+        """Its Kafka key."""
+        return segment_key(self.partition, self.sequence_id)
+
+    def index(self, persistent_position: int) -> SegmentIndex:
+        """Its entry in the index once its offset is known."""
+        shown = [min(counter_of(item), COUNTER_SHOWN_MAX) for item in self.aborts]
+        return SegmentIndex(
+            self.sequence_id,
+            persistent_position,
+            self.first_position,
+            self.max_read_position,
+            len(self.aborts),
+            min(shown),
+            max(shown),
+        )
+
+    def encode(self) -> bytes:
+        """Its Kafka value."""
+        topic, partition = self.partition
+        return _pack(
+            "snapshot_segment",
+            {
+                "topic": topic,
+                "partition": partition,
+                "topic_id": self.topic_id,
+                "sequence_id": self.sequence_id,
+                "controller_epoch": self.controller_epoch,
+                "first_position": self.first_position,
+                "max_read_position": self.max_read_position,
+                **_ids_to_datum(self.aborts),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The state of a buffer partition; see ``schemas/snapshot_indexes.avsc``."""
+
+    partition: Partition
+    topic_id: str
+    generation: int
+    controller_epoch: int
+    taken_ms: int
+    position: int
+    max_read_position: int
+    commit_log_position: int
+    commit_log_end: int
+    sequence_id: int
+    indexes: tuple[SegmentIndex, ...]
+    first_position: int
+    aborts: tuple[bytes, ...]
+
+    @property
+    def key(self) -> bytes:
+        """Its Kafka key, which the generation after the next takes over."""
+        return index_keys(self.partition)[self.generation % 2]
+
+    def encode(self) -> bytes:
+        """Its Kafka value."""
+        topic, partition = self.partition
+        return _pack(
+            "snapshot_indexes",
+            {
+                "topic": topic,
+                "partition": partition,
+                "topic_id": self.topic_id,
+                "generation": self.generation,
+                "controller_epoch": self.controller_epoch,
+                "taken_ms": self.taken_ms,
+                "position": self.position,
+                "max_read_position": self.max_read_position,
+                "commit_log_position": self.commit_log_position,
+                "commit_log_end": self.commit_log_end,
+                "sequence_id": self.sequence_id,
+                "indexes": [{name: getattr(item, name) for name in SegmentIndex.__slots__} for item in self.indexes],
+                "first_position": self.first_position,
+                **_ids_to_datum(self.aborts),
+            },
+        )
+
+
+def partition_name(partition: Partition) -> str:
+    """``topicName`` of a key: topic and partition of a buffer."""
+    return f"{partition[0]}-partition-{partition[1]}"
+
+
+def segment_key(partition: Partition, sequence_id: int) -> bytes:
+    """Kafka key of a sealed segment."""
+    return f"{sequence_id}-{partition_name(partition)}".encode()
+
+
+def index_keys(partition: Partition) -> tuple[bytes, bytes]:
+    """The two Kafka keys of a partition's indexes, of even and of odd generations."""
+    name = partition_name(partition)
+    return f"0-{name}".encode(), f"1-{name}".encode()
+
+
+def decode_segment(value: bytes | None) -> SnapshotSegment:
+    """The sealed segment in a record.
+
+    Raises:
+        CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
+    """
+    datum = _unpack("snapshot_segment", value)
+    aborts = _ids_of_datum(datum)
+    return SnapshotSegment((datum.pop("topic"), datum.pop("partition")), aborts=aborts, **datum)
+
+
+def decode_snapshot(value: bytes | None) -> Snapshot:
+    """The snapshot in a record.
+
+    Raises:
+        CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
+    """
+    datum = _unpack("snapshot_indexes", value)
+    aborts = _ids_of_datum(datum)
+    indexes = tuple(SegmentIndex(**item) for item in datum.pop("indexes"))
+    if datum["max_read_position"] > datum["position"] or [item.sequence_id for item in indexes] != sorted(
+        {item.sequence_id for item in indexes if item.sequence_id < datum["sequence_id"]}
+    ):
+        raise CorruptDataError("a snapshot contradicts itself: its positions or sequence ids are out of order")
+    return Snapshot(partition=(datum.pop("topic"), datum.pop("partition")), indexes=indexes, aborts=aborts, **datum)
+
+
+def segment_of(index: SegmentIndex, partition: Partition, topic_id: str, value: bytes | None) -> SnapshotSegment:
+    """The segment that an index entry means, from the record at its position.
+
+    Raises:
+        CorruptDataError: missing, damaged, or another segment.
+    """
+    segment = decode_segment(value)
+    if (
+        segment.partition != partition
+        or segment.topic_id != topic_id
+        or segment.index(index.persistent_position) != (index)
+    ):
+        raise CorruptDataError(
+            f"the record at offset {index.persistent_position} is segment {segment.sequence_id} of "
+            f"{partition_name(segment.partition)}, not segment {index.sequence_id} of {partition_name(partition)}"
+        )
+    return segment
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which snapshot of a partition is used, and for those that can not be, by their place, what is wrong with them."""
+
+    snapshot: Snapshot | None
+    faults: Mapping[int, str] = field(default_factory=dict)
+
+
+def choose(
+    found: Iterable[bytes | None], partition: Partition, topic_id: str, buffer_end: int, commit_log_end: int
+) -> Choice:
+    """The newest usable one of a partition's snapshots, whatever format each is in.
+
+    Args:
+        found: Values of the records with the partition's keys; None where there is none.
+        partition: Topic and partition of the buffer.
+        topic_id: Kafka's id of that topic.
+        buffer_end: Its end offset: what says more has seen another buffer.
+        commit_log_end: The end offset of the commit log.
+    """
+    best: Snapshot | None = None
+    faults: dict[int, str] = {}
+    for place, value in enumerate(found):
+        if value is None:
+            continue
+        try:
+            snapshot = decode_snapshot(value)
+        except CorruptDataError as fault:
+            faults[place] = str(fault)
+            continue
+        if snapshot.partition != partition or snapshot.topic_id != topic_id:
+            faults[place] = f"it is of another topic, with id {snapshot.topic_id}"
+        elif snapshot.position > buffer_end or snapshot.commit_log_end > commit_log_end:
+            faults[place] = "it knows more than the buffer and the commit log hold"
+        elif best is None or snapshot.generation > best.generation:
+            best = snapshot
+    return Choice(best, faults)
+
+
+def counter_of(transaction: bytes) -> int:
+    """The 96-bit counter of an id."""
+    return int.from_bytes(transaction[4:], "big")
+
+
+def ids_bytes(transactions: Sequence[bytes]) -> Iterator[int]:
+    """For each id, how many bytes it takes in a record after those before it."""
+    before = 0
+    for transaction in transactions:
+        low = counter_of(transaction) & _LOW_MASK
+        yield id_bytes(transaction, before)
+        before = low
+
+
+def id_bytes(transaction: bytes, low_before: int) -> int:
+    """How many bytes an id takes in a record after one whose counter ends with ``low_before``."""
+    counter = counter_of(transaction)
+    return (
+        len(encode_long(int.from_bytes(transaction[:2], "big")))
+        + len(encode_long(counter >> _LOW_BITS))
+        + len(encode_long(_difference(counter & _LOW_MASK, low_before)))
+    )
+
+
+def low_of(transaction: bytes) -> int:
+    """The lower 64 bits of an id's counter."""
+    return counter_of(transaction) & _LOW_MASK
+
+
+def _difference(low: int, before: int) -> int:
+    """Modulo 2^64, as a signed number."""
+    return (low - before + _LOW_HALF & _LOW_MASK) - _LOW_HALF
+
+
+def _ids_to_datum(transactions: Sequence[bytes]) -> dict[str, Any]:
+    epochs, high, low = [], [], []
+    before = 0
+    for transaction in transactions:
+        counter = counter_of(transaction)
+        epochs.append(int.from_bytes(transaction[:2], "big"))
+        high.append(counter >> _LOW_BITS)
+        low.append(_difference(counter & _LOW_MASK, before))
+        before = counter & _LOW_MASK
+    return {"epochs": epochs, "counters_high": high, "counters_low": low}
+
+
+def _ids_of_datum(datum: dict[str, Any]) -> tuple[bytes, ...]:
+    """The ids in a record; takes their fields out of it."""
+    ids: list[bytes] = []
+    low = 0
+    try:
+        for epoch, high, difference in zip(
+            datum.pop("epochs"), datum.pop("counters_high"), datum.pop("counters_low"), strict=True
+        ):
+            low = low + difference & _LOW_MASK
+            ids.append((epoch << 112 | high << _LOW_BITS | low).to_bytes(16, "big"))
+    except (ValueError, OverflowError) as fault:
+        raise CorruptDataError(f"a snapshot lists what is no transaction id: {fault}") from fault
+    return tuple(ids)
+
+
+def _pack(schema: str, datum: Mapping[str, Any]) -> bytes:
+    content = schemas.codec(schema).encode(dict(datum))
+    return _FRONT.pack(VERSION, zlib.crc32(content)) + content
+
+
+def _unpack(schema: str, value: bytes | None) -> dict[str, Any]:
+    if value is None or len(value) < _FRONT.size:
+        raise CorruptDataError("there is no snapshot record where one should be")
+    version, checksum = _FRONT.unpack_from(value)
+    content = value[_FRONT.size :]
+    if version not in WRITERS:
+        raise CorruptDataError(f"a snapshot record has format version {version}; this code knows {VERSION}")
+    if zlib.crc32(content) != checksum:
+        raise CorruptDataError("a snapshot record is damaged: its checksum does not fit")
+    try:
+        writer, reader = schemas.codec(schema + WRITERS[version]), schemas.codec(schema)
+        return writer.decode(content, reader=None if reader is writer else reader.schema)
+    except schemas.SchemaError as fault:
+        raise CorruptDataError(f"a snapshot record can not be read: {fault}") from fault
