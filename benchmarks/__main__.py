@@ -12,7 +12,7 @@ from typing import Final
 import click
 from rich.console import Console
 
-from benchmarks import bulk, conditional, machine, memory, plain, reader, reading, report, small
+from benchmarks import bulk, conditional, machine, memory, plain, reader, reading, recovery, report, small
 from benchmarks.harness import Experiment, Result, run
 from benchmarks.site import Site, open_site
 from bridge.errors import RollbridgeError
@@ -34,6 +34,10 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     ),
     "plain": lambda site, rounds, quick: plain.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "pause": lambda site, rounds, quick: plain.pause(site, rounds=rounds or (1 if quick else 5)),
+    "recovery": lambda site, rounds, quick: recovery.experiment(
+        site, rounds=rounds or (1 if quick else 3), quick=quick
+    ),
+    "snapshot-growth": lambda _site, _rounds, quick: recovery.growth(quick=quick),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }
 

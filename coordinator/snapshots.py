@@ -6,7 +6,7 @@ Source: PIP-196 (an index is updated after a number of transactions, or a time i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +22,9 @@ SEGMENT_BYTES_MIN: Final = 1024
 SEGMENT_BYTES_MAX: Final = 8 * 1024 * 1024
 SINGLE_BYTES_MAX: Final = 15 * 1024 * 1024
 """Most bytes of ids that a single snapshot takes: they must fit into one record."""
+
+LOOK_MS: Final = 50
+"""How often is looked whether a snapshot is due."""
 
 SEGMENT_OPS: Final = "txn_tb_snapshot_segment_op_total"
 INDEX_OPS: Final = "txn_tb_snapshot_index_op_total"
@@ -84,6 +87,8 @@ class Plan:
     segments: tuple[SnapshotSegment, ...]
     expired: tuple[SegmentIndex, ...]
     draft: Snapshot
+    ids: bytes
+    """The unsealed snapshot's, as they are written."""
 
     def snapshot(self, offsets: Sequence[int]) -> Snapshot:
         """The index once the offsets of the segments are known."""
@@ -132,6 +137,7 @@ class Snapshots:
         self.topics: set[str] = set()
         self.summary = LogSummary({}, frozenset())
         self.warnings: list[str] = []
+        self._next_look_ms = 0
         self.counts: Counter[str] = Counter()
 
     @property
@@ -146,13 +152,23 @@ class Snapshots:
             known = self.partitions[partition] = PartitionSnapshots(topic_id)
         return known
 
-    def due(self, now_ms: int) -> Iterator[Partition]:
-        """Partitions that a snapshot should be taken of now."""
+    def due(self, now_ms: int) -> list[Partition]:
+        """Partitions that a snapshot should be taken of now.
+
+        However many transactions end, no partition has its turn more often than ten times in the interval: what is
+        read again after a takeover is little then, and listing the unsealed ones each time is not.
+        """
+        if now_ms < self._next_look_ms:
+            return []
+        self._next_look_ms = now_ms + LOOK_MS
         transactions_max = self.settings.transaction_buffer_snapshot_max_transaction_count
         interval_ms = self.settings.transaction_buffer_snapshot_min_time_in_millis
-        for partition, known in self.partitions.items():
-            if known.changes and (known.changes >= transactions_max or now_ms - known.taken_ms >= interval_ms):
-                yield partition
+        return [
+            partition
+            for partition, known in self.partitions.items()
+            if known.changes
+            and now_ms - known.taken_ms >= (interval_ms if known.changes < transactions_max else interval_ms // 10)
+        ]
 
     def plan(self, partition: Partition, marks: Marks, controller_epoch: int, now_ms: int) -> Plan | None:
         """What to write for a partition; None if a single snapshot can not hold it."""
@@ -163,7 +179,7 @@ class Snapshots:
             size = self.settings.transaction_buffer_snapshot_segment_size
             room = max(size - RECORD_OVERHEAD_BYTES - len(partition[0]), 1)
             cuts = aborted.seal_all(room) if known.is_other_format else aborted.cuts(room)
-        elif aborted.unsealed_bytes > SINGLE_BYTES_MAX:
+        elif aborted.encoded.size > SINGLE_BYTES_MAX:
             self.warn(
                 f"a single snapshot can not hold the {len(aborted)} aborted transactions of "
                 f"{partition_name(partition)}; none is written until segmented snapshots are enabled"
@@ -182,7 +198,7 @@ class Snapshots:
             )
             for place, cut in enumerate(cuts)
         )
-        rest = dict(list(aborted.unsealed.items())[sum(len(cut.aborts) for cut in cuts) :])
+        rest = aborted.without(cuts)
         draft = Snapshot(
             partition=partition,
             topic_id=known.topic_id,
@@ -195,17 +211,18 @@ class Snapshots:
             commit_log_end=marks.commit_log_end,
             sequence_id=aborted.sequence_id,
             indexes=tuple(aborted.indexes),
-            first_position=min((first for first, _ in rest.values()), default=0),
-            aborts=tuple(rest),
+            first_position=rest.first_position,
+            aborts=tuple(rest.unsealed),
         )
-        return Plan(partition, tuple(cuts), segments, tuple(aborted.expired(known.log_start)), draft)
+        return Plan(
+            partition, tuple(cuts), segments, tuple(aborted.expired(known.log_start)), draft, rest.encoded.encode()
+        )
 
     def taken(self, plan: Plan, snapshot: Snapshot) -> None:
         """A planned snapshot has become durable."""
         known = self.partitions[plan.partition]
-        known.aborted.sealed(
-            [item for item in snapshot.indexes if item.sequence_id >= plan.draft.sequence_id], plan.cuts
-        )
+        sealed = [item for item in snapshot.indexes if item.sequence_id >= plan.draft.sequence_id]
+        known.aborted = known.aborted.without(plan.cuts, sealed)
         known.aborted.expire(plan.expired)
         for item in plan.expired:
             self.cache.drop(plan.partition, item.sequence_id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -39,19 +39,17 @@ def read_latest(bootstrap_servers: str, security: Mapping[str, str], topic: str)
         KafkaUnavailable, NotFoundError, NotAuthorizedError
     """
     found: dict[bytes, Latest] = {}
-    with _reading(bootstrap_servers, security, topic) as consumer:
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        for message in _until_end(consumer, topic):
-            key, value = message.key() or b"", message.value()
-            if value is None:
-                found.pop(key, None)
-            else:
-                found[key] = Latest(message.offset() or 0, value)
+    for message in read_all(bootstrap_servers, security, topic):
+        key, value = message.key() or b"", message.value()
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = Latest(message.offset() or 0, value)
     return found
 
 
 def read_values(
-    bootstrap_servers: str, security: Mapping[str, str], topic: str, offsets: Sequence[int]
+    bootstrap_servers: str, security: Mapping[str, str], topic: str, offsets: Iterable[int]
 ) -> dict[int, bytes | None]:
     """The values at some offsets; None where there is no record, because it was deleted or replaced.
 
@@ -66,6 +64,19 @@ def read_values(
             if message is not None and message.offset() == offset:
                 found[offset] = message.value()
     return found
+
+
+def read_all(
+    bootstrap_servers: str, security: Mapping[str, str], topic: str, partition: int = 0, start: int = 0
+) -> Iterator[Message]:
+    """The committed records of any topic's partition, from an offset that it holds to its present end.
+
+    Raises:
+        KafkaUnavailable, NotFoundError, NotAuthorizedError
+    """
+    with _reading(bootstrap_servers, security, topic) as consumer:
+        consumer.assign([TopicPartition(topic, partition, start)])
+        yield from _until_end(consumer, topic)
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from bridge.model.buffer import Partition
-from bridge.model.snapshots import COUNTER_SHOWN_MAX, SegmentIndex, Snapshot, counter_of, id_bytes, ids_bytes, low_of
+from bridge.model.snapshots import COUNTER_SHOWN_MAX, EncodedIds, SegmentIndex, Snapshot, counter_of
 
 ID_BYTES_IN_MEMORY: Final = 100
 """About what an id takes in a set."""
@@ -44,8 +45,10 @@ class AbortedTransactions:
     indexes: list[SegmentIndex] = field(default_factory=list)
     sequence_id: int = 0
     unsealed: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    _bytes: int = 0
-    _low: int = 0
+    encoded: EncodedIds = field(default_factory=EncodedIds)
+    """The ids of ``unsealed`` as they are written."""
+    first_position: int = 0
+    """No frame of their transactions stands at a lower offset."""
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> AbortedTransactions:
@@ -58,33 +61,26 @@ class AbortedTransactions:
     def __len__(self) -> int:
         return len(self.unsealed) + sum(item.aborts for item in self.indexes)
 
-    @property
-    def unsealed_bytes(self) -> int:
-        """What the ids of the unsealed snapshot take in a record."""
-        return self._bytes
-
     def add(self, transaction: bytes, first_position: int, position: int) -> None:
         """Note an aborted transaction whose frames stand from ``first_position`` to below ``position``."""
         if transaction not in self.unsealed:
-            self._bytes += id_bytes(transaction, self._low)
-            self._low = low_of(transaction)
+            self.first_position = min(self.first_position, first_position) if self.unsealed else first_position
+            self.encoded.append(transaction)
             self.unsealed[transaction] = (first_position, position)
 
     def cuts(self, segment_bytes: int) -> list[Cut]:
         """What is to be sealed: full segments from the oldest id on, while more is left than fits into one."""
-        if self._bytes <= segment_bytes:
+        if self.encoded.size <= segment_bytes:
             return []
         cuts: list[Cut] = []
-        ids = list(self.unsealed)
-        begin = 0
-        size = 0
-        for place, more in enumerate(ids_bytes(ids)):
-            if place > begin and size + more > segment_bytes:
-                cuts.append(self._cut(ids[begin:place]))
-                begin = place
-                size = 0
-            # The first id of a segment is written in full.
-            size += id_bytes(ids[place], 0) if place == begin else more
+        ids: list[bytes] = []
+        taken = EncodedIds()
+        for transaction in self.unsealed:
+            taken.append(transaction)
+            if ids and taken.size > segment_bytes:
+                cuts.append(self._cut(ids))
+                ids, taken = [], EncodedIds([transaction])
+            ids.append(transaction)
         return cuts
 
     def seal_all(self, segment_bytes: int) -> list[Cut]:
@@ -93,17 +89,16 @@ class AbortedTransactions:
         rest = list(self.unsealed)[sum(len(item.aborts) for item in cuts) :]
         return [*cuts, self._cut(rest)] if rest else cuts
 
-    def sealed(self, indexes: Sequence[SegmentIndex], cuts: Sequence[Cut]) -> None:
-        """The cuts have become durable as the segments that the entries describe."""
-        self.indexes.extend(indexes)
-        self.sequence_id = max([self.sequence_id, *(item.sequence_id + 1 for item in indexes)])
-        for cut in cuts:
-            for transaction in cut.aborts:
-                del self.unsealed[transaction]
-        rest, self.unsealed = self.unsealed, {}
-        self._bytes = self._low = 0
-        for transaction, (first, last) in rest.items():
-            self.add(transaction, first, last)
+    def without(self, cuts: Sequence[Cut], indexes: Sequence[SegmentIndex] = ()) -> AbortedTransactions:
+        """What is left when the cuts, the oldest ids, have become the segments that the entries describe."""
+        if not cuts:
+            return self
+        sequence_id = max([self.sequence_id, *(item.sequence_id + 1 for item in indexes)])
+        left = AbortedTransactions([*self.indexes, *indexes], sequence_id)
+        gone = sum(len(item.aborts) for item in cuts)
+        for transaction, (first, last) in islice(self.unsealed.items(), gone, None):
+            left.add(transaction, first, last)
+        return left
 
     def expired(self, log_start: int) -> list[SegmentIndex]:
         """Sealed segments none of whose transactions has a frame left in a buffer that begins at ``log_start``.

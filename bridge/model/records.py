@@ -322,6 +322,8 @@ class RequestKind(StrEnum):
     SCALE_STREAM = "scale-stream"
     DELETE_STREAM = "delete-stream"
     ABORT_TRANSACTION = "abort-transaction"
+    CLEAR_SNAPSHOTS = "clear-snapshots"
+    REBUILD_SNAPSHOTS = "rebuild-snapshots"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ offset; an index entry says which transaction ids its segment can hold.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, Final
@@ -30,6 +30,8 @@ COUNTER_SHOWN_MAX: Final = (1 << 63) - 1
 _LOW_BITS: Final = 64
 _LOW_MASK: Final = (1 << _LOW_BITS) - 1
 _LOW_HALF: Final = 1 << (_LOW_BITS - 1)
+_NO_IDS: Final[Mapping[str, list[int]]] = {"epochs": [], "counters_high": [], "counters_low": []}
+"""Takes a byte for each array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,9 @@ class SnapshotSegment:
                 "controller_epoch": self.controller_epoch,
                 "first_position": self.first_position,
                 "max_read_position": self.max_read_position,
-                **_ids_to_datum(self.aborts),
+                **_NO_IDS,
             },
+            EncodedIds(self.aborts).encode(),
         )
 
 
@@ -116,8 +119,8 @@ class Snapshot:
         """Its Kafka key, which the generation after the next takes over."""
         return index_keys(self.partition)[self.generation % 2]
 
-    def encode(self) -> bytes:
-        """Its Kafka value."""
+    def encode(self, ids: bytes | None = None) -> bytes:
+        """Its Kafka value; ``ids`` are the aborted transactions as :class:`EncodedIds` gives them, if that is known."""
         topic, partition = self.partition
         return _pack(
             "snapshot_indexes",
@@ -135,8 +138,9 @@ class Snapshot:
                 "sequence_id": self.sequence_id,
                 "indexes": [{name: getattr(item, name) for name in SegmentIndex.__slots__} for item in self.indexes],
                 "first_position": self.first_position,
-                **_ids_to_datum(self.aborts),
+                **_NO_IDS,
             },
+            EncodedIds(self.aborts).encode() if ids is None else ids,
         )
 
 
@@ -204,9 +208,10 @@ def segment_of(index: SegmentIndex, partition: Partition, topic_id: str, value: 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which snapshot of a partition is used, and for those that can not be, by their place, what is wrong with them."""
+    """Which snapshot of a partition is used, its place, and what is wrong with those that can not be, by theirs."""
 
     snapshot: Snapshot | None
+    place: int = -1
     faults: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -223,6 +228,7 @@ def choose(
         commit_log_end: The end offset of the commit log.
     """
     best: Snapshot | None = None
+    used = -1
     faults: dict[int, str] = {}
     for place, value in enumerate(found):
         if value is None:
@@ -237,8 +243,8 @@ def choose(
         elif snapshot.position > buffer_end or snapshot.commit_log_end > commit_log_end:
             faults[place] = "it knows more than the buffer and the commit log hold"
         elif best is None or snapshot.generation > best.generation:
-            best = snapshot
-    return Choice(best, faults)
+            best, used = snapshot, place
+    return Choice(best, used, faults)
 
 
 def counter_of(transaction: bytes) -> int:
@@ -246,45 +252,41 @@ def counter_of(transaction: bytes) -> int:
     return int.from_bytes(transaction[4:], "big")
 
 
-def ids_bytes(transactions: Sequence[bytes]) -> Iterator[int]:
-    """For each id, how many bytes it takes in a record after those before it."""
-    before = 0
-    for transaction in transactions:
-        low = counter_of(transaction) & _LOW_MASK
-        yield id_bytes(transaction, before)
-        before = low
+class EncodedIds:
+    """Ids of transactions as a record holds them: three Avro arrays, each of which grows at its end.
 
+    The unsealed snapshot is written again and again with a few more ids; so only these have to be encoded.
+    """
 
-def id_bytes(transaction: bytes, low_before: int) -> int:
-    """How many bytes an id takes in a record after one whose counter ends with ``low_before``."""
-    counter = counter_of(transaction)
-    return (
-        len(encode_long(int.from_bytes(transaction[:2], "big")))
-        + len(encode_long(counter >> _LOW_BITS))
-        + len(encode_long(_difference(counter & _LOW_MASK, low_before)))
-    )
+    __slots__ = ("_count", "_epochs", "_high", "_low", "_low_before")
 
+    def __init__(self, transactions: Iterable[bytes] = ()) -> None:
+        self._count = 0
+        self._epochs, self._high, self._low = bytearray(), bytearray(), bytearray()
+        self._low_before = 0
+        for transaction in transactions:
+            self.append(transaction)
 
-def low_of(transaction: bytes) -> int:
-    """The lower 64 bits of an id's counter."""
-    return counter_of(transaction) & _LOW_MASK
+    def append(self, transaction: bytes) -> None:
+        """Add an id."""
+        low = int.from_bytes(transaction[8:], "big")
+        self._epochs += encode_long(int.from_bytes(transaction[:2], "big"))
+        self._high += encode_long(int.from_bytes(transaction[4:8], "big"))
+        # Modulo 2^64, as a signed number.
+        self._low += encode_long((low - self._low_before + _LOW_HALF & _LOW_MASK) - _LOW_HALF)
+        self._low_before = low
+        self._count += 1
 
+    @property
+    def size(self) -> int:
+        """Bytes that the ids take in a record."""
+        return len(self._epochs) + len(self._high) + len(self._low)
 
-def _difference(low: int, before: int) -> int:
-    """Modulo 2^64, as a signed number."""
-    return (low - before + _LOW_HALF & _LOW_MASK) - _LOW_HALF
-
-
-def _ids_to_datum(transactions: Sequence[bytes]) -> dict[str, Any]:
-    epochs, high, low = [], [], []
-    before = 0
-    for transaction in transactions:
-        counter = counter_of(transaction)
-        epochs.append(int.from_bytes(transaction[:2], "big"))
-        high.append(counter >> _LOW_BITS)
-        low.append(_difference(counter & _LOW_MASK, before))
-        before = counter & _LOW_MASK
-    return {"epochs": epochs, "counters_high": high, "counters_low": low}
+    def encode(self) -> bytes:
+        """The three arrays."""
+        end = encode_long(0)
+        count = encode_long(self._count) if self._count else b""
+        return b"".join(part for items in (self._epochs, self._high, self._low) for part in (count, items, end))
 
 
 def _ids_of_datum(datum: dict[str, Any]) -> tuple[bytes, ...]:
@@ -302,8 +304,9 @@ def _ids_of_datum(datum: dict[str, Any]) -> tuple[bytes, ...]:
     return tuple(ids)
 
 
-def _pack(schema: str, datum: Mapping[str, Any]) -> bytes:
-    content = schemas.codec(schema).encode(dict(datum))
+def _pack(schema: str, datum: Mapping[str, Any], ids: bytes) -> bytes:
+    """A record; the ids are its last three fields, which are empty in ``datum``."""
+    content = schemas.codec(schema).encode(dict(datum))[: -len(_NO_IDS)] + ids
     return _FRONT.pack(VERSION, zlib.crc32(content)) + content
 
 

@@ -45,6 +45,10 @@ def one(counter: int) -> bytes:
     return ids(counter)[0]
 
 
+def framed(content: bytes) -> bytes:
+    return bytes([snapshots.VERSION]) + zlib.crc32(content).to_bytes(4, "big") + content
+
+
 def segment(*counters: int, sequence_id: int = 0, first: int = 0, last: int = 10) -> SnapshotSegment:
     return SnapshotSegment(PARTITION, "id", sequence_id, 3, first, last, ids(*counters))
 
@@ -74,6 +78,8 @@ def test_any_ids_round_trip_in_both_records(aborts: tuple[bytes, ...]) -> None:
     assert decode_segment(sealed.encode()) == sealed
     assert segment_of(sealed.index(5), PARTITION, "id", sealed.encode()) == sealed
     assert decode_snapshot(snapshot(aborts=aborts).encode()) == snapshot(aborts=aborts)
+    datum = schemas.codec("snapshot_segment").decode(sealed.encode()[snapshots._FRONT.size :])
+    assert framed(schemas.codec("snapshot_segment").encode(datum)) == sealed.encode()
 
 
 def test_ids_of_neighbours_take_a_few_bytes_each() -> None:
@@ -98,8 +104,7 @@ def test_every_changed_byte_and_every_truncation_is_noticed() -> None:
 
 @given(st.binary(max_size=200))
 def test_foreign_bytes_are_refused(raw: bytes) -> None:
-    framed = bytes([snapshots.VERSION]) + zlib.crc32(raw).to_bytes(4, "big") + raw
-    for value in (raw, framed):
+    for value in (raw, framed(raw)):
         for decode in (decode_segment, decode_snapshot):
             with pytest.raises(CorruptDataError):
                 decode(value)
@@ -123,7 +128,7 @@ def test_ids_that_are_none_are_refused() -> None:
     for wrong in ({"epochs": [1], "counters_high": [], "counters_low": []}, {"epochs": [-1]}, {"epochs": [1 << 20]}):
         whole = {**datum, "epochs": [0], "counters_high": [0], "counters_low": [0], **wrong}
         with pytest.raises(CorruptDataError, match="no transaction id"):
-            decode_segment(snapshots._pack("snapshot_segment", whole))
+            decode_segment(framed(schemas.codec("snapshot_segment").encode(whole)))
 
 
 @pytest.mark.parametrize("change", [{"max_read_position": 101}, {"sequence_id": 0}])
@@ -202,9 +207,9 @@ def test_every_transaction_is_found_by_id_and_position_whatever_was_sealed(
             ]
             empty = len(replace(segment(1), aborts=()).encode())
             assert all(len(item.encode()) - empty <= room + 8 or len(item.aborts) == 1 for item in made)
-            aborted.sealed([item.index(item.sequence_id) for item in made], cuts)
+            aborted = aborted.without(cuts, [item.index(item.sequence_id) for item in made])
             sealed.update({item.sequence_id: item for item in made})
-            assert aborted.unsealed_bytes <= (0 if everything else room)
+            assert aborted.encoded.size <= (0 if everything else room)
         assert len(aborted) == place + 1
     assert list(sealed) == list(range(len(sealed)))
     order = [item for number in sorted(sealed) for item in sealed[number].aborts] + list(aborted.unsealed)
@@ -217,7 +222,7 @@ def test_every_transaction_is_found_by_id_and_position_whatever_was_sealed(
 
 def test_a_segment_that_can_not_know_a_transaction_is_not_asked() -> None:
     aborted = AbortedTransactions()
-    aborted.sealed([segment(5, 9, first=10, last=20).index(0), segment(7, 30, sequence_id=1, first=15).index(1)], [])
+    aborted.indexes = [segment(5, 9, first=10, last=20).index(0), segment(7, 30, sequence_id=1, first=15).index(1)]
     assert [item.sequence_id for item in aborted.candidates(one(8), 20)] == [0, 1]
     assert [item.sequence_id for item in aborted.candidates(one(8), 14)] == [0]
     assert [item.sequence_id for item in aborted.candidates(one(8), 9)] == []
@@ -227,9 +232,8 @@ def test_a_segment_that_can_not_know_a_transaction_is_not_asked() -> None:
 
 
 def test_segments_below_the_start_of_the_buffer_expire() -> None:
-    aborted = AbortedTransactions()
     entries = [segment(1, last=10).index(0), segment(2, sequence_id=1, last=20).index(1)]
-    aborted.sealed(entries, [])
+    aborted = AbortedTransactions(list(entries), 2)
     assert aborted.expired(10) == []
     assert aborted.expired(11) == entries[:1]
     aborted.expire(entries[:1])

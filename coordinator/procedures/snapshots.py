@@ -10,7 +10,6 @@ Source: PIP-196.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from typing import Final
 
 from bridge.errors import CorruptDataError
@@ -50,7 +49,7 @@ SNAPSHOTS_PER_ROUND: Final = 32
 
 def take_snapshots(group: GroupState, now_ms: int) -> Steps[None]:
     """Write the snapshots that are due, in one native transaction."""
-    due = list(islice(group.snapshots.due(now_ms), SNAPSHOTS_PER_ROUND))
+    due = group.snapshots.due(now_ms)[:SNAPSHOTS_PER_ROUND]
     if due:
         yield from write_snapshots(group, due, now_ms)
 
@@ -260,7 +259,7 @@ def _adopt(
         for transaction, (first, last) in known.aborted.unsealed.items():
             aborted.add(transaction, first, last)
         aborted.sequence_id = snapshot.sequence_id
-        if aborted.unsealed_bytes <= SINGLE_BYTES_MAX:
+        if aborted.encoded.size <= SINGLE_BYTES_MAX:
             known.aborted = aborted
             keys = [segment_key(partition, index.sequence_id) for index in snapshot.indexes]
             remains += [(state.segments_topic, key) for key in keys]
@@ -289,7 +288,7 @@ def _append(group: GroupState, plans: list[Plan]) -> Steps[list[Snapshot]]:
     for plan in plans:
         own, offsets = offsets[: len(plan.segments)], offsets[len(plan.segments) :]
         snapshots.append(plan.snapshot(own))
-    records = [(item.key, item.encode()) for item in snapshots]
+    records = [(item.key, item.encode(plan.ids)) for item, plan in zip(snapshots, plans, strict=True)]
     yield from append_records(state.index_topic, records)
     state.counts[f'{INDEX_OPS}{{op="add"}}'] += len(records)
     state.counts[f"{INDEX_ENTRY_BYTES}_sum"] += sum(len(value) for _, value in records)

@@ -241,6 +241,9 @@ class Leadership(threading.Thread):
 
     def _report(self, group: GroupState, reported: Counter[str]) -> None:
         """One line for what does not happen all the time; ordinary commits are counted only."""
+        for text in group.snapshots.warnings:
+            logger.warning("%s: %s", self._group, text)
+        group.snapshots.warnings.clear()
         for name in NOTABLE:
             if group.counts[name] != reported[name]:
                 logger.info(
