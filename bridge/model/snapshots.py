@@ -22,9 +22,7 @@ from bridge.model.avro import encode_long
 from bridge.model.buffer import Partition
 
 VERSION: Final = 1
-WRITERS: Final[Mapping[int, str]] = {VERSION: ""}
-"""For each format version what is added to a schema's name: the schema of an older version stays as a file of its own,
-and Avro's resolution brings its records up to the newest."""
+"""Of what no schema can grow into; fields that are added are read as the schemas say (see :mod:`schemas`)."""
 _FRONT: Final = Struct(">BI")
 COUNTER_SHOWN_MAX: Final = (1 << 63) - 1
 _LOW_BITS: Final = 64
@@ -315,12 +313,11 @@ def _unpack(schema: str, value: bytes | None) -> dict[str, Any]:
         raise CorruptDataError("there is no snapshot record where one should be")
     version, checksum = _FRONT.unpack_from(value)
     content = value[_FRONT.size :]
-    if version not in WRITERS:
+    if version != VERSION:
         raise CorruptDataError(f"a snapshot record has format version {version}; this code knows {VERSION}")
     if zlib.crc32(content) != checksum:
         raise CorruptDataError("a snapshot record is damaged: its checksum does not fit")
     try:
-        writer, reader = schemas.codec(schema + WRITERS[version]), schemas.codec(schema)
-        return writer.decode(content, reader=None if reader is writer else reader.schema)
+        return schemas.codec(schema).decode(content)
     except schemas.SchemaError as fault:
         raise CorruptDataError(f"a snapshot record can not be read: {fault}") from fault

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from dataclasses import replace
-from importlib import resources
 from typing import Any
 
-import fastavro
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,21 +132,6 @@ def test_ids_that_are_none_are_refused() -> None:
 def test_a_snapshot_that_contradicts_itself_is_refused(change: dict[str, int]) -> None:
     with pytest.raises(CorruptDataError, match="contradicts itself"):
         decode_snapshot(snapshot(**change).encode())
-
-
-@pytest.mark.parametrize("name", ["snapshot_indexes", "snapshot_segment"])
-def test_what_is_written_today_is_read_by_a_schema_that_has_grown(name: str) -> None:
-    """Each version's schema stays in the package as the writer's; Avro's rules bring its records up to the newest."""
-    old = json.loads(resources.files(schemas).joinpath(f"{name}.avsc").read_text(encoding="utf-8"))
-    grown = json.loads(json.dumps(old))
-    grown["fields"].insert(0, {"name": "added", "type": "string", "doc": "New.", "default": "unknown"})
-    grown["fields"] = [item for item in grown["fields"] if item["name"] != "controller_epoch"]
-    next(item for item in grown["fields"] if item["name"] == "partition")["type"] = "long"
-    source = snapshot() if name == "snapshot_indexes" else segment(1, 2)
-    content = source.encode()[snapshots._FRONT.size :]
-    datum = schemas.codec(name).decode(content)
-    resolved = schemas.codec(name).decode(content, reader=fastavro.parse_schema(grown))
-    assert resolved == {"added": "unknown", **{key: datum[key] for key in datum if key != "controller_epoch"}}
 
 
 def test_the_newest_usable_snapshot_is_chosen_and_the_others_are_complained_of() -> None:
