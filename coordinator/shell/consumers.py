@@ -10,13 +10,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from bridge.errors import CorruptDataError, KafkaUnavailable
 from bridge.model.buffer import FrameRef, Partition
-from bridge.model.control import ControlKind, decode_control
+from bridge.model.control import ControlKind, decode_control, peek_kind
 from coordinator.effects import LogSummary
 
 logger = logging.getLogger(__name__)
 
 MESSAGES_AT_ONCE: Final = 2_000
 READ_AHEAD_KBYTES: Final = 16 * 1024
+TRANSACTION_ID_BYTES: Final = 16
 SEEK_GAP: Final = 2_000
 """Frames of others that are skipped by reading rather than by seeking."""
 
@@ -147,10 +148,10 @@ class FrameReader:
 def read_commit_log(
     brokers: str, security: Mapping[str, str], topic: str, start: int = 0, timeout_s: float = 120.0
 ) -> LogSummary:
-    """What a commit log says from an offset up to its end.
+    """What a commit log says from an offset up to its end. There may be millions of records: none is read whole.
 
     Raises:
-        CorruptDataError: a message in it is not a control record.
+        CorruptDataError: a message in it can not be a control record.
         KafkaUnavailable: no broker answered in time.
     """
     begun: set[bytes] = set()
@@ -171,13 +172,15 @@ def read_commit_log(
                         return LogSummary(ended, frozenset(begun.difference(ended)), frozenset(aborted), offset)
                     _report(error)
                     continue
-                record = decode_control(message.key(), message.value())
-                if record.kind is ControlKind.BEGIN:
-                    begun.add(record.transaction.bytes)
+                transaction, kind = message.key() or b"", peek_kind(message.value())
+                if kind is None or len(transaction) != TRANSACTION_ID_BYTES:
+                    kind = decode_control(message.key(), message.value()).kind  # says what is wrong with it
+                if kind is ControlKind.BEGIN:
+                    begun.add(transaction)
                     continue
-                ended[record.transaction.bytes] = offset
-                if record.kind is ControlKind.ABORT:
-                    aborted.add(record.transaction.bytes)
+                ended[transaction] = offset
+                if kind is ControlKind.ABORT:
+                    aborted.add(transaction)
     finally:
         consumer.close()
 
