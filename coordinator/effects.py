@@ -103,6 +103,14 @@ class MergeFrames:
 
 
 @dataclass(frozen=True, slots=True)
+class Messages:
+    """Keys and values for a topic of one partition; None is a tombstone."""
+
+    topic: str
+    items: Sequence[tuple[bytes, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
 class AppendControl:
     """The control records are appended to the group's commit log in order, inside the round; gives their offsets."""
 
@@ -122,6 +130,13 @@ class AppendTogether:
     expected: Sequence[int]
     topic: str
     records: Sequence[ControlRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendMessages:
+    """Messages are appended inside the round, in order; gives their offsets."""
+
+    messages: Messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +215,6 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendRecords:
-    """Records with keys are appended to a topic in order, inside the round; gives their offsets.
-
-    A value of None is a tombstone.
-    """
-
-    topic: str
-    items: Sequence[tuple[bytes, bytes | None]]
-
-
-@dataclass(frozen=True, slots=True)
 class CommitRound:
     """Everything appended since the last round is committed: visible to ``read_committed`` readers, for good."""
 
@@ -230,7 +234,7 @@ class StartOffsets:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadLatest:
+class ReadCompacted:
     """The latest committed value of each key of a compacted topic of one partition; deleted keys are left out."""
 
     topic: str
@@ -291,11 +295,11 @@ Effect = (
     | SendOffsets
     | Look
     | AbortRound
-    | AppendRecords
+    | AppendMessages
     | CommitRound
     | EndOffsets
     | StartOffsets
-    | ReadLatest
+    | ReadCompacted
     | ReadRecords
     | TakeIdentity
     | ReadCommitLog
@@ -405,9 +409,9 @@ def abort_round() -> Steps[None]:
     yield AbortRound()
 
 
-def append_records(topic: str, items: Sequence[tuple[bytes, bytes | None]]) -> Steps[Sequence[int]]:
-    """See :class:`AppendRecords`."""
-    offsets: Sequence[int] = yield AppendRecords(topic, items)
+def append_messages(messages: Messages) -> Steps[Sequence[int]]:
+    """See :class:`AppendMessages`."""
+    offsets: Sequence[int] = yield AppendMessages(messages)
     return offsets
 
 
@@ -428,10 +432,10 @@ def start_offsets(partitions: Sequence[Partition]) -> Steps[Mapping[Partition, i
     return starts
 
 
-def read_latest(topic: str) -> Steps[Mapping[bytes, bytes]]:
-    """See :class:`ReadLatest`."""
-    values: Mapping[bytes, bytes] = yield ReadLatest(topic)
-    return values
+def read_compacted(topic: str) -> Steps[Mapping[bytes, bytes]]:
+    """See :class:`ReadCompacted`."""
+    records: Mapping[bytes, bytes] = yield ReadCompacted(topic)
+    return records
 
 
 def read_records(topic: str, offsets: Sequence[int]) -> Steps[Mapping[int, bytes | None]]:

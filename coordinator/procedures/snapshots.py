@@ -20,12 +20,13 @@ from bridge.model.records import StreamState as Lifecycle
 from bridge.model.snapshots import SegmentIndex, Snapshot, choose, index_keys, partition_name, segment_key, segment_of
 from coordinator.effects import (
     LogSummary,
+    Messages,
     Steps,
-    append_records,
+    append_messages,
     commit_round,
     create_topics,
     end_offsets,
-    read_latest,
+    read_compacted,
     read_records,
     start_offsets,
     topic_ids,
@@ -84,7 +85,7 @@ def clear_snapshots(group: GroupState, partitions: Iterable[Partition]) -> Steps
     known = yield from topic_ids([state.segments_topic, state.indexes_topic, state.single_topic])
     doomed: list[tuple[str, bytes]] = []
     for topic in sorted(known):
-        keys = yield from read_latest(topic)
+        keys = yield from read_compacted(topic)
         doomed += [(topic, key) for key in keys if any(state.is_of(key, item) for item in wanted)]
     if doomed:
         yield from _append_tombstones(group, doomed)
@@ -103,7 +104,7 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
     state.topics = set((yield from topic_ids([state.segments_topic, state.indexes_topic, state.single_topic])))
     found: dict[str, Mapping[bytes, bytes]] = {}
     for topic in (state.indexes_topic, state.single_topic):
-        found[topic] = (yield from read_latest(topic)) if topic in state.topics else {}
+        found[topic] = (yield from read_compacted(topic)) if topic in state.topics else {}
     ends = yield from end_offsets([*sorted(ids), (group.commit_log, 0)])
     starts = yield from start_offsets(sorted(ids))
     log_starts = [ends[group.commit_log, 0]]
@@ -282,14 +283,16 @@ def _append(group: GroupState, plans: list[Plan]) -> Steps[list[Snapshot]]:
         yield from _append_tombstones(group, doomed)
     offsets: list[int] = []
     if segments:
-        offsets = list((yield from append_records(state.segments_topic, [(i.key, i.encode()) for i in segments])))
+        offsets = list(
+            (yield from append_messages(Messages(state.segments_topic, [(i.key, i.encode()) for i in segments])))
+        )
     state.counts[f'{SEGMENT_OPS}{{op="add"}}'] += len(segments)
     snapshots: list[Snapshot] = []
     for plan in plans:
         own, offsets = offsets[: len(plan.segments)], offsets[len(plan.segments) :]
         snapshots.append(plan.snapshot(own))
     records = [(item.key, item.encode(plan.ids)) for item, plan in zip(snapshots, plans, strict=True)]
-    yield from append_records(state.index_topic, records)
+    yield from append_messages(Messages(state.index_topic, records))
     state.counts[f'{INDEX_OPS}{{op="add"}}'] += len(records)
     state.counts[f"{INDEX_ENTRY_BYTES}_sum"] += sum(len(value) for _, value in records)
     state.counts[f"{INDEX_ENTRY_BYTES}_count"] += len(records)
@@ -302,7 +305,7 @@ def _append_tombstones(group: GroupState, doomed: Iterable[tuple[str, bytes]]) -
     for topic, key in doomed:
         by_topic.setdefault(topic, []).append((key, None))
     for topic in sorted(by_topic, key=lambda name: name != state.segments_topic):  # segments first, then their index
-        yield from append_records(topic, by_topic[topic])
+        yield from append_messages(Messages(topic, by_topic[topic]))
         operations = SEGMENT_OPS if topic == state.segments_topic else INDEX_OPS
         state.counts[f'{operations}{{op="del"}}'] += len(by_topic[topic])
 

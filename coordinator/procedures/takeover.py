@@ -50,7 +50,7 @@ from coordinator.procedures.streams import finish_delete
 from coordinator.topics import commit_log_topic_spec
 
 MakeFold = Callable[[Collection[bytes]], BufferFold]
-"""Makes an empty fold that drops the frames of the transactions named."""
+"""Makes an empty fold that drops the frames of the transactions in a collection, which may grow until it folds."""
 
 
 def take_over(
@@ -69,7 +69,8 @@ def take_over(
     yield from take_identity(name)
     yield from ensure_nodes(paths.group_skeleton(name))
     yield from _check_commit_log(name, replication_factor)
-    group = GroupState(name, controller_epoch, make_fold(()), settings)
+    terminated: dict[bytes, int] = {}
+    group = GroupState(name, controller_epoch, make_fold(terminated), settings)
     yield from _load_streams(group)
     raw = yield from read_node(paths.scaling(name))
     yield from _load_records(group)
@@ -77,7 +78,7 @@ def take_over(
     for stream in [item for item in group.streams.values() if item.config.state is Lifecycle.DELETING]:
         yield from finish_delete(group, stream)
     yield from _check_buffers(group)
-    yield from _read_logs(group, make_fold, replication_factor)
+    yield from _read_logs(group, terminated, replication_factor)
     if raw is not None:
         yield from finish_scale(group, Scaling.from_json(raw))
     ends = yield from end_offsets(sorted(group.partitions()))
@@ -105,13 +106,15 @@ def finish_pending(group: GroupState) -> Steps[None]:
     group.begun &= group.fold.open.keys()
 
 
-def _read_logs(group: GroupState, make_fold: MakeFold, replication_factor: int) -> Steps[None]:
-    """Load the snapshots of the buffers, and the part of the commit log that says more than they do."""
+def _read_logs(group: GroupState, terminated: dict[bytes, int], replication_factor: int) -> Steps[None]:
+    """Load the snapshots of the buffers, and the part of the commit log that says more than they do.
+
+    Its outcomes are put into ``terminated``, which is what the fold goes by.
+    """
     group.snapshots.replication_factor = replication_factor
     start = yield from restore_snapshots(group)
     summary = yield from read_commit_log(group.commit_log, start)
-    positions, group.fold = group.fold.positions, make_fold(summary.terminated)
-    group.fold.positions.update(positions)
+    terminated.update(summary.terminated)
     group.fold.log_position = start
     group.fold.late = {}
     group.begun = set(summary.begun)

@@ -117,7 +117,7 @@ class Interpreter:
             case fx.AbortRound():
                 self._current.abort()
                 self._current = next(self._turn)
-            case fx.AppendRecords(topic, rows):
+            case fx.AppendMessages(fx.Messages(topic, rows)):
                 now_ms = int(time.time() * 1000)
                 return self._append_batches(topic, record_batches((now_ms, key, value) for key, value in rows))
             case fx.CommitRound():
@@ -148,7 +148,7 @@ class Interpreter:
                 return self._end_offsets(partitions)
             case fx.StartOffsets(partitions):
                 return self._admin.start_offsets(partitions)
-            case fx.ReadLatest(topic):
+            case fx.ReadCompacted(topic):
                 latest = read_latest(self._settings.bootstrap_servers, self._settings.security, topic)
                 return {key: item.value for key, item in latest.items()}
             case fx.ReadRecords(topic, offsets):

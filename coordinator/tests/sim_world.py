@@ -153,7 +153,7 @@ class World:
                 return [self.look(query) for query in queries]
             case fx.AbortRound():
                 self.end(leader, "aborted")
-            case fx.AppendRecords(topic, rows):
+            case fx.AppendMessages(fx.Messages(topic, rows)):
                 return self.append_rows(topic, rows, leader)
             case fx.CommitRound():
                 self.end(leader, "committed")
@@ -167,7 +167,7 @@ class World:
                 return self.summary(topic, start)
             case fx.StartOffsets(partitions):
                 return dict.fromkeys(partitions, 0)
-            case fx.ReadLatest(topic):
+            case fx.ReadCompacted(topic):
                 return self.latest(topic)
             case fx.ReadRecords(topic, offsets):
                 visible = dict(self.topics[topic].visible())
@@ -191,8 +191,8 @@ class World:
                 self.execute(fx.AppendControl(topic, records[: int(len(records) * (1 - share))]), leader)
             case fx.SendOffsets(offsets):
                 self.execute(fx.SendOffsets(offsets[: int(len(offsets) * share)]), leader)
-            case fx.AppendRecords(topic, rows):
-                self.execute(fx.AppendRecords(topic, rows[: int(len(rows) * share)]), leader)
+            case fx.AppendMessages(fx.Messages(topic, rows)):
+                self.execute(fx.AppendMessages(fx.Messages(topic, rows[: int(len(rows) * share)])), leader)
             case fx.Write(operations) if "lossy-multi" in self.faults:
                 self.execute(fx.Write(operations[: int(len(operations) * share)]), leader)
             case _:

@@ -162,7 +162,7 @@ MUST_CRASH_AT = {
         "finish_pending": ("Look", "CreateTopics", "MergeFrames", "AppendControl", "Seal", "Write", "CommitRound"),
         "record_long": ("AppendControl", "CommitRound", "Write"),
         "remove_records": ("Write",),
-        "take_snapshots": ("CreateTopics", "EndOffsets", "AppendRecords", "CommitRound"),
+        "take_snapshots": ("CreateTopics", "EndOffsets", "AppendMessages", "CommitRound"),
     }.items()
     for effect in effects
 }
