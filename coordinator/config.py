@@ -28,6 +28,7 @@ from coordinator.snapshots import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Snapshot
 PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _TABLE: Final = "coordinator"
 _SNAPSHOTS: Final = "snapshots"
+_TEXTS: Final = {"name", "metrics_dir"}
 _SWITCH: Final = "transaction_buffer_segmented_snapshot_enabled"
 _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 
@@ -58,6 +59,8 @@ class CoordinatorSettings:
     """Longest wait for new frames before other work is looked at."""
     replication_factor: int = -1
     """Replication factor of commit logs; -1 is the brokers' default."""
+    metrics_dir: str = ""
+    """Directory for one file of metrics for each group that is led, in Prometheus' text format; none if empty."""
     limits: BufferLimits = field(default_factory=BufferLimits)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     """Also holds when snapshots are taken, and how."""
@@ -136,8 +139,8 @@ def _fields(kind: type) -> set[str]:
 
 
 def _parse(name: str, value: object) -> object:
-    """Names are text, delays in seconds may be fractions, one is a switch, everything else is a whole number."""
-    if name == "name":
+    """Names and paths are text, delays in seconds may be fractions, one is a switch, all others are whole numbers."""
+    if name in _TEXTS:
         return str(value)
     if name == _SWITCH:
         return {"true": True, "false": False}[str(value).lower()]

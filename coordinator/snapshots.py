@@ -5,7 +5,6 @@ Source: PIP-196 (an index is updated after a number of transactions, or a time i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,6 +14,7 @@ from bridge.model.buffer import Partition
 from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 from bridge.model.snapshots import SegmentIndex, Snapshot, SnapshotSegment, partition_name
 from coordinator.effects import LogSummary
+from coordinator.metrics import SnapshotMetrics
 
 RECORD_OVERHEAD_BYTES: Final = 256
 """What a segment takes besides its ids and the name of its topic."""
@@ -25,12 +25,6 @@ SINGLE_BYTES_MAX: Final = 15 * 1024 * 1024
 
 LOOK_MS: Final = 50
 """How often is looked whether a snapshot is due."""
-
-SEGMENT_OPS: Final = "txn_tb_snapshot_segment_op_total"
-INDEX_OPS: Final = "txn_tb_snapshot_index_op_total"
-SEGMENTS: Final = "txn_tb_snapshot_segment_total"
-INDEX_ENTRY_BYTES: Final = "txn_tb_snapshot_index_entry_bytes"
-FAULTS: Final = "txn_tb_snapshot_faults_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +132,7 @@ class Snapshots:
         self.summary = LogSummary({}, frozenset())
         self.warnings: list[str] = []
         self._next_look_ms = 0
-        self.counts: Counter[str] = Counter()
+        self.metrics = SnapshotMetrics()
 
     @property
     def index_topic(self) -> str:
@@ -245,5 +239,5 @@ class Snapshots:
 
     def warn(self, text: str) -> None:
         """Something needs somebody's attention; whoever runs the leader logs it."""
-        self.counts[FAULTS] += 1
+        self.metrics.faults += 1
         self.warnings.append(text)

@@ -33,10 +33,8 @@ from coordinator.effects import (
 )
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState
+from coordinator.metrics import Op
 from coordinator.snapshots import (
-    INDEX_ENTRY_BYTES,
-    INDEX_OPS,
-    SEGMENT_OPS,
     SINGLE_BYTES_MAX,
     Marks,
     PartitionSnapshots,
@@ -114,7 +112,7 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
         places = [(topic, key) for topic in found for key in index_keys(partition)]
         values = [found[topic].get(key) for topic, key in places]
         choice = choose(values, partition, topic_id, ends[partition], ends[group.commit_log, 0])
-        state.counts[f'{INDEX_OPS}{{op="read"}}'] += sum(value is not None for value in values)
+        state.metrics.index_ops[Op.READ] += sum(value is not None for value in values)
         for place, fault in choice.faults.items():
             name = partition_name(partition)
             state.warn(
@@ -224,7 +222,7 @@ def load_segment(group: GroupState, partition: Partition, index: SegmentIndex) -
     values: Mapping[int, bytes | None] = {}
     if state.segments_topic in state.topics:
         values = yield from read_records(state.segments_topic, [index.persistent_position])
-    state.counts[f'{SEGMENT_OPS}{{op="read"}}'] += 1
+    state.metrics.segment_ops[Op.READ] += 1
     try:
         segment = segment_of(
             index, partition, state.partitions[partition].topic_id, values.get(index.persistent_position)
@@ -286,16 +284,15 @@ def _append(group: GroupState, plans: list[Plan]) -> Steps[list[Snapshot]]:
         offsets = list(
             (yield from append_messages(Messages(state.segments_topic, [(i.key, i.encode()) for i in segments])))
         )
-    state.counts[f'{SEGMENT_OPS}{{op="add"}}'] += len(segments)
+    state.metrics.segment_ops[Op.ADD] += len(segments)
     snapshots: list[Snapshot] = []
     for plan in plans:
         own, offsets = offsets[: len(plan.segments)], offsets[len(plan.segments) :]
         snapshots.append(plan.snapshot(own))
     records = [(item.key, item.encode(plan.ids)) for item, plan in zip(snapshots, plans, strict=True)]
     yield from append_messages(Messages(state.index_topic, records))
-    state.counts[f'{INDEX_OPS}{{op="add"}}'] += len(records)
-    state.counts[f"{INDEX_ENTRY_BYTES}_sum"] += sum(len(value) for _, value in records)
-    state.counts[f"{INDEX_ENTRY_BYTES}_count"] += len(records)
+    for _, value in records:
+        state.metrics.note_entry(len(value))
     return snapshots
 
 
@@ -306,8 +303,8 @@ def _append_tombstones(group: GroupState, doomed: Iterable[tuple[str, bytes]]) -
         by_topic.setdefault(topic, []).append((key, None))
     for topic in sorted(by_topic, key=lambda name: name != state.segments_topic):  # segments first, then their index
         yield from append_messages(Messages(topic, by_topic[topic]))
-        operations = SEGMENT_OPS if topic == state.segments_topic else INDEX_OPS
-        state.counts[f'{operations}{{op="del"}}'] += len(by_topic[topic])
+        operations = state.metrics.segment_ops if topic == state.segments_topic else state.metrics.index_ops
+        operations[Op.DEL] += len(by_topic[topic])
 
 
 def _ensure_topics(group: GroupState) -> Steps[None]:

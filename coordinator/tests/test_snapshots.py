@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from itertools import count
+from pathlib import Path
 from typing import Self
 
 import pytest
@@ -19,7 +20,9 @@ from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic, sn
 from bridge.model.records import Group, Request, RequestKind
 from bridge.model.snapshots import decode_snapshot
 from coordinator.errors import StaleStateError
+from coordinator.metrics import count_lines
 from coordinator.procedures import snapshots as procedures
+from coordinator.shell.metrics_file import MetricsFile
 from coordinator.tests.sim_actors import Leader, history_of
 from coordinator.tests.sim_world import World
 
@@ -275,3 +278,38 @@ def test_a_deleted_stream_leaves_no_snapshots() -> None:
         left = _current(bench, topic)
         assert left
         assert not [key for key in left if b"orders" in key]
+
+
+def test_the_metrics_are_those_of_the_proposal() -> None:
+    bench = Bench.fresh()
+    for number in range(12):
+        bench.do("aborted", number, STREAMS[0])
+        bench.rest()
+    bench.take_over()
+    bench.rest()
+    group = bench.leader.group
+    assert group is not None
+    group.snapshots.metrics.note_entry(1 << 30)
+    lines = list(group.snapshots.metrics.lines("sales/default", 7))
+    assert 'rollbridge_txn_tb_snapshot_segment_op_total{group="sales/default",op="add"} 0' in lines
+    assert 'rollbridge_txn_tb_snapshot_index_op_total{group="sales/default",op="read"} 4' in lines
+    assert 'rollbridge_txn_tb_snapshot_segment_total{group="sales/default"} 7' in lines
+    assert 'rollbridge_txn_tb_snapshot_index_entry_bytes_bucket{group="sales/default",le="16777216"} 0' in lines
+    assert 'rollbridge_txn_tb_snapshot_index_entry_bytes_bucket{group="sales/default",le="+Inf"} 1' in lines
+    assert list(count_lines("s/g", {"scales": 2}))[-1] == 'rollbridge_scales_total{group="s/g"} 2'
+
+
+def test_metrics_are_a_file_while_a_group_is_led(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench.fresh()
+    assert bench.leader.group is not None
+    file = MetricsFile(str(tmp_path), "sales/default")
+    file.write(bench.leader.group)
+    [written] = tmp_path.iterdir()
+    assert written.name == "rollbridge-sales.default.prom"
+    assert "rollbridge_txn_tb_snapshot_segment_total" in written.read_text()
+    file.remove()
+    assert not list(tmp_path.iterdir())
+    MetricsFile("", "sales/default").write(bench.leader.group)
+    missing = MetricsFile(str(tmp_path / "none"), "sales/default")
+    missing.write(bench.leader.group)
+    assert "metrics are not written any more" in caplog.text
