@@ -110,8 +110,8 @@ def finish_delete(group: state.GroupState, stream: state.StreamState) -> Steps[N
     """Carry out the rest of a deletion that has been marked."""
     name = stream.config.name
     segments = [name.segment_topic(item) for item in stream.history.segments()]
-    yield from clear_snapshots(group, stream.partitions())
     yield from delete_topics([name.buffer_topic, *segments])
+    yield from clear_snapshots(group, stream.partitions())
     epochs = yield from read_children(paths.epochs(name))
     gone = yield from write(
         *(DeleteNode(f"{paths.epochs(name)}/{item}") for item in epochs),
