@@ -6,7 +6,7 @@ Source: PIP-196 (an index is updated after a number of transactions, or a time i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bridge.model.aborted import AbortedTransactions, Cut, SegmentCache
@@ -88,22 +88,7 @@ class Plan:
         """The index once the offsets of the segments are known."""
         added = tuple(item.index(offset) for item, offset in zip(self.segments, offsets, strict=True))
         kept = tuple(item for item in self.draft.indexes if item not in self.expired)
-        draft = self.draft
-        return Snapshot(
-            partition=draft.partition,
-            topic_id=draft.topic_id,
-            generation=draft.generation,
-            controller_epoch=draft.controller_epoch,
-            taken_ms=draft.taken_ms,
-            position=draft.position,
-            max_read_position=draft.max_read_position,
-            commit_log_position=draft.commit_log_position,
-            commit_log_end=draft.commit_log_end,
-            sequence_id=draft.sequence_id + len(self.segments),
-            indexes=kept + added,
-            first_position=draft.first_position,
-            aborts=draft.aborts,
-        )
+        return replace(self.draft, sequence_id=self.draft.sequence_id + len(self.segments), indexes=kept + added)
 
 
 @dataclass(frozen=True, slots=True)

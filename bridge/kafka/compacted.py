@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 500
 _TIMEOUT_S: Final = 30.0
+_BEHIND_OTHERS_S: Final = 5.0
+_PAUSE_S: Final = 0.05
 _OUT_OF_RANGE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
 
 
@@ -53,16 +55,26 @@ def read_values(
 ) -> dict[int, bytes | None]:
     """The values at some offsets; None where there is no record, because it was deleted or replaced.
 
+    One that stands behind a native transaction of somebody else that is still open is waited for, for a while.
+
     Raises:
         KafkaUnavailable, NotFoundError, NotAuthorizedError
     """
     found: dict[int, bytes | None] = dict.fromkeys(offsets)
     with _reading(bootstrap_servers, security, topic) as consumer:
         for offset in sorted(found):
-            consumer.assign([TopicPartition(topic, 0, offset)])
-            message = next(_until_end(consumer, topic), None)
-            if message is not None and message.offset() == offset:
-                found[offset] = message.value()
+            deadline = time.monotonic() + _BEHIND_OTHERS_S
+            while True:
+                consumer.assign([TopicPartition(topic, 0, offset)])
+                message = next(_until_end(consumer, topic), None)
+                if message is not None:
+                    found[offset] = message.value() if message.offset() == offset else None
+                    break
+                # The high watermark, or the last stable offset: this consumer sees what is committed only.
+                _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)
+                if offset < end or time.monotonic() > deadline:
+                    break
+                time.sleep(_PAUSE_S)
     return found
 
 

@@ -117,6 +117,11 @@ class Snapshot:
         """Its Kafka key, which the generation after the next takes over."""
         return index_keys(self.partition)[self.generation % 2]
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """Sorts snapshots, the newest first."""
+        return -self.controller_epoch, -self.generation
+
     def encode(self, ids: bytes | None = None) -> bytes:
         """Its Kafka value; ``ids`` are the aborted transactions as :class:`EncodedIds` gives them, if that is known."""
         topic, partition = self.partition
@@ -218,6 +223,8 @@ def choose(
 ) -> Choice:
     """The newest usable one of a partition's snapshots, whatever format each is in.
 
+    A later leader's is newer than an earlier one's, whatever their generations: it may have begun to count anew.
+
     Args:
         found: Values of the records with the partition's keys; None where there is none.
         partition: Topic and partition of the buffer.
@@ -240,7 +247,7 @@ def choose(
             faults[place] = f"it is of another topic, with id {snapshot.topic_id}"
         elif snapshot.position > buffer_end or snapshot.commit_log_end > commit_log_end:
             faults[place] = "it knows more than the buffer and the commit log hold"
-        elif best is None or snapshot.generation > best.generation:
+        elif best is None or snapshot.age < best.age:
             best, used = snapshot, place
     return Choice(best, used, faults)
 

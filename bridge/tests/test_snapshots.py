@@ -138,6 +138,8 @@ def test_the_newest_usable_snapshot_is_chosen_and_the_others_are_complained_of()
     newest = choose([snapshot(generation=4).encode(), None, snapshot(generation=5).encode()], PARTITION, "id", 100, 7)
     assert newest.snapshot is not None
     assert (newest.snapshot.generation, newest.faults) == (5, {})
+    later = choose([snapshot().encode(), snapshot(generation=1, controller_epoch=9).encode()], PARTITION, "id", 100, 7)
+    assert (later.place, later.faults) == (1, {})
     values = [
         snapshot(generation=9).encode()[:-1],
         snapshot(generation=8, topic_id="other").encode(),

@@ -43,9 +43,9 @@ from coordinator.effects import (
 )
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, LeaderSettings, StreamState
+from coordinator.procedures.restore import finish_restore, restore_snapshots
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
-from coordinator.procedures.snapshots import finish_restore, restore_snapshots
 from coordinator.procedures.streams import finish_delete
 from coordinator.topics import commit_log_topic_spec
 
@@ -113,7 +113,7 @@ def _read_logs(group: GroupState, terminated: dict[bytes, int], replication_fact
     """
     group.snapshots.replication_factor = replication_factor
     start = yield from restore_snapshots(group)
-    summary = yield from read_commit_log(group.commit_log, start)
+    summary = yield from read_commit_log(group.commit_log, max(start - group.settings.outcomes_again, 0))
     terminated.update(summary.terminated)
     group.fold.log_position = start
     group.fold.late = {}

@@ -20,8 +20,8 @@ from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic, sn
 from bridge.model.records import Group, Request, RequestKind
 from bridge.model.snapshots import decode_snapshot
 from coordinator.errors import StaleStateError
-from coordinator.metrics import count_lines
-from coordinator.procedures import snapshots as procedures
+from coordinator.metrics import Op, count_lines
+from coordinator.procedures import restore, upkeep
 from coordinator.shell.metrics_file import MetricsFile
 from coordinator.tests.sim_actors import Leader, history_of
 from coordinator.tests.sim_world import World
@@ -145,10 +145,29 @@ def test_a_begin_frame_that_comes_after_the_abort_opens_nothing() -> None:
 
 
 def test_the_comparison_notices_that_a_late_begin_frame_opens_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(procedures, "_drop_aborted", lambda _group: iter(()))
+    for module in (restore, upkeep):
+        monkeypatch.setattr(module, "drop_aborted", lambda _group, _transactions: iter(()))
     bench = Bench.fresh()
     assert len(_late_begins(bench)) > 0
     assert bench.world.broken
+
+
+def test_a_begin_frame_that_comes_long_after_the_abort_and_a_takeover_opens_nothing_for_long() -> None:
+    bench = Bench.fresh()
+    for number in range(12):
+        bench.do("aborted", number, STREAMS[0])
+        bench.rest()
+    bench.take_over()
+    for number in range(12):
+        bench.do("late", number, STREAMS[1])
+    bench.rest()
+    group = bench.leader.group
+    assert group is not None
+    assert not group.fold.open
+    assert not group.recorded
+    assert group.fold.dropped["late"] == 12
+    indexes = group.snapshots.partitions[STREAMS[1].buffer_topic, 0].aborted.indexes
+    assert group.snapshots.metrics.segment_ops[Op.READ] == len(indexes) > 2, "each is read once, when it is needed"
 
 
 def _late_begins(bench: Bench) -> set[bytes]:
