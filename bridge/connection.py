@@ -337,12 +337,20 @@ class Bridge:
         )
 
     def cas_writer(
-        self, stream: str, *, timeout: float | timedelta = 30.0, transaction_timeout: float | timedelta = 5.0
+        self,
+        stream: str,
+        *,
+        rising_ids: bool = False,
+        timeout: float | timedelta = 30.0,
+        transaction_timeout: float | timedelta = 5.0,
     ) -> CasWriter:
         """A conditional writer of a stream, which this connection closes at the latest.
 
         Args:
             stream: ``scope/stream``.
+            rising_ids: Refuse a record whose ``transaction_id`` is lower than the last one in the log on its key's
+                way through the segments, whoever wrote that, as DistributedLog does. The first such write of a segment
+                looks back through the log for it; what was truncated does not count.
             timeout: Seconds after which a write that could not be tried gives up.
             transaction_timeout: Seconds after which the brokers abort what this writer leaves open if it dies in the
                 middle of a write; until then readers and conditional writers of that segment wait.
@@ -358,6 +366,7 @@ class Bridge:
             StreamName.parse(stream),
             timeout=timeout,
             transaction_timeout=transaction_timeout,
+            rising_ids=rising_ids,
         )
         self._cas_writers = [*(item for item in self._cas_writers if not item.closed), writer]
         return writer

@@ -29,10 +29,11 @@ from bridge.errors import (
     CasOutcomeUnknown,
     CasWriteError,
     RollbridgeError,
+    TransactionIdOutOfOrder,
     UnavailableError,
 )
 from bridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError
-from bridge.model.cas import Accepted, Entry, Refused, Scope, fits
+from bridge.model.cas import Accepted, Entry, Falling, Refused, Scope, fits
 from bridge.model.identifiers import SegmentId
 from bridge.model.sequence import DLSN
 
@@ -222,6 +223,8 @@ class Dispatcher:
                         again.append(request)
                     elif isinstance(verdict, Refused):
                         self._refuse(request, verdict)
+                    elif isinstance(verdict, Falling):
+                        request.done.set_exception(self._falling(verdict))
                     else:
                         request.done.set_exception(verdict)
                 return again
@@ -262,6 +265,14 @@ class Dispatcher:
                 expected=verdict.expected,
                 actual=verdict.actual,
             )
+        )
+
+    def _falling(self, verdict: Falling) -> TransactionIdOutOfOrder:
+        return TransactionIdOutOfOrder(
+            f"transaction id {verdict.transaction_id} is lower than {verdict.last}, the last one in its part of "
+            f"{self._shape.stream}; nothing was written",
+            transaction_id=verdict.transaction_id,
+            last=verdict.last,
         )
 
     def _reroute(self, requests: Sequence[Request], sealed: SegmentId) -> None:

@@ -53,6 +53,22 @@ class StreamLogs:
                 return found
         return EMPTY
 
+    def last_id(self, course: Course, reader: LogReader, to: int, deadline: float) -> int | None:
+        """The last transaction id that a user gave a committed record of a course before offset ``to``.
+
+        None if there is none, or if all were truncated away.
+
+        Raises:
+            WaitedTooLong: something before is still undecided.
+        """
+        for stage in course.stages:
+            log = self.of(stage)
+            with log.lock:
+                found = log.last_id(reader, to if stage.segment == course.active else stage.end or 0, deadline)
+            if found is not None:
+                return found
+        return None
+
     def last_of(self, course: Course, reader: LogReader, key: bytes, place: int | None, to: int, deadline: float) -> SN:
         """SN of the last committed record with ``key`` before offset ``to`` of the active segment.
 

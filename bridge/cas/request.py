@@ -34,6 +34,7 @@ class Request:
         records: They stand side by side in one segment.
         expected: What it expects, or the write whose last record it expects to be the last.
         token: Its identity.
+        rising_ids: Whether its transaction ids must not be lower than the last one before.
         repeatable: Whether the same token may have been tried before, so that a refusal has to look for it.
         position: Of its first key in the key space.
         course: Its segments, as of when it was routed last.
@@ -50,6 +51,7 @@ class Request:
     course: Course
     deadline: float
     timestamp_ms: int
+    rising_ids: bool = False
     repeatable: bool = False
     last_try: str = ""
     done: Future[list[SN]] = field(default_factory=Future)
@@ -78,6 +80,7 @@ class Request:
             tuple(record.key for record in self.records),
             tuple(record.transaction_id for record in self.records),
             after,
+            self.rising_ids,
         )
 
     def broken_chain(self) -> BaseException | None:

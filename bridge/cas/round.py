@@ -156,7 +156,12 @@ class Round:
             return [faults.get(place, Accepted(())) for place in range(len(entries))]
         last = self._logs.last(entries[0].course, self._reader, offset, deadline)
         verdicts: list[Verdict | InvalidRequestError] = []
-        for entry, verdict in zip(entries, judge(entries, offset, last, key_lasts), strict=True):
+        last_ids = {
+            place: self._logs.last_id(entry.course, self._reader, offset, deadline)
+            for place, entry in enumerate(entries)
+            if entry.checks_ids
+        }
+        for entry, verdict in zip(entries, judge(entries, offset, last, key_lasts, last_ids), strict=True):
             key = entry.condition.key
             if (
                 isinstance(verdict, Refused)

@@ -1,10 +1,13 @@
-"""The end of one segment's log, looked at no more than needed: its last committed record, and the last one of a key."""
+"""The end of one segment's log, looked at no more than needed.
+
+Conditions are about its last committed record, the last one of a key, and the last transaction id that a user gave.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from bridge.errors import InvalidRequestError
@@ -84,21 +87,20 @@ class SegmentLog:
         Raises:
             WaitedTooLong: something below ``to`` is still undecided.
         """
-        if self._examined is None or to - self._examined.end > GAP_MAX:
-            self._examined = Examined(max(0, to - FIRST_STEP))
-        known = self._examined
-        self._catch_up(known, reader, to, deadline)
-        step = FIRST_STEP
-        while known.last is None and known.last_from > self._truncated_at:
-            step *= _STEP_FACTOR
-            start = max(self._truncated_at, known.last_from - step)
-            stretch = [
-                seen for part in self._read(reader, start, known.last_from, deadline) for seen in self._seen(part)
-            ]
-            known.prepend(max(start, self._truncated_at), stretch)
+        known = self._look_back(reader, to, deadline, lambda known: known.last is not None)
         if known.last is None:
             return ANY if self._truncated_at else EMPTY
         return known.last
+
+    def last_id(self, reader: LogReader, to: int, deadline: float) -> int | None:
+        """The last transaction id that a user gave a committed record below ``to``; None if there is none any more.
+
+        Looks back for it once, as far as the log goes; what comes later is known from reading it.
+
+        Raises:
+            WaitedTooLong: something below ``to`` is still undecided.
+        """
+        return self._look_back(reader, to, deadline, lambda known: known.last_id is not None).last_id
 
     def last_of(self, reader: LogReader, key: bytes, since: int, to: int, deadline: float) -> SN | None:
         """SN of the last committed record with ``key`` in ``since..to-1``; None if there is none.
@@ -126,6 +128,22 @@ class SegmentLog:
         """The committed records in ``since..to-1``."""
         for part in self._read(reader, since, to, deadline):
             yield from part.records
+
+    def _look_back(self, reader: LogReader, to: int, deadline: float, found: Callable[[Examined], bool]) -> Examined:
+        """Examine what stands below ``to``, from the end on, until what is looked for is found or nothing is left."""
+        if self._examined is None or to - self._examined.end > GAP_MAX:
+            self._examined = Examined(max(0, to - FIRST_STEP))
+        known = self._examined
+        self._catch_up(known, reader, to, deadline)
+        step = FIRST_STEP
+        while not found(known) and known.last_from > self._truncated_at:
+            step *= _STEP_FACTOR
+            start = max(self._truncated_at, known.last_from - step)
+            stretch = [
+                seen for part in self._read(reader, start, known.last_from, deadline) for seen in self._seen(part)
+            ]
+            known.prepend(max(start, self._truncated_at), stretch)
+        return known
 
     def _catch_up(self, known: Examined, reader: LogReader, to: int, deadline: float) -> None:
         if known.end >= to:

@@ -66,9 +66,11 @@ class CasWriter:
         *,
         timeout: float | timedelta = 30.0,
         transaction_timeout: float | timedelta = 5.0,
+        rising_ids: bool = False,
     ) -> None:
         """See :meth:`bridge.Bridge.cas_writer`, which makes them."""
         self.stream: Final = stream
+        self._rising_ids = rising_ids
         self._timeout_s = positive_seconds("timeout", timeout)
         transaction_timeout_s = positive_seconds("transaction_timeout", transaction_timeout)
         self._shape = Shape(catalog, session, stream)
@@ -121,11 +123,13 @@ class CasWriter:
             scope: ``segment``: the last record of the key's segment must be the expected one. ``key``: no record with
                 this key may stand after the expected one, which may be any record.
             headers: Kafka headers of the record.
-            transaction_id: A number of the caller's, 0 to 2^63 - 1, that becomes part of the SN.
+            transaction_id: A number of the caller's, 0 to 2^63 - 1, that becomes part of the SN. If the writer was
+                opened with ``rising_ids`` it must not be lower than the last one that anybody gave a record before.
             token: Made by :meth:`token`; makes it safe to write the same again after a crash.
 
         Raises:
             CasWriteError: something else is there; carries its SN. Nothing was written.
+            TransactionIdOutOfOrder: the transaction id falls; carries the last one. Nothing was written.
             InvalidRequestError: the SN can not be one of this key's; a header of ours was given; no key, where the
                 scope is ``key``. Nothing was written.
             RecordTooLargeError, StreamNotFound, UnavailableError, NotAuthorizedError: nothing was written.
@@ -340,6 +344,7 @@ class CasWriter:
             course=course,
             deadline=deadline,
             timestamp_ms=time.time_ns() // 1_000_000,
+            rising_ids=self._rising_ids,
             repeatable=given is not None,
         )
         if request.size > ROUND_BYTES_MAX and len(run) > 1:
