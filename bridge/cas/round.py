@@ -21,7 +21,7 @@ from typing import Final
 from bridge.cas.engine import Engine
 from bridge.cas.lookup import StreamLogs
 from bridge.cas.request import Request
-from bridge.cas.segment_log import SegmentLog, WaitedTooLong, sn_of
+from bridge.cas.segment_log import WAIT_MS, SegmentLog, WaitedTooLong, sn_of
 from bridge.errors import InvalidRequestError, KafkaUnavailable, RollbridgeError
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.batches import BatchBuilder, Compression
@@ -92,8 +92,12 @@ class Round:
         self._requests = requests
         self._entries = entries
         self._log: Final[SegmentLog] = logs.active(requests[0].course)
-        self.met_others = False
+        self._met_before = self._log.met
+
+    @property
+    def met_others(self) -> bool:
         """Whether others have appended since this writer looked last, with success or not."""
+        return self._log.met > self._met_before
 
     def look(self, deadline: float) -> Sequence[Verdict | InvalidRequestError]:
         """What would be decided now, without appending anything. A refusal is as good as one after an append.
@@ -112,10 +116,10 @@ class Round:
             KafkaUnavailable: nothing was written.
         """
         try:
-            known = self._log.end
+            if self._log.marker_expected:
+                # The broker answers as soon as the marker is there, mostly before the append is acknowledged.
+                self._reader.ask(self._log.topic, self._log.end or 0, wait_ms=WAIT_MS)
             offset = self._append()
-            # The marker of this writer's last round takes one offset.
-            self.met_others = known is not None and offset > known + 1
             try:
                 verdicts = self._decide(offset, patience.earlier)
             except WaitedTooLong as fault:
@@ -131,6 +135,8 @@ class Round:
         except BaseException:
             self._engine.rollback()
             raise
+        finally:
+            self._reader.unask()
         return self._commit(offset, sns, patience.answer)
 
     def _append(self) -> int:

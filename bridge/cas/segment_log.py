@@ -23,7 +23,8 @@ FIRST_STEP: Final = 64
 _STEP_FACTOR: Final = 8
 GAP_MAX: Final = 5_000
 """After more offsets than this by others, the last record is looked for from the end, not read up to."""
-_WAIT_MS: Final = 200
+WAIT_MS: Final = 200
+"""How long a broker holds back the answer to a fetch while there is nothing to see."""
 
 
 class WaitedTooLong(Exception):
@@ -63,11 +64,19 @@ class SegmentLog:
         self.lock: Final = threading.RLock()
         self._examined: Examined | None = None
         self._truncated_at = 0
+        self._own_end: int | None = None
+        self.met: int = 0
+        """How much was read that others have appended since the log was looked at first, or that was aborted."""
 
     @property
     def end(self) -> int | None:
         """Below this offset everything is known; None before the first look."""
         return None if self._examined is None else self._examined.end
+
+    @property
+    def marker_expected(self) -> bool:
+        """Whether what is known ends with an own record, so that its marker stands there, or is about to."""
+        return self._own_end is not None and self._own_end == self.end
 
     def end_now(self, reader: LogReader) -> int:
         """The high watermark."""
@@ -80,6 +89,7 @@ class SegmentLog:
         if known is not None and known.end == start:
             records = [Seen(start + place, key, sn) for place, (sn, key) in enumerate(zip(sns, keys, strict=True))]
             known.extend(start, start + len(records), records)
+            self._own_end = known.end
 
     def last(self, reader: LogReader, to: int, deadline: float) -> SN:
         """SN of the last committed record below ``to``; EMPTY if there is none, ANY if it was truncated away.
@@ -149,13 +159,14 @@ class SegmentLog:
         if known.end >= to:
             return
         for part in self._read(reader, known.end, to, deadline):
+            self.met += len(part.records) + part.aborted
             known.extend(part.start, part.end, self._seen(part))
 
     def _read(self, reader: LogReader, start: int, to: int, deadline: float) -> Iterator[Stretch]:
         """What stands in ``start..to-1``, part by part, waiting for what is undecided."""
         position = start
         while position < to:
-            part = reader.fetch(self.topic, position, wait_ms=_WAIT_MS)
+            part = reader.fetch(self.topic, position, wait_ms=WAIT_MS)
             if part.start > position:
                 self._truncated_at = max(self._truncated_at, part.start)
             if part.end == position and time.monotonic() >= deadline:
