@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from bridge.admin import Admin
+from bridge.cas.channel import Channels
 from bridge.cas.writer import CasWriter
 from bridge.client.catalog import Catalog
 from bridge.client.counters import CounterSupply
@@ -183,6 +184,7 @@ class Bridge:
             compression=int(options.codec),
         )
         self._runtime = Runtime(self._sender, self._outcomes, limits, options.commit_timeout_s, self._who_leads)
+        self._cas_channels = Channels(settings, self._catalog, self._session)
         self._cas_writers: list[CasWriter] = []
         self._plans: dict[tuple[tuple[str, ...], timedelta | None, str | None], Plan] = {}
         self._engines: dict[WriterOptions, Engine] = {}
@@ -360,9 +362,7 @@ class Bridge:
         """
         self._check_open()
         writer = CasWriter(
-            self.settings,
-            self._catalog,
-            self._session,
+            self._cas_channels,
             StreamName.parse(stream),
             timeout=timeout,
             transaction_timeout=transaction_timeout,

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -83,24 +84,28 @@ def scale_keys_segment(client: bridge.Bridge, stream: str, low_part: float) -> N
 # Many writers, nothing goes wrong but the others --------------------------------------------------------------------
 
 
-def test_many_writers_of_one_segment_are_linearizable(site: Site, client: bridge.Bridge, register: str) -> None:
-    operations = in_threads(site, register, writers=6, each=60)
+@pytest.mark.parametrize("connections", [6, 1, 2])
+def test_many_writers_of_one_segment_are_linearizable(
+    site: Site, client: bridge.Bridge, register: str, connections: int
+) -> None:
+    operations = in_threads(site, register, writers=6, each=60, connections=connections)
     fault = find_fault(operations, stored(site, client, register))
     assert fault is None, fault
     writes = [item for item in operations if isinstance(item, Write)]
     assert {Answer.OK, Answer.REFUSED} <= {item.answer for item in writes}
 
 
-def in_threads(site: Site, stream: str, writers: int, each: int) -> list[Operation]:
-    """Writers of one process, each with a connection of its own."""
+def in_threads(site: Site, stream: str, writers: int, each: int, connections: int = 6) -> list[Operation]:
+    """Writers of one process; those that share a connection wait for each other before they append."""
 
     def one(number: int) -> list[Operation]:
         notes: list[Line] = []
-        with site.connect(f"writer-{number}") as own, own.cas_writer(stream, timeout=60) as writer:
+        with opened[number % connections].cas_writer(stream, timeout=60) as writer:
             work(writer, task(site, stream, f"w{number}", each, number), notes.append)
         return list(read_notes(notes))
 
-    with ThreadPoolExecutor(writers) as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(writers) as pool:
+        opened = [stack.enter_context(site.connect(f"client-{number}")) for number in range(connections)]
         return [item for found in pool.map(one, range(writers)) for item in found]
 
 
@@ -311,7 +316,8 @@ def contend_behind_an_open_transaction(site: Site, client: bridge.Bridge, stream
     builder.append(0, key, b"first")
     with (
         client.cas_writer(stream) as one,
-        client.cas_writer(stream) as other,
+        site.connect("other") as another,  # writers of one connection would wait for each other before they append
+        another.cas_writer(stream) as other,
         TransactionalAppender(site.cluster.bootstrap_servers, f"{stream}-by-hand") as appender,
         ThreadPoolExecutor(2) as pool,
     ):

@@ -85,6 +85,18 @@ class Shape:
         if count != len(self._catalog.view(self._name).history.records):
             self._catalog.forget(self._name)
 
+    def has_moved(self, position: float, segment: SegmentId) -> bool:
+        """Whether a position has another active segment by now, or is about to; asks ZooKeeper.
+
+        Raises:
+            ZooKeeperUnavailable: no answer in time.
+        """
+        self.check_current()
+        try:
+            return self.course(position).active != segment
+        except UnavailableError:
+            return True
+
     def position_of_run(self, keys: Sequence[bytes | None]) -> float:
         """The position of the first key of a run.
 

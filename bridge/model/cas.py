@@ -156,11 +156,14 @@ def holds(condition: Condition, last: SN, upto: int, course: Course) -> bool:
         case Scope.SEGMENT:
             return expected.matches(last)
         case Scope.KEY:
-            if expected.empty or expected.transaction_id is not None:
+            if expected.empty or place is None:
                 return expected.matches(last)
-            if place is None or place >= upto or expected.sequence_id not in (None, place):
+            if place >= upto or expected.sequence_id not in (None, place):
                 return False
-            return last.empty or (last.sequence_id is not None and last.sequence_id <= place)
+            if last.sequence_id == place:
+                return expected.transaction_id in (None, last.transaction_id)
+            # What stands at the expected place is a record of another key then, whose id is not looked at.
+            return last.empty or (last.sequence_id is not None and last.sequence_id < place)
         case never:
             assert_never(never)
 

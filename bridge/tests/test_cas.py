@@ -95,6 +95,9 @@ KEY_TABLE = [
     (SN(transaction_id=7), EMPTY, False),
     (SN(DLSN(1, 1, 5), 7, 15), TAGGED, True),
     (SN(DLSN(1, 1, 5), 8, 15), TAGGED, False),
+    (SN(DLSN(1, 1, 5), 7, 15), sn(6, transaction_id=7), False),
+    (SN(DLSN(1, 1, 5), 7, 15), OLD, True),
+    (SN(DLSN(1, 1, 5), 7, 15), EMPTY, True),
 ]
 
 
@@ -206,7 +209,7 @@ def one_by_one(log: Sequence[bytes | None], writes: Sequence[Write], last_id: in
         else:
             assert expected.sequence_id is not None
             place = expected.sequence_id
-            if write.scope is Scope.SEGMENT or expected.transaction_id is not None:
+            if write.scope is Scope.SEGMENT:
                 good = bool(records) and records[-1] == place
             else:
                 good = place < len(present) and all(record <= place for record in records)
