@@ -160,6 +160,21 @@ def test_writes_in_the_background_may_expect_each_other(site: Site, writer: CasW
     assert values(site, ledger) == [b"%d" % number for number in range(500)]
 
 
+def test_writes_of_one_round_do_not_hide_what_another_expects(site: Site, writer: CasWriter, ledger: str) -> None:
+    first = writer.write(b"a", b"1", expected=EMPTY)
+    for _ in range(5):
+        # While the first is carried out the others wait, so that they go into one round.
+        writer.write_async(b"b", b"2", expected=ANY)
+        refused = writer.write_async(b"a", b"no", expected=EMPTY, scope="key")
+        writer.write_async(b"a", b"3", expected=ANY, scope="key")
+        with pytest.raises(CasWriteError) as caught:
+            refused.result(60)
+        assert caught.value.actual == first
+        writer.flush()
+        first = writer.tail(b"a", scope="key")
+    assert b"no" not in values(site, ledger)
+
+
 def test_what_expects_a_refused_write_is_refused_with_it(site: Site, writer: CasWriter, ledger: str) -> None:
     first = writer.write(b"a", b"1", expected=EMPTY)
     bad = writer.write_async(b"a", b"no", expected=EMPTY)

@@ -139,7 +139,9 @@ class Dispatcher:
             time.sleep(pause_s)
         try:
             with self._pool.engine() as engine:
-                round_ = Round(engine, self._logs, batch, list(entries.values()), lane.waiting)
+                round_ = Round(
+                    engine, self._logs, batch, list(entries.values()), lane.waiting, alone=not lane.contended
+                )
                 result = self._run(lane.contention, round_, batch[0])
                 refuted = round_.refuted
         except ProducerFencedError as fault:
@@ -163,12 +165,10 @@ class Dispatcher:
         if isinstance(result, Moved):
             self._reroute([*batch, *_drain(lane)], batch[0].course.active)
             return
-        owner = batch[-1].owner
         if isinstance(result, Committed):
-            lane.won(owner, others_refused=any(request.owner is not owner for request in refuted))
-        lane.remove(refuted)
-        for request, verdict in refuted.items():
-            self._refuse(request, verdict)
+            lane.won(batch[-1].owner)
+        for request in lane.take_out(refuted):
+            self._refuse(request, refuted[request])
         lane.queue.extendleft(reversed(self._settle(batch, result)))
 
     def _run(self, contention: Contention, round_: Round, first: Request) -> RoundResult | Moved:

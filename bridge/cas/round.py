@@ -34,7 +34,7 @@ from bridge.kafka.errors import AppendUnknownError, ProducerFencedError
 from bridge.kafka.fetch import LogReader
 from bridge.model.cas import Accepted, Entry, Refused, Scope, Verdict, holds, judge, place_of
 from bridge.model.course import Course
-from bridge.model.sn import ANY, EMPTY, SN
+from bridge.model.sn import ANY, SN
 from bridge.model.token import OPERATION_HEADER, Token
 
 logger = logging.getLogger(__name__)
@@ -95,8 +95,19 @@ class Round:
         requests: Sequence[Request],
         entries: Sequence[Entry],
         waiting: Callable[[], Sequence[Request]] = tuple,
+        *,
+        alone: bool = True,
     ) -> None:
-        """``entries`` say the same as ``requests``, for the decision; ``waiting`` tells what waits behind them."""
+        """A round of writes that go together.
+
+        Args:
+            engine: Writes and reads.
+            logs: What is known.
+            requests: The writes.
+            entries: The same for the decision.
+            waiting: Tells what waits behind them.
+            alone: Whether nobody of the same connection is known to contend.
+        """
         self._appender: Final[TransactionalAppender] = engine.appender
         self._reader: Final[LogReader] = engine.reader
         self._engine = engine
@@ -106,6 +117,7 @@ class Round:
         self._log: Final[SegmentLog] = logs.active(requests[0].course)
         self._met_before = self._log.met
         self._waiting = waiting
+        self._alone = alone
         self._appended = self._aborted = False
         self.refuted: dict[Request, Refused] = {}
         """Of the writes that wait behind it, those that are refused in any case."""
@@ -153,14 +165,13 @@ class Round:
             KafkaUnavailable: nothing was written.
         """
         try:
-            behind = self._waiting()
-            if self._log.marker_expected and not behind:
+            alone = self._alone and not self._waiting()
+            if alone and self._log.marker_expected:
                 # The broker answers as soon as the marker is there, mostly before the append is acknowledged.
                 self._reader.ask(self._log.topic, self._log.end or 0, wait_ms=WAIT_MS)
             offset = self._append()
             self._appended = True
-            if behind:
-                behind = self._waiting()
+            behind = () if alone else self._waiting()
             try:
                 verdicts = self._decide(offset, patience.earlier)
             except WaitedTooLong as fault:
@@ -203,8 +214,11 @@ class Round:
             except InvalidRequestError as fault:
                 faults[place] = fault
                 continue
-            if entry.condition.key is not None and entry.condition.scope is Scope.KEY and entry.after is None:
-                key_lasts[entry.condition.key] = self._key_last(entry, offset, deadline)
+            condition = entry.condition
+            # One that expects nothing may share its key with one that does, and must not hide what is there from it.
+            key, expected = condition.key, condition.expected
+            if key is not None and condition.scope is Scope.KEY and entry.after is None and expected != ANY:
+                key_lasts[key] = self._key_last(key, expected, entry.course, offset, deadline)
         if faults:
             return [faults.get(place, Accepted(())) for place in range(len(entries))]
         last = self._logs.last(entries[0].course, self._reader, offset, deadline, self._abort_if_refuted)
@@ -246,14 +260,10 @@ class Round:
             except InvalidRequestError:
                 continue  # it is told so when it is its turn
 
-    def _key_last(self, entry: Entry, offset: int, deadline: float) -> SN:
-        condition = entry.condition
-        if condition.expected == ANY or condition.key is None:
-            return EMPTY
+    def _key_last(self, key: bytes, expected: SN, course: Course, offset: int, deadline: float) -> SN:
         # With a transaction id the record itself is wanted, not only whether there is a later one.
-        whole = condition.expected.transaction_id is not None
-        place = None if whole else place_of(condition.expected, entry.course)
-        return self._logs.last_of(entry.course, self._reader, condition.key, place, offset, deadline)
+        place = None if expected.transaction_id is not None else place_of(expected, course)
+        return self._logs.last_of(course, self._reader, key, place, offset, deadline)
 
     def _commit(self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: float) -> RoundResult:
         try:
