@@ -19,6 +19,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bridge.admin import Admin
+from bridge.cas.channel import Channels
+from bridge.cas.shape import Shape
 from bridge.cas.writer import CasWriter
 from bridge.client.catalog import Catalog
 from bridge.client.counters import CounterSupply
@@ -187,6 +189,7 @@ class Bridge:
         self._runtime = Runtime(
             self._sender, self._catalog, self._outcomes, limits, options.commit_timeout_s, self._who_leads
         )
+        self._cas_channels = Channels(settings, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
         self._plans: dict[tuple[tuple[str, ...], timedelta | None, str | None], Plan] = {}
         self._engines: dict[WriterOptions, Engine] = {}
@@ -341,12 +344,20 @@ class Bridge:
         )
 
     def cas_writer(
-        self, stream: str, *, timeout: float | timedelta = 30.0, transaction_timeout: float | timedelta = 5.0
+        self,
+        stream: str,
+        *,
+        rising_ids: bool = False,
+        timeout: float | timedelta = 30.0,
+        transaction_timeout: float | timedelta = 5.0,
     ) -> CasWriter:
         """A conditional writer of a stream, which this connection closes at the latest.
 
         Args:
             stream: ``scope/stream``.
+            rising_ids: Refuse a record whose ``transaction_id`` is lower than the last one in the log on its key's
+                way through the segments, whoever wrote that, as DistributedLog does. The first such write of a segment
+                looks back through the log for it; what was truncated does not count.
             timeout: Seconds after which a write that could not be tried gives up.
             transaction_timeout: Seconds after which the brokers abort what this writer leaves open if it dies in the
                 middle of a write; until then readers and conditional writers of that segment wait.
@@ -356,12 +367,11 @@ class Bridge:
         """
         self._check_open()
         writer = CasWriter(
-            self.settings,
-            self._catalog,
-            self._session,
+            self._cas_channels,
             StreamName.parse(stream),
             timeout=timeout,
             transaction_timeout=transaction_timeout,
+            rising_ids=rising_ids,
         )
         self._cas_writers = [*(item for item in self._cas_writers if not item.closed), writer]
         return writer
@@ -396,9 +406,8 @@ class Bridge:
         self._check_open()
         synchronizer = Synchronizer(
             self.settings,
-            self._catalog,
-            self._session,
-            StreamName.parse(stream),
+            self._cas_channels,
+            Shape(self._catalog, self._session, StreamName.parse(stream)),
             key,
             Machine(initial, apply, states, updates),
             timeout=timeout,

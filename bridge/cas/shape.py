@@ -85,10 +85,17 @@ class Shape:
         if count != len(self._catalog.view(self._name).history.records):
             self._catalog.forget(self._name)
 
-    def is_active(self, segment: SegmentId) -> bool:
-        """Whether nothing can have been written to successors of a segment until now."""
+    def has_moved(self, position: float, segment: SegmentId) -> bool:
+        """Whether a position has another active segment by now, or is about to; asks ZooKeeper.
+
+        Raises:
+            ZooKeeperUnavailable: no answer in time.
+        """
         self.check_current()
-        return segment in self._catalog.view(self._name).history.active.segment_ids
+        try:
+            return self.course(position).active != segment
+        except UnavailableError:
+            return True
 
     def position_of_run(self, keys: Sequence[bytes | None]) -> float:
         """The position of the first key of a run.

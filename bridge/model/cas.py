@@ -2,7 +2,8 @@
 
 A conditional write is appended first, inside a native transaction of its own, and decided afterwards: its offset fixes
 which records are earlier, and once all of these are committed or aborted, nothing can change what the condition is
-about. :func:`judge` decides a whole round, that is, several writes appended next to each other.
+about. :func:`judge` decides a whole round, that is, several writes appended next to each other. It also refuses
+transaction ids of the user's that fall, where that is asked for.
 
 ==========  =======================================================================================================
 scope       the condition holds if
@@ -12,7 +13,7 @@ key         no committed record *with this key* stands after the expected place;
 ==========  =======================================================================================================
 
 Source: DistributedLog CAS proposal: a write is refused "if the provided SN does not match the SN of last written
-record". The scope ``key`` is added.
+record", and ``TransactionIdOutOfOrderException``. The scope ``key`` is added.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import assert_never
 
 from bridge.errors import InvalidRequestError
@@ -64,6 +66,7 @@ class Entry:
         keys: Keys of its records, in order.
         transaction_ids: What the user gave each record as its transaction id.
         after: Place in the round of the write whose last record this one expects to be the last.
+        rising_ids: Whether it is refused if one of its transaction ids is lower than the last one before.
     """
 
     condition: Condition
@@ -71,6 +74,12 @@ class Entry:
     keys: tuple[bytes | None, ...]
     transaction_ids: tuple[int | None, ...]
     after: int | None = None
+    rising_ids: bool = False
+
+    @property
+    def checks_ids(self) -> bool:
+        """Whether the last transaction id before it matters."""
+        return self.rising_ids and any(number is not None for number in self.transaction_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,20 @@ class Refused:
     actual: SN
 
 
-Verdict = Accepted | Refused
+@dataclass(frozen=True, slots=True)
+class Falling:
+    """A transaction id of the write is lower than the last one before it; nothing is written, whatever was expected.
+
+    Attributes:
+        transaction_id: The one that falls.
+        last: The last one before it.
+    """
+
+    transaction_id: int
+    last: int
+
+
+Verdict = Accepted | Refused | Falling
 
 
 def place_of(expected: SN, course: Course) -> int | None:
@@ -134,16 +156,30 @@ def holds(condition: Condition, last: SN, upto: int, course: Course) -> bool:
         case Scope.SEGMENT:
             return expected.matches(last)
         case Scope.KEY:
-            if expected.empty or expected.transaction_id is not None:
+            if expected.empty or place is None:
                 return expected.matches(last)
-            if place is None or place >= upto or expected.sequence_id not in (None, place):
+            if place >= upto or expected.sequence_id not in (None, place):
                 return False
-            return last.empty or (last.sequence_id is not None and last.sequence_id <= place)
+            if last.sequence_id == place:
+                return expected.transaction_id in (None, last.transaction_id)
+            # What stands at the expected place is a record of another key then, whose id is not looked at.
+            return last.empty or (last.sequence_id is not None and last.sequence_id < place)
         case never:
             assert_never(never)
 
 
-def judge(entries: Sequence[Entry], offset: int, last: SN, key_lasts: Mapping[bytes, SN]) -> list[Verdict]:
+def _last_id(entries: Sequence[Entry]) -> int | None:
+    numbers = (number for entry in reversed(entries) for number in reversed(entry.transaction_ids))
+    return next((number for number in numbers if number is not None), None)
+
+
+def judge(
+    entries: Sequence[Entry],
+    offset: int,
+    last: SN,
+    key_lasts: Mapping[bytes, SN],
+    last_ids: Mapping[int, int | None] = MappingProxyType({}),
+) -> list[Verdict]:
     """Decide a round that was appended to the active segment of its writes.
 
     A write may rely on accepted ones before it. If one is refused, the round can not be committed as it is; the
@@ -155,22 +191,27 @@ def judge(entries: Sequence[Entry], offset: int, last: SN, key_lasts: Mapping[by
         last: SN of the last committed record before ``offset``, along the course of the first write. The others look
             at it only after the first has written, see :func:`fits`.
         key_lasts: The same by key, for the keys of conditions with scope ``key``.
+        last_ids: By place, for writes whose transaction ids must not fall: the last one that was given to a committed
+            record before ``offset``, along the course of the write; None if there is none.
     """
     verdicts: list[Verdict] = []
     keys = dict(key_lasts)
-    for entry in entries:
+    id_in_round: int | None = None
+    for place, entry in enumerate(entries):
         condition = entry.condition
         segment, base = entry.course.active, entry.course.active_base
-        refused: Refused | None = None
+        refused: Refused | Falling | None = None
         if entry.after is not None:
             before = verdicts[entry.after]
-            if isinstance(before, Refused):
-                refused = before
-            else:
+            if isinstance(before, Accepted):
                 condition = Condition(before.sns[-1], condition.scope, condition.key)
+            else:
+                refused = before
         actual = last if condition.scope is Scope.SEGMENT else keys.get(condition.key or b"", EMPTY)
         if refused is None and not holds(condition, actual, base + offset, entry.course):
             refused = Refused(condition.expected, actual)
+        if refused is None and entry.rising_ids:
+            refused = _falling(entry.transaction_ids, last_ids.get(place) if id_in_round is None else id_in_round)
         if refused is not None:
             verdicts.append(refused)
             offset += len(entry.keys)
@@ -181,9 +222,20 @@ def judge(entries: Sequence[Entry], offset: int, last: SN, key_lasts: Mapping[by
             sns.append(last)
             if key is not None:
                 keys[key] = last
+            if transaction_id is not None:
+                id_in_round = transaction_id
             offset += 1
         verdicts.append(Accepted(tuple(sns)))
     return verdicts
+
+
+def _falling(transaction_ids: Sequence[int | None], last: int | None) -> Falling | None:
+    for number in transaction_ids:
+        if number is not None:
+            if last is not None and number < last:
+                return Falling(number, last)
+            last = number
+    return None
 
 
 def fits(mates: Sequence[Entry], entry: Entry) -> bool:
@@ -191,7 +243,11 @@ def fits(mates: Sequence[Entry], entry: Entry) -> bool:
 
     What it expects of the log itself, before the round, is left to :func:`judge`.
     """
-    if not mates or (entry.after is None and entry.condition.expected == ANY):
+    if not mates:
+        return True
+    if entry.checks_ids and _falling(entry.transaction_ids, _last_id(mates)) is not None:
+        return False
+    if entry.after is None and entry.condition.expected == ANY:
         return True
     match entry.condition.scope:
         case Scope.SEGMENT:
