@@ -28,8 +28,11 @@ from bridge.client.futures import Completion
 from bridge.client.housekeeping import Housekeeper
 from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
+from bridge.client.results import Outcome
+from bridge.client.resumed import ResumedTransaction
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Sender
+from bridge.client.sessions import ClientSessions
 from bridge.client.slots import FrameLimits
 from bridge.client.transaction import Transaction
 from bridge.client.writing import Part
@@ -54,9 +57,11 @@ from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from bridge.model.position import StartLike
 from bridge.model.records import TransactionRecord
 from bridge.model.synchronizer import Codec, Machine, S, U
+from bridge.model.terminated import RETAIN_DEFAULT
 from bridge.model.transaction import State
 from bridge.previewing import PreviewTail
 from bridge.reading import IsolationLevel, Reader
+from bridge.resuming import Resumer
 from bridge.synchronizer import Synchronizer
 from bridge.timeouts import Timeout, as_seconds
 from bridge.transactions import LogStart, TransactionReader
@@ -72,6 +77,8 @@ JOIN_TIMEOUT_S: Final = 10.0
 _UNNAMED: Final = "rollbridge"
 """The client name of settings that name none; a process that begins transactions deserves one of its own."""
 _PLANS_MAX: Final = 1_000
+_Wanted = tuple[tuple[str, ...], timedelta | None, str | None, timedelta | None]
+"""What a transaction is begun with."""
 _CLOSE_S: Final = 30.0
 _HOUSEKEEPING_S: Final = 0.5
 
@@ -92,7 +99,8 @@ def connect(
         bootstrap_servers: Kafka brokers, ``host:port,...``.
         zookeeper: ZooKeeper servers, ``host:port,...``.
         zookeeper_root: Path under which everything stands; ``/rollbridge`` by default.
-        client_name: Names this client in transactions and logs; made of host and process id by default.
+        client_name: Names this client in transactions and logs; made of host and process id by default. Of those that
+            begin transactions under a given name, the latest fences the others.
         kafka: Security settings under librdkafka's names, such as ``security.protocol``.
         config_file: A TOML file with the same settings, see :mod:`bridge.config`.
         options: Sizes, delays and limits.
@@ -191,14 +199,25 @@ class Bridge:
         )
         self._cas_channels = Channels(settings, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
-        self._plans: dict[tuple[tuple[str, ...], timedelta | None, str | None], Plan] = {}
+        self._sessions = ClientSessions(
+            metadata,
+            settings.client_name,
+            named=settings.client_name not in (_UNNAMED, own_name()),
+            changed=self._housekeeper.poke,
+        )
+        self._resumer = Resumer(settings.client_name, options, metadata, self._catalog, self._runtime, self._sessions)
+        self._plans: dict[_Wanted, Plan] = {}
         self._engines: dict[WriterOptions, Engine] = {}
         self._engines_lock = threading.Lock()
         self.admin = Admin(
             metadata, forget=self._catalog.forget, client_name=settings.client_name, timeout_s=options.admin_timeout_s
         )
         self._housekeeper.start(
-            self._catalog.refresh, self._look_at_streams, self._counters.refill, self._send_lingering
+            self._catalog.refresh,
+            self._look_at_streams,
+            self._counters.refill,
+            self._send_lingering,
+            self._resumer.look_at_sessions,
         )
 
     @property
@@ -206,21 +225,36 @@ class Bridge:
         """The name under which this client begins transactions."""
         return self.settings.client_name
 
-    def begin(self, *streams: str, timeout: timedelta | None = None, label: str | None = None) -> Transaction:
+    def begin(
+        self,
+        *streams: str,
+        timeout: timedelta | None = None,
+        label: str | None = None,
+        retain: timedelta | None = None,
+    ) -> Transaction:
         """Begin a transaction. It costs no round trip, except for the first one of its streams.
+
+        The first one under a client name that was given fences earlier sessions of this name in the group; see
+        :meth:`unfinished`.
 
         Args:
             streams: ``scope/stream``, one or more of one transaction group.
             timeout: How long it may stay open, as a lease that needs no pings; 24 hours by default.
             label: Free text, at most 1,000 characters, to find it again.
+            retain: How long its outcome is remembered, see :meth:`outcome`; 0 is not at all, and by default it is as
+                long as the coordinator is set to, 72 hours unless changed.
 
         Raises:
+            Fenced: a newer session of this client name has begun; nothing was written.
+            CoordinatorUnavailable: an earlier session of this client name could not be fenced.
             InvalidNameError, ScopeNotFound, StreamNotFound, GroupMismatchError, InvalidTimeoutError,
             InvalidRequestError, BackpressureError: nothing was written.
             KafkaUnavailable, ZooKeeperUnavailable: the streams could not be looked up.
         """
         self._check_open()
-        wanted = (streams, timeout, label)
+        if self._sessions.fenced:
+            self._sessions.check()
+        wanted = (streams, timeout, label, retain)
         plan = self._plans.get(wanted)
         if plan is None or plan.generation != self._catalog.generation:
             plan = self._plan(*wanted)
@@ -231,9 +265,84 @@ class Bridge:
             )
         return Transaction(self._runtime, plan, self._counters.next())
 
-    def transaction(self, *streams: str, timeout: timedelta | None = None, label: str | None = None) -> Transaction:
+    def transaction(
+        self,
+        *streams: str,
+        timeout: timedelta | None = None,
+        label: str | None = None,
+        retain: timedelta | None = None,
+    ) -> Transaction:
         """Begin a transaction for a ``with`` block, whose end commits it, and aborts it after an exception."""
-        return self.begin(*streams, timeout=timeout, label=label)
+        return self.begin(*streams, timeout=timeout, label=label, retain=retain)
+
+    def outcome(
+        self,
+        transaction: TransactionId | str | None = None,
+        *,
+        label: str | None = None,
+        client: str | None = None,
+        group: str | GroupName | None = None,
+        timeout: Timeout = None,
+    ) -> Outcome:
+        """What became of a transaction, whoever began it, for as long as that is remembered.
+
+        A commit that was asked for is waited for; so ``state`` is ``"open"`` only if nobody has asked for an end that
+        counts. The answer comes from the group's leader, and is asked for again until the time is up.
+
+        Args:
+            transaction: Its id.
+            label: Instead of the id, the label of the latest transaction of a client with that label.
+            client: Name of that client, this one's own by default. With an id it is not needed, but makes it surer
+                that a transaction that never began is told from one that has been forgotten.
+            group: ``scope/group`` that it belongs to; all are asked by default.
+            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            TransactionNotFound: it is not open, and it is certain that there is no outcome of it.
+            OutcomeExpired: it is not open, and may have ended so long ago that it has been forgotten.
+            TransactionPreserverClosed: outcomes are not remembered here.
+            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
+            InvalidRequestError: no id, and no label either; or both.
+        """
+        self._check_open()
+        return self._resumer.outcome(transaction, label, client, group, timeout)
+
+    def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> list[Outcome]:
+        """The open transactions of this client name, oldest first, at most 1,000 of a group.
+
+        Earlier sessions of this name are fenced before: what they had asked for has been carried out, and nothing
+        else of theirs ever will be. So what is listed stays open until somebody resumes or aborts it, or its lease
+        ends.
+
+        Args:
+            group: ``scope/group``; all by default.
+            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            Fenced: a newer session of this client name has begun.
+            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
+        """
+        self._check_open()
+        return self._resumer.unfinished(group, timeout)
+
+    def resume(self, transaction: TransactionId | str, timeout: Timeout = None) -> ResumedTransaction:
+        """Take over a transaction that another process began, to go on writing, or to commit or abort it.
+
+        What was written before counts as far as it has arrived, which is everything that was flushed. Whoever owned
+        it before can not write or end it any more. One that has ended may be resumed, too: its commit and its abort
+        give the same answers as before.
+
+        Args:
+            transaction: Its id.
+            timeout: How long to wait for the answers of the leader; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: as :meth:`outcome`.
+            Fenced: a newer session of this client name has begun.
+            CoordinatorUnavailable, KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
+        """
+        self._check_open()
+        return self._resumer.resume(transaction, timeout)
 
     def join(self, transaction: TransactionId | str, timeout: Timeout = JOIN_TIMEOUT_S) -> Part:
         """Write part of a transaction that another process, or this one, has begun.
@@ -483,7 +592,9 @@ class Bridge:
         if self._closed:
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
 
-    def _plan(self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None) -> Plan:
+    def _plan(
+        self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
+    ) -> Plan:
         """What is derived from the arguments of a begin, until a stream changes."""
         if not streams:
             raise InvalidRequestError("a transaction needs at least one stream; nothing was written")
@@ -502,6 +613,8 @@ class Bridge:
             raise InvalidTimeoutError(
                 f"a transaction may stay open for up to {self.options.lease_max}, not for {lease}; nothing was written"
             )
+        if retain is not None and retain < timedelta(0):
+            raise InvalidTimeoutError(f"an outcome can not be remembered for {retain}; nothing was written")
         generation = self._catalog.generation
         views = [self._catalog.view(stream) for stream in streams]
         group = views[0].config.group
@@ -515,15 +628,16 @@ class Bridge:
         routes = tuple(view.route for view in views)
         begin = BeginFrame(
             self.client_name,
-            0,
+            self._sessions.epoch(group, self.options.commit_timeout_s),
             label,
             lease // timedelta(milliseconds=1),
             {route.stream: route.epoch for route in routes},
+            RETAIN_DEFAULT if retain is None else retain // timedelta(milliseconds=1),
         )
         plan = Plan(group, begin, routes, generation)
         if len(self._plans) >= _PLANS_MAX:
             self._plans.clear()
-        self._plans[streams, timeout, label] = plan
+        self._plans[streams, timeout, label, retain] = plan
         return plan
 
     def _history_of(self, stream: StreamName) -> EpochHistory | None:

@@ -13,6 +13,9 @@ from coordinator.effects import TopicSpec
 BATCH_OVERHEAD_BYTES: Final = 48_588
 """How much larger a segment's message limit is than its records: batch header, record framing and our header."""
 CONTROL_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
+TERMINATED_SEGMENT_BYTES: Final = 16 * 1024 * 1024
+TERMINATED_SEGMENT_MS: Final = 10 * 60 * 1000
+"""What is in the newest segment of a compacted topic is not compacted."""
 
 _KEEP: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
@@ -60,6 +63,22 @@ def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicSpe
         replication_factor=replication_factor,
         config={
             **_KEEP,
+            "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
+            "message.timestamp.type": "LogAppendTime",
+        },
+    )
+
+
+def terminated_topic_spec(group: GroupName, replication_factor: int) -> TopicSpec:
+    """The topic of terminated transactions: compacted often, so that what a new leader reads of it stays small."""
+    return TopicSpec(
+        group.terminated_topic,
+        replication_factor=replication_factor,
+        config={
+            "cleanup.policy": "compact",
+            "segment.bytes": str(TERMINATED_SEGMENT_BYTES),
+            "segment.ms": str(TERMINATED_SEGMENT_MS),
+            "min.cleanable.dirty.ratio": "0.1",
             "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
             "message.timestamp.type": "LogAppendTime",
         },

@@ -21,6 +21,7 @@ NAMES: Final = (
     "abort_frame",
     "answer",
     "begin_frame",
+    "client_session",
     "cluster",
     "commit_frame",
     "committing",
@@ -31,6 +32,7 @@ NAMES: Final = (
     "request",
     "scaling",
     "stream",
+    "terminated_transactions",
     "transaction",
 )
 """Names of all schemas; each is a file ``NAME.avsc`` of this package."""

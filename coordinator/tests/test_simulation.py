@@ -16,6 +16,7 @@ from bridge.model.records import Group, Request, RequestKind
 from coordinator.errors import StaleStateError
 from coordinator.tests.sim_actors import Client, Leader, history_of, scale_request
 from coordinator.tests.sim_checks import faults
+from coordinator.tests.sim_sessions import RestartingClient
 from coordinator.tests.sim_world import Fenced, Record, World
 
 GROUP = GroupName("sales")
@@ -46,7 +47,8 @@ class Run:
             self.world.request(GROUP, body.to_json())
         self.leaders = [Leader(self.world, GROUP, self.forgetful)]
         self._until(lambda: len(self.world.children(paths.streams("sales"))) == len(STREAMS))
-        self.clients = [Client(f"c{number}", self.world, STREAMS, self.rng) for number in range(5)]
+        self.clients = [Client(f"c{number}", self.world, STREAMS, self.rng) for number in range(3)]
+        self.clients += [RestartingClient(f"c{number}", self.world, GROUP, STREAMS, self.rng) for number in (3, 4)]
         self.world.in_between = self._interrupt
 
     def go(self) -> list[str]:
@@ -185,7 +187,19 @@ def test_the_runs_cover_what_they_are_for() -> None:
 
 @pytest.mark.parametrize(
     "defect",
-    ["no-fencing", "torn-round", "lossy-multi", "open-seal", "forgetful", "blind-forecast", "blind-look", "unwatched"],
+    [
+        "no-fencing",
+        "torn-round",
+        "lossy-multi",
+        "open-seal",
+        "forgetful",
+        "blind-forecast",
+        "blind-look",
+        "unwatched",
+        "untied-outcomes",
+        "first-guess",
+        "forgotten-sessions",
+    ],
 )
 def test_the_checks_catch_a_defect(defect: str) -> None:
     for seed in range(150):
