@@ -12,7 +12,7 @@ from typing import Final
 import click
 from rich.console import Console
 
-from benchmarks import bulk, conditional, jetstream, machine, memory, plain, reader, reading, report, small
+from benchmarks import bulk, conditional, jetstream, machine, memory, outcomes, plain, reader, reading, report, small
 from benchmarks.harness import Experiment, Result, run
 from benchmarks.site import Site, open_site
 from bridge.errors import EnvironmentProblem, RollbridgeError
@@ -37,6 +37,9 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     ),
     "plain": lambda site, rounds, quick: plain.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "pause": lambda site, rounds, quick: plain.pause(site, rounds=rounds or (1 if quick else 5)),
+    "outcomes": lambda site, rounds, quick: outcomes.experiment(
+        site, rounds=rounds or (2 if quick else 9), quick=quick
+    ),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }
 

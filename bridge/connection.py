@@ -308,7 +308,7 @@ class Bridge:
         return self._resumer.outcome(transaction, label, client, group, timeout)
 
     def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> list[Outcome]:
-        """The open transactions of this client name, oldest first, at most 1,000 of a group.
+        """The open transactions of this client name, oldest first, at most 500 of a group.
 
         Earlier sessions of this name are fenced before: what they had asked for has been carried out, and nothing
         else of theirs ever will be. So what is listed stays open until somebody resumes or aborts it, or its lease

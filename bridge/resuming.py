@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Final
 
@@ -14,7 +15,7 @@ from bridge.client.results import Outcome
 from bridge.client.resumed import ResumedTransaction, settled
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sessions import ClientSessions
-from bridge.errors import InvalidRequestError
+from bridge.errors import InvalidRequestError, NotFoundError, UnavailableError
 from bridge.model.frames import BeginFrame
 from bridge.model.identifiers import TransactionId
 from bridge.model.known import KnownTransaction
@@ -22,6 +23,8 @@ from bridge.model.names import GroupName
 from bridge.model.transaction import State
 from bridge.timeouts import Timeout, as_seconds
 from bridge.zookeeper.metadata import Metadata
+
+logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S: Final = 0.05
 _FENCED_ASK_S: Final = 5.0
@@ -97,7 +100,12 @@ class Resumer:
             return
         for group in self._sessions.fenced:
             # The answer comes once nothing that was asked for in time is under way: these are not heard any more.
-            for _, item in self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, group=group):
+            try:
+                left = self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, group=group)
+            except (UnavailableError, NotFoundError) as fault:
+                logger.info("what a newer session of this client has taken over is not known yet: %s", fault)
+                return
+            for _, item in left:
                 completion = outcomes.waiting.pop(item.id.bytes, None)
                 if completion is not None:
                     completion.fence()

@@ -21,6 +21,7 @@ from bridge.errors import (
     Fenced,
     InvalidRequestError,
     InvalidTimeoutError,
+    NotFoundError,
     OutcomeExpired,
     OutcomeUnknown,
     TransactionExpired,
@@ -153,6 +154,8 @@ def test_what_is_unknown_forgotten_or_badly_asked_for_is_told_apart(client: brid
         client.outcome(label="no such thing", group=group)
     with pytest.raises(TransactionNotFound):
         client.resume(unknown)
+    with pytest.raises(NotFoundError, match="no transaction group"):
+        client.outcome(unknown, group="no-such/group")
     unkept = client.begin(ledger, label="unkept", retain=timedelta(0))
     unkept.commit()
     with pytest.raises(OutcomeExpired):

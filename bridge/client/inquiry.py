@@ -41,8 +41,11 @@ class Inquiry:
         self._client_name = client_name
 
     def groups(self, group: GroupName | None) -> list[GroupName]:
-        """The group, or all of them."""
-        return self._metadata.groups() if group is None else [group]
+        """The group, or all of them; raises NotFoundError if there is no such group."""
+        known = self._metadata.groups()
+        if group is not None and group not in known:
+            raise NotFoundError(f"there is no transaction group {group}: no stream was ever created in it")
+        return known if group is None else [group]
 
     def transaction(
         self, identifier: TransactionId, timeout_s: float, *, group: GroupName | None = None, client: str | None = None

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from bridge.errors import Fenced, RollbridgeError
+from bridge.errors import Fenced, UnavailableError
 from bridge.model import paths
 from bridge.model.names import GroupName
 from bridge.model.records import ClientSession, Request, RequestKind
@@ -94,9 +94,10 @@ class ClientSessions:
             group = self._suspect.pop()
             try:
                 self._watch(group)
-            except RollbridgeError:
+            except UnavailableError as fault:
+                logger.info("whether a newer session has begun in group %s can not be said now: %s", group, fault)
                 self._suspect.add(group)
-                raise
+                return
 
     def _register(self, group: GroupName, timeout_s: float) -> int:
         session, path = self._metadata.session, paths.session(group, self._client_name)

@@ -8,7 +8,16 @@ Source: PIP-255 (an end that is asked for again gets the same answer); Kafka's `
 
 from __future__ import annotations
 
-from bridge.errors import OutcomeExpired, RollbridgeError, TransactionNotFound, TransactionPreserverClosed
+from dataclasses import replace
+from typing import Final
+
+from bridge.errors import (
+    InvalidRequestError,
+    OutcomeExpired,
+    RollbridgeError,
+    TransactionNotFound,
+    TransactionPreserverClosed,
+)
 from bridge.model import paths
 from bridge.model.buffer import BufferedTransaction
 from bridge.model.frames import PieceKey
@@ -22,8 +31,9 @@ from coordinator.effects import Steps, end_offsets, write
 from coordinator.group import GroupState, Question
 from coordinator.preserver import Absence, TransactionMetadataPreserver
 
-OPEN_SHOWN_MAX = 1_000
+OPEN_SHOWN_MAX: Final = 500
 """Most open transactions in one answer, the oldest ones: a ZooKeeper node holds 1 MiB."""
+ANSWER_BYTES_MAX: Final = 900_000
 
 
 def put_question(group: GroupState, name: str, request: Request) -> Steps[None]:
@@ -34,9 +44,9 @@ def put_question(group: GroupState, name: str, request: Request) -> Steps[None]:
 
 def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
     """Answer what can be answered by now."""
+    present = group.partitions()
     for name, question in list(group.questions.items()):
-        barrier = {partition: end for partition, end in question.barrier.items() if partition in group.partitions()}
-        if not group.is_folded(barrier):
+        if not group.is_folded({item: end for item, end in question.barrier.items() if item in present}):
             continue
         try:
             found = _answer(group, question.request)
@@ -46,10 +56,16 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
             if found is None:
                 continue
             answer = Answer(ok=True, answered_ms=now_ms, transactions=found)
+        raw = answer.to_json()
+        if len(raw) > ANSWER_BYTES_MAX:
+            why = (
+                f"the answer of {len(raw)} bytes does not fit into a ZooKeeper node; what was asked about is as it was"
+            )
+            raw = Answer(ok=False, answered_ms=now_ms, code=InvalidRequestError.code, message=why).to_json()
         del group.questions[name]
         yield from write(
             DeleteNode(f"{paths.requests(group.name)}/{name}"),
-            CreateNode(f"{paths.answers(group.name)}/{name}", answer.to_json()),
+            CreateNode(f"{paths.answers(group.name)}/{name}", raw),
         )
 
 
@@ -64,7 +80,8 @@ def _answer(group: GroupState, request: Request) -> tuple[KnownTransaction, ...]
         return _look_up_label(group, [item for item in mine if item.begin.label == request.label], request)
     if any(item.state is not State.OPEN for item in mine):
         return None
-    return tuple(_opened(item) for item in mine[:OPEN_SHOWN_MAX])
+    # Who goes on with one of them asks for it by its id, and is then told everything.
+    return tuple(replace(_opened(item), streams={}, pieces={}) for item in mine[:OPEN_SHOWN_MAX])
 
 
 def _fence(group: GroupState, request: Request) -> tuple[KnownTransaction, ...] | None:
