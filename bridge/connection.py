@@ -28,8 +28,6 @@ from bridge.client.futures import Completion
 from bridge.client.housekeeping import Housekeeper
 from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
-from bridge.client.results import Outcome
-from bridge.client.resumed import ResumedTransaction
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Sender
 from bridge.client.sessions import ClientSessions
@@ -61,7 +59,7 @@ from bridge.model.terminated import RETAIN_DEFAULT
 from bridge.model.transaction import State
 from bridge.previewing import PreviewTail
 from bridge.reading import IsolationLevel, Reader
-from bridge.resuming import Resumer
+from bridge.resuming import Resumer, Resuming
 from bridge.synchronizer import Synchronizer
 from bridge.timeouts import Timeout, as_seconds
 from bridge.transactions import LogStart, TransactionReader
@@ -132,7 +130,7 @@ def own_name() -> str:
     return f"{host[:100] or 'client'}-{os.getpid()}"
 
 
-class Bridge:
+class Bridge(Resuming):
     """A connection. Use it in a ``with`` block, or close it."""
 
     def __init__(self, settings: ConnectionSettings, options: ClientOptions | None = None) -> None:
@@ -274,75 +272,6 @@ class Bridge:
     ) -> Transaction:
         """Begin a transaction for a ``with`` block, whose end commits it, and aborts it after an exception."""
         return self.begin(*streams, timeout=timeout, label=label, retain=retain)
-
-    def outcome(
-        self,
-        transaction: TransactionId | str | None = None,
-        *,
-        label: str | None = None,
-        client: str | None = None,
-        group: str | GroupName | None = None,
-        timeout: Timeout = None,
-    ) -> Outcome:
-        """What became of a transaction, whoever began it, for as long as that is remembered.
-
-        A commit that was asked for is waited for; so ``state`` is ``"open"`` only if nobody has asked for an end that
-        counts. The answer comes from the group's leader, and is asked for again until the time is up.
-
-        Args:
-            transaction: Its id.
-            label: Instead of the id, the label of the latest transaction of a client with that label.
-            client: Name of that client, this one's own by default. With an id it is not needed, but makes it surer
-                that a transaction that never began is told from one that has been forgotten.
-            group: ``scope/group`` that it belongs to; all are asked by default.
-            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
-
-        Raises:
-            TransactionNotFound: it is not open, and it is certain that there is no outcome of it.
-            OutcomeExpired: it is not open, and may have ended so long ago that it has been forgotten.
-            TransactionPreserverClosed: outcomes are not remembered here.
-            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
-            InvalidRequestError: no id, and no label either; or both.
-        """
-        self._check_open()
-        return self._resumer.outcome(transaction, label, client, group, timeout)
-
-    def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> list[Outcome]:
-        """The open transactions of this client name, oldest first, at most 500 of a group.
-
-        Earlier sessions of this name are fenced before: what they had asked for has been carried out, and nothing
-        else of theirs ever will be. So what is listed stays open until somebody resumes or aborts it, or its lease
-        ends.
-
-        Args:
-            group: ``scope/group``; all by default.
-            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
-
-        Raises:
-            Fenced: a newer session of this client name has begun.
-            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
-        """
-        self._check_open()
-        return self._resumer.unfinished(group, timeout)
-
-    def resume(self, transaction: TransactionId | str, timeout: Timeout = None) -> ResumedTransaction:
-        """Take over a transaction that another process began, to go on writing, or to commit or abort it.
-
-        What was written before counts as far as it has arrived, which is everything that was flushed. Whoever owned
-        it before can not write or end it any more. One that has ended may be resumed, too: its commit and its abort
-        give the same answers as before.
-
-        Args:
-            transaction: Its id.
-            timeout: How long to wait for the answers of the leader; the connection's ``commit_timeout`` by default.
-
-        Raises:
-            TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: as :meth:`outcome`.
-            Fenced: a newer session of this client name has begun.
-            CoordinatorUnavailable, KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
-        """
-        self._check_open()
-        return self._resumer.resume(transaction, timeout)
 
     def join(self, transaction: TransactionId | str, timeout: Timeout = JOIN_TIMEOUT_S) -> Part:
         """Write part of a transaction that another process, or this one, has begun.
@@ -588,6 +517,10 @@ class Bridge:
     def __repr__(self) -> str:
         return f"<Bridge {self.client_name} to {self.settings.bootstrap_servers}>"
 
+    def _resumer_if_open(self) -> Resumer:
+        self._check_open()
+        return self._resumer
+
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
@@ -628,7 +561,7 @@ class Bridge:
         routes = tuple(view.route for view in views)
         begin = BeginFrame(
             self.client_name,
-            self._sessions.epoch(group, self.options.commit_timeout_s),
+            self._sessions.epoch(group, self.options.admin_timeout_s),
             label,
             lease // timedelta(milliseconds=1),
             {route.stream: route.epoch for route in routes},

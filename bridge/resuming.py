@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from typing import Final
 
 from bridge.client.catalog import Catalog
@@ -28,6 +29,80 @@ logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S: Final = 0.05
 _FENCED_ASK_S: Final = 5.0
+
+
+class Resuming(ABC):
+    """What a connection offers for transactions that it did not begin."""
+
+    @abstractmethod
+    def _resumer_if_open(self) -> Resumer:
+        """Who does it; raises InvalidRequestError once the connection is closed."""
+
+    def outcome(
+        self,
+        transaction: TransactionId | str | None = None,
+        *,
+        label: str | None = None,
+        client: str | None = None,
+        group: str | GroupName | None = None,
+        timeout: Timeout = None,
+    ) -> Outcome:
+        """What became of a transaction, whoever began it, for as long as that is remembered.
+
+        A commit that was asked for is waited for; so ``state`` is ``"open"`` only if nobody has asked for an end that
+        counts. The answer comes from the group's leader, and is asked for again until the time is up.
+
+        Args:
+            transaction: Its id.
+            label: Instead of the id, the label of the latest transaction of a client with that label.
+            client: Name of that client, this one's own by default. With an id it is not needed, but makes it surer
+                that a transaction that never began is told from one that has been forgotten.
+            group: ``scope/group`` that it belongs to; all are asked by default.
+            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            TransactionNotFound: it is not open, and it is certain that there is no outcome of it.
+            OutcomeExpired: it is not open, and may have ended so long ago that it has been forgotten.
+            TransactionPreserverClosed: outcomes are not remembered here.
+            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
+            InvalidRequestError: no id, and no label either; or both.
+        """
+        return self._resumer_if_open().outcome(transaction, label, client, group, timeout)
+
+    def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> list[Outcome]:
+        """The open transactions of this client name, oldest first, at most 500 of a group.
+
+        Earlier sessions of this name are fenced before: what they had asked for has been carried out, and nothing
+        else of theirs ever will be. So what is listed stays open until somebody resumes or aborts it, or its lease
+        ends.
+
+        Args:
+            group: ``scope/group``; all by default.
+            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            Fenced: a newer session of this client name has begun.
+            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
+        """
+        return self._resumer_if_open().unfinished(group, timeout)
+
+    def resume(self, transaction: TransactionId | str, timeout: Timeout = None) -> ResumedTransaction:
+        """Take over a transaction that another process began, to go on writing, or to commit or abort it.
+
+        What was written before counts as far as it has arrived, which is everything that was flushed. Whoever owned
+        it before can not write or end it any more. One that has ended may be resumed, too: its commit and its abort
+        give the same answers as before.
+
+        Args:
+            transaction: Its id.
+            timeout: How long to wait for the answers of the leader; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: as :meth:`outcome`.
+            Fenced: a newer session of this client name has begun.
+            CoordinatorUnavailable, KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
+        """
+        return self._resumer_if_open().resume(transaction, timeout)
 
 
 class Resumer:
@@ -58,7 +133,7 @@ class Resumer:
         group: str | GroupName | None,
         timeout: Timeout,
     ) -> Outcome:
-        """See :meth:`bridge.Bridge.outcome`."""
+        """See :meth:`Resuming.outcome`."""
         if (transaction is None) == (label is None):
             raise InvalidRequestError("ask for the outcome of a transaction id or of a label, and not of both")
         timeout_s = as_seconds(timeout, self._options.commit_timeout_s)
@@ -69,14 +144,14 @@ class Resumer:
         return outcome_of(self._inquiry.transaction(_parsed(transaction), timeout_s, group=where, client=client))
 
     def unfinished(self, group: str | GroupName | None, timeout: Timeout) -> list[Outcome]:
-        """See :meth:`bridge.Bridge.unfinished`."""
+        """See :meth:`Resuming.unfinished`."""
         timeout_s = as_seconds(timeout, self._options.commit_timeout_s)
         where = GroupName.parse(group) if isinstance(group, str) else group
         self._sessions.take_over(self._inquiry.groups(where), timeout_s)
         return [outcome_of(item) for item in self._inquiry.unfinished(self._client_name, timeout_s, group=where)]
 
     def resume(self, transaction: TransactionId | str, timeout: Timeout) -> ResumedTransaction:
-        """See :meth:`bridge.Bridge.resume`. What this connection held of the transaction before is fenced."""
+        """See :meth:`Resuming.resume`. What this connection held of the transaction before is fenced."""
         identifier = _parsed(transaction)
         deadline = time.monotonic() + as_seconds(timeout, self._options.commit_timeout_s)
         self._sessions.check()

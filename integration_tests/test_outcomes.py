@@ -29,11 +29,12 @@ from bridge.errors import (
     TransactionPreserverClosed,
 )
 from bridge.model import paths
+from bridge.model.control import FENCED, ControlRecord, decode_control
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
 from bridge.model.records import Group
 from bridge.zookeeper.session import ZooKeeperSession
-from integration_tests.clients import Site, until
+from integration_tests.clients import Site, read_committed, until
 from integration_tests.coordinators import coordinator
 
 WORKER = """
@@ -287,6 +288,11 @@ def test_the_producers_of_one_transactional_id_fence_each_other(site: Site, ledg
         with pytest.raises(Exception, match="newer session") as caught:
             old.commit_transaction()
         assert caught.value.args[0].fatal()
+        [left] = [record.transaction for record in log_of(site, ledger) if record.reason == FENCED]
+        with site.connect() as other:
+            other.resume(left).abort()
+            with pytest.raises(AlreadyAborted, match="fenced"):
+                other.resume(left).commit()
         new.begin_transaction()
         new.produce(ledger, b"new")
         new.commit_transaction()
@@ -328,6 +334,13 @@ def test_a_commit_that_nobody_carries_out_is_unknown_and_another_process_asks_by
         with pytest.raises(OutcomeExpired):
             reader.outcome(meanwhile.id)
         assert Group.from_json(site_group(site, stream)).terminated_topic_id
+
+
+def log_of(site: Site, stream: str) -> list[ControlRecord]:
+    """The commit log of a stream's group."""
+    topic = GroupName(stream.split("/")[0]).commit_log_topic
+    messages = read_committed(site.cluster.bootstrap_servers, [topic])
+    return [decode_control(message.key(), message.value()) for message in messages]
 
 
 def site_group(site: Site, stream: str) -> bytes:

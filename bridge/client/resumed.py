@@ -9,15 +9,19 @@ object is handed out, former owners can neither write nor end the transaction.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from bridge.client.futures import Completion
 from bridge.client.results import Ends, Piece, find_ends
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.transaction import Transaction
-from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.control import FENCED, ControlKind, ControlRecord
 from bridge.model.frames import FrameKind
 from bridge.model.known import KnownTransaction
 from bridge.model.transaction import State
+
+_OF_A_FENCED_SESSION: Final = "its session was fenced by a newer one"
+"""Only that session itself is told that it is fenced."""
 
 
 class ResumedTransaction(Transaction):
@@ -72,7 +76,7 @@ class ResumedTransaction(Transaction):
 
 
 def settled(known: KnownTransaction) -> Completion:
-    """The completion of a transaction that has ended."""
+    """The completion of a transaction that has ended, for somebody who was not its owner then."""
     record = ControlRecord(
         transaction=known.id,
         kind=ControlKind.COMMIT if known.state is State.COMMITTED else ControlKind.ABORT,
@@ -81,7 +85,7 @@ def settled(known: KnownTransaction) -> Completion:
         decided_ms=known.decided_ms,
         controller_epoch=0,
         label=known.label,
-        reason=known.reason,
+        reason=_OF_A_FENCED_SESSION if known.reason == FENCED else known.reason,
         records=known.records,
     )
     completion = Completion(known.id.bytes)
