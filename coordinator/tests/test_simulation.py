@@ -22,7 +22,7 @@ from coordinator.tests.sim_world import Fenced, Record, World
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
-STEPS = 3_000
+STEPS = 4_000
 DRAIN_STEPS = 40_000
 UNSEEN_FRAGILITY = 0.3
 
