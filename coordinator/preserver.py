@@ -25,7 +25,7 @@ Record = tuple[bytes, bytes | None]
 RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of one client's record, however many transactions it may hold: with long labels or reasons these are fewer."""
 ITEMS_HARMLESS: Final = 400
-"""So many transactions fit into a record, with the longest label and reason that there may be: 1,000 characters each."""
+"""So many transactions fit into a record, with the longest label and reason that there may be."""
 _HOUR_MS: Final = 3_600_000
 
 
