@@ -12,19 +12,7 @@ from typing import Final
 import click
 from rich.console import Console
 
-from benchmarks import (
-    bulk,
-    conditional,
-    jetstream,
-    machine,
-    memory,
-    outcomes,
-    plain,
-    reader,
-    reading,
-    report,
-    small,
-)
+from benchmarks import bulk, conditional, jetstream, machine, memory, outcomes, plain, reader, reading, report, small
 from benchmarks.harness import Experiment, Result, run
 from benchmarks.site import Site, open_site
 from bridge.errors import EnvironmentProblem, RollbridgeError

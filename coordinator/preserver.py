@@ -22,6 +22,10 @@ from bridge.model.terminated import GONE, Terminated, decode_terminated, encode_
 Record = tuple[bytes, bytes | None]
 """Key and value of a message of the compacted topic; None is a tombstone."""
 
+RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of one client's record, however many transactions it may hold: with long labels or reasons these are fewer."""
+ITEMS_HARMLESS: Final = 400
+"""So many transactions fit into a record, with the longest label and reason that there may be."""
 _HOUR_MS: Final = 3_600_000
 
 
@@ -118,7 +122,7 @@ class TransactionMetadataPreserver:
         for client, fresh in by_client.items():
             before = self._histories.get(client, ClientHistory())
             items = (*before.items, *((item, item.encode()) for item in fresh if item.retain_ms != 0))
-            over = [item for item, _ in items[: max(len(items) - self._count, 0)]]
+            over = [item for item, _ in items[: _excess(items, self._count)]]
             unkept = [item for item in fresh if item.retain_ms == 0]
             after = ClientHistory(items[len(over) :], _raised(before.forgotten_below, [*over, *unkept]))
             histories[client] = after
@@ -189,6 +193,17 @@ class TransactionMetadataPreserver:
     def contents(self) -> Mapping[str, tuple[Terminated, ...]]:
         """Everything that is remembered, by client."""
         return {client: tuple(item for item, _ in history.items) for client, history in self._histories.items()}
+
+
+def _excess(items: Sequence[tuple[Terminated, bytes]], count: int) -> int:
+    """How many of the oldest have to go, so that there are not too many and their record does not become too large."""
+    excess = max(len(items) - count, 0)
+    if len(items) - excess > ITEMS_HARMLESS:
+        size = sum(len(raw) for _, raw in items[excess:])
+        while size > RECORD_BYTES_MAX:
+            size -= len(items[excess][1])
+            excess += 1
+    return excess
 
 
 def _raised(horizon: int, forgotten: Iterable[Terminated]) -> int:

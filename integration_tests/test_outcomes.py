@@ -246,6 +246,8 @@ def test_connections_without_a_name_of_their_own_do_not_fence_each_other(site: S
         for txn in (first, second, third):
             write(txn, ledger, "x")
             txn.commit()
+    with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
+        assert session.children(paths.sessions(GroupName(ledger.split("/")[0]))) == [], "and cost no write"
 
 
 def test_whoever_resumes_a_transaction_has_the_say_whatever_its_name(

@@ -17,6 +17,7 @@ from dataclasses import replace
 from bridge.model import paths
 from bridge.model.buffer import BufferedTransaction
 from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.frames import REASON_CHARACTERS_MAX
 from bridge.model.names import GroupName
 from bridge.model.nodes import SetNode
 from bridge.model.records import Group
@@ -91,7 +92,7 @@ class Outcomes:
                     record.decided_ms,
                     retain_ms,
                     record.label,
-                    record.reason,
+                    record.reason[:REASON_CHARACTERS_MAX],
                 ),
             )
             for record, retain_ms in zip(records, self._retain_ms, strict=True)

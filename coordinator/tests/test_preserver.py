@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from bridge.errors import CorruptDataError
 from bridge.model.identifiers import COUNTER_MAX, TransactionId
 from bridge.model.terminated import GONE, RETAIN_DEFAULT, Terminated, decode_terminated, encode_terminated
-from coordinator.preserver import Absence, Draft, TransactionMetadataPreserver
+from coordinator.preserver import ITEMS_HARMLESS, RECORD_BYTES_MAX, Absence, Draft, TransactionMetadataPreserver
 from schemas import codec
 
 HOUR_MS = 3_600_000
@@ -81,6 +82,17 @@ def test_the_latest_ones_are_kept_and_what_is_dropped_raises_the_horizon_of_its_
         assert preserver.find(TransactionId.of(1, 10), "b") is Absence.UNKNOWN
         assert preserver.find(TransactionId.of(1, 11), "a") is Absence.UNKNOWN
         assert preserver.find(TransactionId.of(1, COUNTER_MAX)) is Absence.UNKNOWN
+
+
+def test_a_record_stays_small_enough_to_be_written_whatever_the_labels() -> None:
+    topic = Topic(count=10_000)
+    longest = "\N{HAMSTER FACE}" * 1_000
+    topic.round(*(("a", replace(ended(counter, label=longest), reason=longest)) for counter in range(1, 601)))
+    kept = [item.transaction.counter for item in topic.preserver.contents()["a"]]
+    assert ITEMS_HARMLESS < len(kept) < 600
+    assert kept[-1] == 600
+    assert len(topic.records[b"a"]) <= RECORD_BYTES_MAX + 100
+    assert topic.restored().find(TransactionId.of(1, kept[0] - 1), "a") is Absence.FORGOTTEN
 
 
 def test_a_retention_of_nothing_keeps_nothing_but_is_known_to_have_been() -> None:

@@ -201,7 +201,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     assert not MUST_CRASH_AT - points.keys(), points
     assert reasons["offsets refused"] > 20
     assert offsets > 500
-    assert min(conditional["refused"], conditional["COMMIT"]) > 100, conditional
+    assert min(conditional["refused"], conditional["COMMIT"]) > 150, conditional
     assert min(endings["commit"], endings["abort"], endings["silent"]) > 200
     assert min(answered["committed"], answered["aborted"], resumed, endings["fenced"]) > 40, (answered, resumed)
 
