@@ -391,6 +391,8 @@ class Bridge(Resuming):
     ) -> CasWriter:
         """A conditional writer of a stream, which this connection closes at the latest.
 
+        Those of one connection to one stream, with the same time-outs, share their rounds, and win in turn.
+
         Args:
             stream: ``scope/stream``.
             rising_ids: Refuse a record whose ``transaction_id`` is lower than the last one in the log on its key's

@@ -35,7 +35,7 @@ from bridge.errors import (
     UnavailableError,
 )
 from bridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError
-from bridge.model.cas import Accepted, Entry, Falling, Refused, Scope, fits
+from bridge.model.cas import Accepted, Entry, Falling, Mates, Refused, Scope
 from bridge.model.identifiers import SegmentId
 from bridge.model.sequence import DLSN
 
@@ -196,7 +196,8 @@ class Dispatcher:
     def _collect(self, lane: Lane) -> dict[Request, Entry]:
         """Take from a lane what goes together, oldest first."""
         places: dict[Request, int] = {}
-        entries: list[Entry] = []
+        mates = Mates()
+        entries = mates.entries
         size = 0
         while lane.queue and len(entries) < _ROUND_WRITES_MAX:
             request = lane.queue[0]
@@ -212,11 +213,11 @@ class Dispatcher:
                 before.done.wait(max(request.deadline - time.monotonic(), 0.0))
                 continue
             entry = request.entry(places)
-            if entries and (size + request.size > ROUND_BYTES_MAX or not fits(entries, entry)):
+            if entries and (size + request.size > ROUND_BYTES_MAX or not mates.fits(entry)):
                 break
             lane.queue.popleft()
             places[request] = len(entries)
-            entries.append(entry)
+            mates.add(entry)
             size += request.size
         return dict(zip(places, entries, strict=True))
 

@@ -84,8 +84,8 @@ class Request:
         return Entry(
             self.condition(),
             self.course,
-            tuple(record.key for record in self.records),
-            tuple(record.transaction_id for record in self.records),
+            tuple([record.key for record in self.records]),
+            tuple([record.transaction_id for record in self.records]),
             after,
             self.rising_ids,
         )

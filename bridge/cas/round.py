@@ -274,8 +274,8 @@ class Round:
             self._engine.rollback()
             raise
         with self._log.lock:
-            for request, written in zip(self._requests, sns, strict=True):
-                self._log.wrote(written, [record.key for record in request.records])
+            keys = (record.key for request in self._requests for record in request.records)
+            self._log.wrote([sn for written in sns for sn in written], keys)
         return Committed(sns)
 
     def _look_up(

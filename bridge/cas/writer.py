@@ -34,7 +34,7 @@ from bridge.model.course import Course, Stage
 from bridge.model.keyspace import position_of_key
 from bridge.model.names import StreamName
 from bridge.model.sequence import TRANSACTION_ID_HEADER
-from bridge.model.sn import SN, pack_transaction_id
+from bridge.model.sn import ANY, SN, pack_transaction_id
 from bridge.model.token import OPERATION_HEADER, Token
 
 PENDING_MAX: Final = 10_000
@@ -306,7 +306,7 @@ class CasWriter:
         course = self._shape.await_course(position, deadline)
         given = Token.parse(token) if isinstance(token, str) else token
         waited_for = expected.request if isinstance(expected, CasFuture) else as_sn(expected)
-        condition = Condition(SN() if isinstance(waited_for, Request) else waited_for, checked_scope, first)
+        condition = Condition(ANY if isinstance(waited_for, Request) else waited_for, checked_scope, first)
         self._check_place(condition.expected, course, position, deadline)
         if given is not None and (given.since != condition.expected or given.key != first):
             raise InvalidRequestError(f"token {given} was made for another key or expectation; nothing was written")
@@ -375,13 +375,16 @@ class CasWriter:
 
     def _admit(self, request: Request) -> None:
         with self._settled:
-            if not self._settled.wait_for(lambda: self._pending < PENDING_MAX, self._timeout_s):
+            if self._pending >= PENDING_MAX and not self._settled.wait_for(self._has_room, self._timeout_s):
                 raise BackpressureError(
                     f"{PENDING_MAX} conditional writes are under way and none ended within {self._timeout_s:g} s; "
                     "nothing was written"
                 )
             self._pending += 1
         request.done.add_done_callback(self._settle)
+
+    def _has_room(self) -> bool:
+        return self._pending < PENDING_MAX
 
     def _settle(self, _: Answer) -> None:
         with self._settled:

@@ -168,11 +168,6 @@ def holds(condition: Condition, last: SN, upto: int, course: Course) -> bool:
             assert_never(never)
 
 
-def _last_id(entries: Sequence[Entry]) -> int | None:
-    numbers = (number for entry in reversed(entries) for number in reversed(entry.transaction_ids))
-    return next((number for number in numbers if number is not None), None)
-
-
 def judge(
     entries: Sequence[Entry],
     offset: int,
@@ -189,7 +184,7 @@ def judge(
         entries: The writes; their records stand side by side in this order.
         offset: Where the first record of the round stands.
         last: SN of the last committed record before ``offset``, along the course of the first write. The others look
-            at it only after the first has written, see :func:`fits`.
+            at it only after the first has written, see :class:`Mates`.
         key_lasts: The same by key, for the keys of conditions with scope ``key``.
         last_ids: By place, for writes whose transaction ids must not fall: the last one that was given to a committed
             record before ``offset``, along the course of the write; None if there is none.
@@ -208,7 +203,8 @@ def judge(
             else:
                 refused = before
         actual = last if condition.scope is Scope.SEGMENT else keys.get(condition.key or b"", EMPTY)
-        if refused is None and not holds(condition, actual, base + offset, entry.course):
+        is_awaited = entry.after is not None and actual is condition.expected
+        if refused is None and not is_awaited and not holds(condition, actual, base + offset, entry.course):
             refused = Refused(condition.expected, actual)
         if refused is None and entry.rising_ids:
             refused = _falling(entry.transaction_ids, last_ids.get(place) if id_in_round is None else id_in_round)
@@ -218,7 +214,7 @@ def judge(
             continue
         sns = []
         for key, transaction_id in zip(entry.keys, entry.transaction_ids, strict=True):
-            last = SN(DLSN.of(segment, offset), transaction_id, base + offset)
+            last = SN(DLSN(segment.epoch, segment.number, offset), transaction_id, base + offset)
             sns.append(last)
             if key is not None:
                 keys[key] = last
@@ -238,22 +234,38 @@ def _falling(transaction_ids: Sequence[int | None], last: int | None) -> Falling
     return None
 
 
-def fits(mates: Sequence[Entry], entry: Entry) -> bool:
-    """Whether a write can be in one round with those before it: they being accepted must not refuse it.
+class Mates:
+    """The writes of a round while it is put together."""
 
-    What it expects of the log itself, before the round, is left to :func:`judge`.
-    """
-    if not mates:
-        return True
-    if entry.checks_ids and _falling(entry.transaction_ids, _last_id(mates)) is not None:
-        return False
-    if entry.after is None and entry.condition.expected == ANY:
-        return True
-    match entry.condition.scope:
-        case Scope.SEGMENT:
-            return entry.after == len(mates) - 1
-        case Scope.KEY:
-            later = mates if entry.after is None else mates[entry.after + 1 :]
-            return all(entry.condition.key not in mate.keys for mate in later)
-        case never:
-            assert_never(never)
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self._place_of_key: dict[bytes | None, int] = {}
+        self._last_id: int | None = None
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether a write can be in one round with those before it: they being accepted must not refuse it.
+
+        What it expects of the log itself, before the round, is left to :func:`judge`.
+        """
+        if not self.entries:
+            return True
+        if entry.rising_ids and _falling(entry.transaction_ids, self._last_id) is not None:
+            return False
+        if entry.after is None and entry.condition.expected == ANY:
+            return True
+        match entry.condition.scope:
+            case Scope.SEGMENT:
+                return entry.after == len(self.entries) - 1
+            case Scope.KEY:
+                place = self._place_of_key.get(entry.condition.key)
+                return place is None or (entry.after is not None and place <= entry.after)
+            case never:
+                assert_never(never)
+
+    def add(self, entry: Entry) -> None:
+        """Take one that fits."""
+        for key, number in zip(entry.keys, entry.transaction_ids, strict=True):
+            self._place_of_key[key] = len(self.entries)
+            if number is not None:
+                self._last_id = number
+        self.entries.append(entry)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import InvalidRequestError, UnavailableError
-from bridge.model.cas import Accepted, Condition, Entry, Falling, Refused, Scope, fits, holds, judge, place_of
+from bridge.model.cas import Accepted, Condition, Entry, Falling, Mates, Refused, Scope, holds, judge, place_of
 from bridge.model.course import Course
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
@@ -182,6 +182,13 @@ class Write:
 def entry(write: Write) -> Entry:
     condition = Condition(write.expected, write.scope, write.keys[0])
     return Entry(condition, FLAT, write.keys, write.all_ids, write.after, write.rising)
+
+
+def fits(mates: Sequence[Entry], item: Entry) -> bool:
+    round_ = Mates()
+    for mate in mates:
+        round_.add(mate)
+    return round_.fits(item)
 
 
 def one_by_one(log: Sequence[bytes | None], writes: Sequence[Write], last_id: int | None = None) -> list[bool]:
