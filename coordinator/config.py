@@ -31,6 +31,7 @@ _SNAPSHOTS: Final = "snapshots"
 _TEXTS: Final = {"name", "metrics_dir"}
 _SWITCH: Final = "transaction_buffer_segmented_snapshot_enabled"
 _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
+_MAY_BE_ZERO: Final = {"transaction_meta_persist_count"}
 
 
 def _default_name() -> str:
@@ -77,7 +78,11 @@ class CoordinatorSettings:
             **{name: getattr(self.leader, name) for name in _fields(LeaderSettings) - {_SNAPSHOTS}},
             **{name: getattr(self.leader.snapshots, name) for name in _fields(SnapshotSettings) - {_SWITCH}},
         }
-        faults = [f"{name}: {value} is not positive" for name, value in numbers.items() if not value > 0]
+        faults = [
+            f"{name}: {value} is not positive"
+            for name, value in numbers.items()
+            if value < 0 or (not value and name not in _MAY_BE_ZERO)
+        ]
         faults += [f"{name}: missing" for name in ("bootstrap_servers", "zookeeper", "name") if not getattr(self, name)]
         size = self.leader.snapshots.transaction_buffer_snapshot_segment_size
         if not SEGMENT_BYTES_MIN <= size <= SEGMENT_BYTES_MAX:

@@ -112,24 +112,29 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class AppendControl:
-    """The control records are appended to the group's commit log in order, inside the round; gives their offsets."""
+    """The control records are appended to the group's commit log in order, inside the round; gives their offsets.
+
+    What is to stand ``beside`` them is appended in the same request.
+    """
 
     topic: str
     records: Sequence[ControlRecord]
+    beside: Messages | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AppendTogether:
     """Frames and the control records that foretell where they stand are appended inside the round, in one request.
 
-    Gives the offset of each frame's first record. If these are not the ``expected`` ones, the round has been aborted:
-    nothing of it will ever be visible, and it can be done again.
+    Gives the offset of each frame's first record, and those of the control records. If the former are not the
+    ``expected`` ones, the round has been aborted: nothing of it will ever be visible, and it can be done again.
     """
 
     items: Sequence[tuple[str, FrameRef]]
     expected: Sequence[int]
     topic: str
     records: Sequence[ControlRecord]
+    beside: Messages | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +239,6 @@ class StartOffsets:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadCompacted:
-    """The latest committed value of each key of a compacted topic of one partition; deleted keys are left out."""
-
-    topic: str
-
-
-@dataclass(frozen=True, slots=True)
 class ReadRecords:
     """The committed values at offsets of a topic of one partition, None where there is none (any more)."""
 
@@ -278,6 +276,13 @@ class ReadCommitLog:
 
     topic: str
     start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCompacted:
+    """The latest committed value of each key of a compacted topic; without keys whose latest one is a tombstone."""
+
+    topic: str
 
 
 Effect = (
@@ -378,17 +383,23 @@ def merge_frames(items: Sequence[tuple[str, FrameRef]]) -> Steps[Sequence[int]]:
     return offsets
 
 
-def append_control(topic: str, records: Sequence[ControlRecord]) -> Steps[Sequence[int]]:
+def append_control(
+    topic: str, records: Sequence[ControlRecord], beside: Messages | None = None
+) -> Steps[Sequence[int]]:
     """See :class:`AppendControl`."""
-    offsets: Sequence[int] = yield AppendControl(topic, records)
+    offsets: Sequence[int] = yield AppendControl(topic, records, beside)
     return offsets
 
 
 def append_together(
-    items: Sequence[tuple[str, FrameRef]], expected: Sequence[int], topic: str, records: Sequence[ControlRecord]
-) -> Steps[Sequence[int]]:
+    items: Sequence[tuple[str, FrameRef]],
+    expected: Sequence[int],
+    topic: str,
+    records: Sequence[ControlRecord],
+    beside: Messages | None = None,
+) -> Steps[tuple[Sequence[int], Sequence[int]]]:
     """See :class:`AppendTogether`."""
-    offsets: Sequence[int] = yield AppendTogether(items, expected, topic, records)
+    offsets: tuple[Sequence[int], Sequence[int]] = yield AppendTogether(items, expected, topic, records, beside)
     return offsets
 
 
@@ -432,12 +443,6 @@ def start_offsets(partitions: Sequence[Partition]) -> Steps[Mapping[Partition, i
     return starts
 
 
-def read_compacted(topic: str) -> Steps[Mapping[bytes, bytes]]:
-    """See :class:`ReadCompacted`."""
-    records: Mapping[bytes, bytes] = yield ReadCompacted(topic)
-    return records
-
-
 def read_records(topic: str, offsets: Sequence[int]) -> Steps[Mapping[int, bytes | None]]:
     """See :class:`ReadRecords`."""
     values: Mapping[int, bytes | None] = yield ReadRecords(topic, tuple(offsets))
@@ -453,3 +458,9 @@ def read_commit_log(topic: str, start: int = 0) -> Steps[LogSummary]:
     """See :class:`ReadCommitLog`."""
     summary: LogSummary = yield ReadCommitLog(topic, start)
     return summary
+
+
+def read_compacted(topic: str) -> Steps[Mapping[bytes, bytes]]:
+    """See :class:`ReadCompacted`."""
+    records: Mapping[bytes, bytes] = yield ReadCompacted(topic)
+    return records

@@ -13,8 +13,9 @@ from coordinator.effects import TopicSpec
 BATCH_OVERHEAD_BYTES: Final = 48_588
 """How much larger a segment's message limit is than its records: batch header, record framing and our header."""
 CONTROL_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
-
-SNAPSHOT_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
+COMPACTED_SEGMENT_BYTES: Final = 16 * 1024 * 1024
+COMPACTED_SEGMENT_MS: Final = 10 * 60 * 1000
+"""What is in the newest segment of a compacted topic is not compacted."""
 
 _KEEP: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
@@ -69,15 +70,26 @@ def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicSpe
 
 
 def snapshot_topic_spec(name: str, replication_factor: int) -> TopicSpec:
-    """A topic of snapshots: compacted soon, because a leader that takes over reads what it holds."""
+    """A topic of snapshots."""
+    return _compacted_topic_spec(name, replication_factor)
+
+
+def terminated_topic_spec(group: GroupName, replication_factor: int) -> TopicSpec:
+    """The topic of terminated transactions."""
+    return _compacted_topic_spec(group.terminated_topic, replication_factor)
+
+
+def _compacted_topic_spec(name: str, replication_factor: int) -> TopicSpec:
+    """Compacted often, so that what a new leader reads of it stays small."""
     return TopicSpec(
         name,
         replication_factor=replication_factor,
         config={
             "cleanup.policy": "compact",
+            "segment.bytes": str(COMPACTED_SEGMENT_BYTES),
+            "segment.ms": str(COMPACTED_SEGMENT_MS),
             "min.cleanable.dirty.ratio": "0.1",
-            "segment.bytes": str(SNAPSHOT_RECORD_BYTES_MAX),
-            "max.message.bytes": str(SNAPSHOT_RECORD_BYTES_MAX),
+            "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
             "message.timestamp.type": "LogAppendTime",
         },
     )

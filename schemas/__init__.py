@@ -21,6 +21,7 @@ NAMES: Final = (
     "abort_frame",
     "answer",
     "begin_frame",
+    "client_session",
     "cluster",
     "commit_frame",
     "committing",
@@ -33,6 +34,7 @@ NAMES: Final = (
     "snapshot_indexes",
     "snapshot_segment",
     "stream",
+    "terminated_transactions",
     "transaction",
 )
 """Names of all schemas; each is a file ``NAME.avsc`` of this package."""

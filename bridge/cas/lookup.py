@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from bridge.cas.segment_log import SegmentLog
+from bridge.cas.segment_log import Progress, SegmentLog
 from bridge.kafka.fetch import LogReader
 from bridge.model.course import Course, Stage
 from bridge.model.names import StreamName
@@ -32,17 +32,19 @@ class StreamLogs:
         """The log of the active segment of a course."""
         return self.of(Stage(course.active, course.active_base, None))
 
-    def last(self, course: Course, reader: LogReader, to: int, deadline: float) -> SN:
+    def last(
+        self, course: Course, reader: LogReader, to: int, deadline: float, progress: Progress = lambda: None
+    ) -> SN:
         """SN of the last committed record of a course before offset ``to`` of its active segment.
 
-        EMPTY if there is none, ANY if it was truncated away.
+        EMPTY if there is none, ANY if it was truncated away. ``progress`` is called as :meth:`SegmentLog.last` does.
 
         Raises:
             WaitedTooLong: something before is still undecided.
         """
         active = self.active(course)
         with active.lock:
-            found = active.last(reader, to, deadline)
+            found = active.last(reader, to, deadline, progress)
         if not found.empty:
             return found
         for stage in course.stages[1:]:
@@ -52,6 +54,22 @@ class StreamLogs:
             if not found.empty:
                 return found
         return EMPTY
+
+    def last_id(self, course: Course, reader: LogReader, to: int, deadline: float) -> int | None:
+        """The last transaction id that a user gave a committed record of a course before offset ``to``.
+
+        None if there is none, or if all were truncated away.
+
+        Raises:
+            WaitedTooLong: something before is still undecided.
+        """
+        for stage in course.stages:
+            log = self.of(stage)
+            with log.lock:
+                found = log.last_id(reader, to if stage.segment == course.active else stage.end or 0, deadline)
+            if found is not None:
+                return found
+        return None
 
     def last_of(self, course: Course, reader: LogReader, key: bytes, place: int | None, to: int, deadline: float) -> SN:
         """SN of the last committed record with ``key`` before offset ``to`` of the active segment.

@@ -285,6 +285,8 @@ class Metadata:
         match request.kind:
             case RequestKind.CREATE_STREAM | RequestKind.SCALE_STREAM:
                 return False  # both take the node away with the first thing that they write
+            case RequestKind.LOOK_UP | RequestKind.FENCE:
+                return False  # neither changes what anybody has asked for before
             case RequestKind.DELETE_STREAM:
                 config = self.stream(StreamName.parse(request.stream))
                 return config is None or config.state is StreamState.DELETING

@@ -1,12 +1,14 @@
-"""Records as record batches: those of a commit log, and any with keys."""
+"""Control records, and other messages with keys, as record batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from time import time
 from typing import Final
 
 from bridge.kafka.batches import BatchBuilder
 from bridge.model.control import ControlRecord
+from coordinator.effects import Messages
 
 BATCH_BYTES_MAX: Final = 512 * 1024
 
@@ -16,10 +18,16 @@ Batches = tuple[list[bytes], list[tuple[int, int]]]
 
 def control_batches(records: Sequence[ControlRecord]) -> Batches:
     """Control records, stamped with the time of their decision."""
-    return record_batches((record.decided_ms, record.transaction.bytes, record.encode_value()) for record in records)
+    return _batches((record.decided_ms, record.transaction.bytes, record.encode_value()) for record in records)
 
 
-def record_batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
+def message_batches(messages: Messages | None) -> Batches:
+    """Messages, stamped with the present time."""
+    now_ms = int(time() * 1000)
+    return _batches((now_ms, key, value) for key, value in (() if messages is None else messages.items))
+
+
+def _batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
     """Records as (time in ms, key, value); one larger than a batch should be gets a batch of its own."""
     batches: list[bytes] = []
     places: list[tuple[int, int]] = []

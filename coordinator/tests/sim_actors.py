@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Collection, Generator, Iterator
@@ -13,6 +14,7 @@ from bridge.model.buffer import BufferFold, BufferLimits, Partition
 from bridge.model.conditions import StreamCondition
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.fences import Fences
 from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import TransactionId
@@ -40,6 +42,7 @@ PROCEDURES = (
     "record_long",
     "remove_records",
 )
+REMEMBERED = 6
 
 
 def settings_of(epoch: int) -> LeaderSettings:
@@ -57,6 +60,7 @@ def settings_of(epoch: int) -> LeaderSettings:
         record_after_ms=50,
         requests_per_turn=2,
         forecast_patience=0,
+        transaction_meta_persist_count=REMEMBERED,
         outcomes_again=1,
         snapshots=snapshots,
     )
@@ -79,6 +83,8 @@ class Attempt:
     offsets: tuple[GroupOffsets, ...] = ()
     conditions: tuple[StreamCondition, ...] = ()
     ended: str = ""
+    part: int = 0
+    sent: dict[PieceKey, list[tuple[StreamName, Record]]] = field(default_factory=dict)
     outcome: ControlRecord | None = None
 
 
@@ -101,6 +107,7 @@ class Client:
         self.serial = 0
         self.read = 0
         self.stopping = False
+        self.epoch = 0
 
     def step(self, clock_ms: int, log: str) -> None:
         """Do one thing."""
@@ -128,11 +135,15 @@ class Client:
         epochs = {str(item): int(history_of(self.world, item).active.reference_epoch) for item in chosen}
         self.serial += 1
         counter = self.serial << 8 | int(self.name[1:])
-        begin = BeginFrame(self.name, 0, None, LEASE_MS, epochs)
-        self.current = Attempt(TransactionId.of(epochs[str(chosen[0])], counter), begin)
-        self.attempts.append(self.current)
-        for name in epochs:
-            self._send(name, FrameHeader(FrameKind.BEGIN, self.current.id.bytes), begin.encode())
+        begin = BeginFrame(self.name, self.epoch, None, LEASE_MS, epochs)
+        self.current = self._begin(TransactionId.of(epochs[str(chosen[0])], counter), begin)
+
+    def _begin(self, identifier: TransactionId, begin: BeginFrame) -> Attempt:
+        attempt = Attempt(identifier, begin)
+        self.attempts.append(attempt)
+        for name in begin.streams:
+            self._send(name, FrameHeader(FrameKind.BEGIN, identifier.bytes), begin.encode())
+        return attempt
 
     def _go_on(self) -> None:
         assert self.current is not None
@@ -145,11 +156,11 @@ class Client:
                 self.current.offsets = (self._offsets(),)
             if self.rng.random() < 0.4:
                 self.current.conditions = tuple(self._conditions(self.current.begin))
-            manifest = Manifest(dict(self.current.pieces), self.current.offsets, self.current.conditions)
-            self._send(self.current.begin.home, FrameHeader(FrameKind.COMMIT, self.current.id.bytes), manifest.encode())
+            self._send(self.current.begin.home, *commit_frame(self.current))
         elif chance < 0.96:
             self.current.ended = "abort"
-            self._send(self.current.begin.home, FrameHeader(FrameKind.ABORT, self.current.id.bytes), encode_abort("no"))
+            header = FrameHeader(FrameKind.ABORT, self.current.id.bytes, self.current.part)
+            self._send(self.current.begin.home, header, encode_abort("no"))
         elif chance < 0.98:
             self.current.ended = "silent"
 
@@ -183,13 +194,14 @@ class Client:
             self.counts[stream, first.key] = count
             rows.append(Record(first.key, f"{first.key}={count}"))
         place = attempt.begin.places[str(stream)]
-        base = len(attempt.records)
+        base = sum(len(rows) for rows in attempt.sent.values())
         made = [Record(row.key, row.value, str(attempt.id), base + place) for place, row in enumerate(rows)]
         attempt.records.extend((stream, record) for record in made)
-        piece = PieceKey(0, place, number)
+        piece = PieceKey(attempt.part, place, number)
         attempt.pieces[piece] = attempt.pieces.get(piece, 0) + len(made)
+        attempt.sent.setdefault(piece, []).extend((stream, record) for record in made)
         batch = json.dumps([[item.key, item.value, item.transaction, item.sequence] for item in made]).encode()
-        header = FrameHeader(FrameKind.DATA, attempt.id.bytes, 0, number, base, len(made))
+        header = FrameHeader(FrameKind.DATA, attempt.id.bytes, attempt.part, number, base, len(made))
         self._send(str(stream), header, batch)
         if self.rng.random() < 0.1:
             self._send(str(stream), header, batch)  # a retry whose first try had arrived
@@ -227,6 +239,12 @@ class Client:
         self.world.produce(StreamName.parse(stream).buffer_topic, (header.pack(), value))
 
 
+def commit_frame(attempt: Attempt) -> tuple[FrameHeader, bytes]:
+    """The COMMIT frame of a transaction."""
+    header = FrameHeader(FrameKind.COMMIT, attempt.id.bytes, attempt.part)
+    return header, Manifest(dict(attempt.pieces), attempt.offsets, attempt.conditions).encode()
+
+
 class Leader:
     """A leader that carries out one effect at each step, and can stop, or be left behind, before any of them."""
 
@@ -238,6 +256,7 @@ class Leader:
         self.group: GroupState | None = None
         self.barrier: dict[Partition, int] = {}
         self.pending_done = False
+        self.fences = Fences()
         self.result: Any = None
         self.effect: fx.Effect | None = None
         self.forgetful = forgetful
@@ -284,10 +303,11 @@ class Leader:
         self.procedure, self.result = None, None
         if self.group is None:
             self.group, self.barrier = value
+            self.fences = copy.deepcopy(self.group.fold.fences)
         elif not self.pending_done:
             self.pending_done = True
             if not self.forgetful:
-                self.world.broken.extend(restored_faults(self.world, self.group))
+                self.world.broken.extend(restored_faults(self.world, self.group, self.fences))
 
     def crash(self, share: float) -> None:
         """Die, perhaps in the middle of an effect."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from bridge.errors import CorruptDataError
 from bridge.model.buffer import BufferedTransaction, BufferFold, BufferLimits, Partition
+from bridge.model.fences import Fences
 from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 from bridge.model.snapshots import Snapshot, decode_segment, decode_snapshot
 from coordinator.group import GroupState
@@ -38,13 +39,17 @@ def spoil(value: bytes | None, faults: frozenset[str]) -> bytes | None:
     return snapshot.encode()
 
 
-def restored_faults(world: World, group: GroupState) -> list[str]:
-    """What a leader that has just taken over knows otherwise than one that replays everything."""
+def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str]:
+    """What a leader that has just taken over knows otherwise than one that replays everything.
+
+    ``fences`` are those with which it began.
+    """
     found: list[str] = []
     summary = world.summary(group.commit_log)
     limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
     whole = BufferFold(limits, lambda *_: None, summary.terminated)
     whole.late = {}
+    whole.fences = fences
     for (topic, number), stream in group.partitions().items():
         end = group.fold.positions.get((topic, number), 0)
         for offset, entry in enumerate(world.topics[topic].entries[:end]):
