@@ -14,6 +14,7 @@ from coordinator.procedures.questions import answer_questions
 from coordinator.procedures.requests import answer_waiting, handle_requests
 from coordinator.procedures.rolling import roll
 from coordinator.procedures.sessions import forget_sessions
+from coordinator.procedures.snapshots import take_snapshots
 from coordinator.procedures.upkeep import await_frames, expire_overdue, record_long, remove_records
 
 
@@ -42,6 +43,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         yield from remove_records(group)
     yield from forget_expired(group, now_ms)
     yield from forget_sessions(group, now_ms)
+    yield from take_snapshots(group, now_ms)
     return left
 
 

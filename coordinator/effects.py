@@ -139,7 +139,7 @@ class AppendTogether:
 
 @dataclass(frozen=True, slots=True)
 class AppendMessages:
-    """Messages are appended inside the round, in order."""
+    """Messages are appended inside the round, in order; gives their offsets."""
 
     messages: Messages
 
@@ -232,16 +232,42 @@ class EndOffsets:
 
 
 @dataclass(frozen=True, slots=True)
+class StartOffsets:
+    """The offset of the first message of each buffer partition that has not been truncated."""
+
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCompacted:
+    """The latest committed value of each key of a compacted topic of one partition; deleted keys are left out."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecords:
+    """The committed values at offsets of a topic of one partition, None where there is none (any more)."""
+
+    topic: str
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LogSummary:
-    """What a commit log says of transactions, by the 16 bytes of their ids.
+    """What a commit log says of transactions from some offset on, by the 16 bytes of their ids.
 
     Attributes:
-        terminated: Those with an outcome.
+        terminated: Those with an outcome, with its offset, in order.
+        aborted: Those of them that are aborted.
         begun: Those with a BEGIN record and no outcome.
+        end: Offset that follows the last record.
     """
 
-    terminated: frozenset[bytes]
+    terminated: Mapping[bytes, int]
     begun: frozenset[bytes]
+    aborted: frozenset[bytes] = frozenset()
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,16 +279,10 @@ class TakeIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommitLog:
-    """The whole commit log up to its end, committed records only; gives a :class:`LogSummary`."""
+    """The commit log from ``start`` up to its end, committed records only; gives a :class:`LogSummary`."""
 
     topic: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCompacted:
-    """The latest committed value of each key of a compacted topic; without keys whose latest one is a tombstone."""
-
-    topic: str
+    start: int = 0
 
 
 Effect = (
@@ -280,12 +300,14 @@ Effect = (
     | SendOffsets
     | Look
     | AbortRound
+    | AppendMessages
     | CommitRound
     | EndOffsets
+    | StartOffsets
+    | ReadCompacted
+    | ReadRecords
     | TakeIdentity
     | ReadCommitLog
-    | AppendMessages
-    | ReadCompacted
 )
 
 Steps = Generator[Effect, Any, T]
@@ -381,11 +403,6 @@ def append_together(
     return offsets
 
 
-def append_messages(messages: Messages) -> Steps[None]:
-    """See :class:`AppendMessages`."""
-    yield AppendMessages(messages)
-
-
 def send_offsets(items: Sequence[GroupOffsets]) -> Steps[tuple[int, str] | None]:
     """See :class:`SendOffsets`."""
     refused: tuple[int, str] | None = yield SendOffsets(tuple(items))
@@ -403,6 +420,12 @@ def abort_round() -> Steps[None]:
     yield AbortRound()
 
 
+def append_messages(messages: Messages) -> Steps[Sequence[int]]:
+    """See :class:`AppendMessages`."""
+    offsets: Sequence[int] = yield AppendMessages(messages)
+    return offsets
+
+
 def commit_round() -> Steps[None]:
     """See :class:`CommitRound`."""
     yield CommitRound()
@@ -414,18 +437,30 @@ def end_offsets(partitions: Sequence[Partition]) -> Steps[Mapping[Partition, int
     return ends
 
 
-def take_identity(group: GroupName) -> Steps[None]:
-    """See :class:`TakeIdentity`."""
-    yield TakeIdentity(group)
-
-
-def read_commit_log(topic: str) -> Steps[LogSummary]:
-    """See :class:`ReadCommitLog`."""
-    summary: LogSummary = yield ReadCommitLog(topic)
-    return summary
+def start_offsets(partitions: Sequence[Partition]) -> Steps[Mapping[Partition, int]]:
+    """See :class:`StartOffsets`."""
+    starts: Mapping[Partition, int] = yield StartOffsets(tuple(partitions))
+    return starts
 
 
 def read_compacted(topic: str) -> Steps[Mapping[bytes, bytes]]:
     """See :class:`ReadCompacted`."""
     records: Mapping[bytes, bytes] = yield ReadCompacted(topic)
     return records
+
+
+def read_records(topic: str, offsets: Sequence[int]) -> Steps[Mapping[int, bytes | None]]:
+    """See :class:`ReadRecords`."""
+    values: Mapping[int, bytes | None] = yield ReadRecords(topic, tuple(offsets))
+    return values
+
+
+def take_identity(group: GroupName) -> Steps[None]:
+    """See :class:`TakeIdentity`."""
+    yield TakeIdentity(group)
+
+
+def read_commit_log(topic: str, start: int = 0) -> Steps[LogSummary]:
+    """See :class:`ReadCommitLog`."""
+    summary: LogSummary = yield ReadCommitLog(topic, start)
+    return summary

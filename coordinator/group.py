@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from bridge.model.buffer import BufferedTransaction, BufferFold, Partition
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import buffer_partition
+from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
 from bridge.model.records import Request, StreamConfig
 from coordinator.forecast import Forecast
 from coordinator.preserver import Draft, TransactionMetadataPreserver
+from coordinator.snapshots import Snapshots, SnapshotSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,9 @@ class LeaderSettings:
     """For how long they are remembered, unless a transaction says otherwise. PIP-255's name."""
     transaction_meta_expire_check_interval_in_second: int = 300
     """How often those are looked for that are due to be forgotten. PIP-255's name."""
+    outcomes_again: int = 20_000
+    """How far before the position in a snapshot the commit log is read, for BEGIN frames that a writer has doubled."""
+    snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
 
 
 @dataclass(slots=True)
@@ -54,8 +59,11 @@ class StreamState:
 
     def partition_of(self, transaction: BufferedTransaction) -> Partition:
         """The partition of its buffer that holds a transaction's frames."""
-        number = buffer_partition(transaction.transaction_id, self.config.buffer_partitions)
-        return self.config.name.buffer_topic, number
+        return self.partition_for(transaction.transaction_id)
+
+    def partition_for(self, identifier: TransactionId) -> Partition:
+        """The same for a transaction's id."""
+        return self.config.name.buffer_topic, buffer_partition(identifier, self.config.buffer_partitions)
 
     def topics_of(self, record: EpochRecord) -> dict[int, str]:
         """The topic of each segment of an epoch, by segment number."""
@@ -90,6 +98,7 @@ class GroupState:
         draft: What is remembered of the round under way once it is committed.
         expiry_checked_ms, sessions_checked_ms: When outcomes and sessions that are due to be forgotten were looked for.
         forecast: Where its segments end, as far as that is known.
+        snapshots: The snapshots of its buffers.
         counts: What happened, for metrics.
     """
 
@@ -110,10 +119,12 @@ class GroupState:
     expiry_checked_ms: int = 0
     sessions_checked_ms: int = 0
     forecast: Forecast = field(init=False)
+    snapshots: Snapshots = field(init=False)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.forecast = Forecast(self.settings.forecast_patience)
+        self.snapshots = Snapshots(self.name.scope, self.settings.snapshots)
 
     @property
     def commit_log(self) -> str:

@@ -31,6 +31,8 @@ NAMES: Final = (
     "group",
     "request",
     "scaling",
+    "snapshot_indexes",
+    "snapshot_segment",
     "stream",
     "terminated_transactions",
     "transaction",

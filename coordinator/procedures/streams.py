@@ -23,6 +23,7 @@ from coordinator.effects import (
     write,
 )
 from coordinator.errors import StaleStateError
+from coordinator.procedures.snapshots import clear_snapshots
 from coordinator.topics import buffer_topic_spec, segment_topic_spec
 
 BUFFER_PARTITIONS_MAX = 256
@@ -110,6 +111,7 @@ def finish_delete(group: state.GroupState, stream: state.StreamState) -> Steps[N
     name = stream.config.name
     segments = [name.segment_topic(item) for item in stream.history.segments()]
     yield from delete_topics([name.buffer_topic, *segments])
+    yield from clear_snapshots(group, stream.partitions())
     epochs = yield from read_children(paths.epochs(name))
     gone = yield from write(
         *(DeleteNode(f"{paths.epochs(name)}/{item}") for item in epochs),
