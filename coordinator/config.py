@@ -27,11 +27,11 @@ from coordinator.snapshots import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Snapshot
 
 PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _TABLE: Final = "coordinator"
+_MAY_BE_ZERO: Final = {"transaction_meta_persist_count"}
 _SNAPSHOTS: Final = "snapshots"
 _TEXTS: Final = {"name", "metrics_dir"}
 _SWITCH: Final = "transaction_buffer_segmented_snapshot_enabled"
 _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
-_MAY_BE_ZERO: Final = {"transaction_meta_persist_count"}
 
 
 def _default_name() -> str:

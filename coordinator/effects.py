@@ -239,6 +239,13 @@ class StartOffsets:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadCompacted:
+    """The latest committed value of each key of a compacted topic of one partition; deleted keys are left out."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReadRecords:
     """The committed values at offsets of a topic of one partition, None where there is none (any more)."""
 
@@ -276,13 +283,6 @@ class ReadCommitLog:
 
     topic: str
     start: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCompacted:
-    """The latest committed value of each key of a compacted topic; without keys whose latest one is a tombstone."""
-
-    topic: str
 
 
 Effect = (
@@ -443,6 +443,12 @@ def start_offsets(partitions: Sequence[Partition]) -> Steps[Mapping[Partition, i
     return starts
 
 
+def read_compacted(topic: str) -> Steps[Mapping[bytes, bytes]]:
+    """See :class:`ReadCompacted`."""
+    records: Mapping[bytes, bytes] = yield ReadCompacted(topic)
+    return records
+
+
 def read_records(topic: str, offsets: Sequence[int]) -> Steps[Mapping[int, bytes | None]]:
     """See :class:`ReadRecords`."""
     values: Mapping[int, bytes | None] = yield ReadRecords(topic, tuple(offsets))
@@ -458,9 +464,3 @@ def read_commit_log(topic: str, start: int = 0) -> Steps[LogSummary]:
     """See :class:`ReadCommitLog`."""
     summary: LogSummary = yield ReadCommitLog(topic, start)
     return summary
-
-
-def read_compacted(topic: str) -> Steps[Mapping[bytes, bytes]]:
-    """See :class:`ReadCompacted`."""
-    records: Mapping[bytes, bytes] = yield ReadCompacted(topic)
-    return records

@@ -69,14 +69,14 @@ def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicSpe
     )
 
 
-def snapshot_topic_spec(name: str, replication_factor: int) -> TopicSpec:
-    """A topic of snapshots."""
-    return _compacted_topic_spec(name, replication_factor)
-
-
 def terminated_topic_spec(group: GroupName, replication_factor: int) -> TopicSpec:
     """The topic of terminated transactions."""
     return _compacted_topic_spec(group.terminated_topic, replication_factor)
+
+
+def snapshot_topic_spec(name: str, replication_factor: int) -> TopicSpec:
+    """A topic of snapshots."""
+    return _compacted_topic_spec(name, replication_factor)
 
 
 def _compacted_topic_spec(name: str, replication_factor: int) -> TopicSpec:

@@ -184,9 +184,9 @@ class BufferFold:
         decided: those of them whose end is decided, in the order of the decisions, until :meth:`settle` removes them.
         positions: per buffer partition the next offset to fold.
         dropped: counts of messages that changed nothing, by reason.
+        fences: the newest session of each client, and so whose frames are refused.
         log_position: an offset that the commit log had reached before what is folded next was folded.
         late: while it is not None, the ``terminated`` transactions whose BEGIN frames were met.
-        fences: the newest session of each client, and so whose frames are refused.
     """
 
     def __init__(
@@ -213,9 +213,9 @@ class BufferFold:
         self.positions: dict[Partition, int] = {}
         self.dropped: Counter[str] = Counter()
         self.cached_bytes = 0
+        self.fences = Fences()
         self.log_position = 0
         self.late: dict[bytes, LateBegin] | None = None
-        self.fences = Fences()
 
     def fold(
         self, stream: str, partition: Partition, offset: int, appended_ms: int, key: bytes | None, value: bytes | None

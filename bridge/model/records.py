@@ -333,11 +333,11 @@ class RequestKind(StrEnum):
     SCALE_STREAM = "scale-stream"
     DELETE_STREAM = "delete-stream"
     ABORT_TRANSACTION = "abort-transaction"
-    CLEAR_SNAPSHOTS = "clear-snapshots"
-    REBUILD_SNAPSHOTS = "rebuild-snapshots"
     LOOK_UP = "look-up-transactions"
     """Of a transaction, of the latest with a label, or of all open ones of a client."""
     FENCE = "fence-client"
+    CLEAR_SNAPSHOTS = "clear-snapshots"
+    REBUILD_SNAPSHOTS = "rebuild-snapshots"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

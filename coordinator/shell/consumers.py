@@ -157,30 +157,41 @@ def read_commit_log(
     begun: set[bytes] = set()
     ended: dict[bytes, int] = {}
     aborted: set[bytes] = set()
+    end = start
+    for message in _read_committed(brokers, security, topic, start, timeout_s):
+        offset = message.offset() or 0
+        end = offset + 1
+        transaction, kind = message.key() or b"", peek_kind(message.value())
+        if kind is None or len(transaction) != TRANSACTION_ID_BYTES:
+            kind = decode_control(message.key(), message.value()).kind  # says what is wrong with it
+        if kind is ControlKind.BEGIN:
+            begun.add(transaction)
+            continue
+        ended[transaction] = offset
+        if kind is ControlKind.ABORT:
+            aborted.add(transaction)
+    return LogSummary(ended, frozenset(begun.difference(ended)), frozenset(aborted), end)
+
+
+def _read_committed(
+    brokers: str, security: Mapping[str, str], topic: str, start: int, timeout_s: float
+) -> Iterator[Message]:
+    """The committed messages of a topic of one partition from an offset up to its present end."""
     consumer = _consumer(brokers, security, "read_committed", **{"enable.partition.eof": True})
     try:
         consumer.assign([TopicPartition(topic, 0, start)])
         while True:
             first = consumer.poll(timeout_s)
             if first is None:
-                raise KafkaUnavailable(f"no broker gave the commit log {topic} within {timeout_s:g} s")
+                raise KafkaUnavailable(f"no broker gave the topic {topic} within {timeout_s:g} s")
             for message in (first, *consumer.consume(MESSAGES_AT_ONCE, 0)):
                 error = message.error()
-                offset = message.offset() or 0
-                if error is not None:
-                    if error.code() == KafkaError._PARTITION_EOF:
-                        return LogSummary(ended, frozenset(begun.difference(ended)), frozenset(aborted), offset)
+                if error is None:
+                    yield message
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    return
+                else:
                     _report(error)
-                    continue
-                transaction, kind = message.key() or b"", peek_kind(message.value())
-                if kind is None or len(transaction) != TRANSACTION_ID_BYTES:
-                    kind = decode_control(message.key(), message.value()).kind  # says what is wrong with it
-                if kind is ControlKind.BEGIN:
-                    begun.add(transaction)
-                    continue
-                ended[transaction] = offset
-                if kind is ControlKind.ABORT:
-                    aborted.add(transaction)
     finally:
         consumer.close()
 

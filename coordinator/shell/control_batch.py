@@ -1,4 +1,4 @@
-"""Control records, and other messages with keys, as record batches."""
+"""Control records, and messages beside them, as record batches."""
 
 from __future__ import annotations
 
@@ -18,16 +18,10 @@ Batches = tuple[list[bytes], list[tuple[int, int]]]
 
 def control_batches(records: Sequence[ControlRecord]) -> Batches:
     """Control records, stamped with the time of their decision."""
-    return _batches((record.decided_ms, record.transaction.bytes, record.encode_value()) for record in records)
+    return record_batches((record.decided_ms, record.transaction.bytes, record.encode_value()) for record in records)
 
 
-def message_batches(messages: Messages | None) -> Batches:
-    """Messages, stamped with the present time."""
-    now_ms = int(time() * 1000)
-    return _batches((now_ms, key, value) for key, value in (() if messages is None else messages.items))
-
-
-def _batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
+def record_batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
     """Records as (time in ms, key, value); one larger than a batch should be gets a batch of its own."""
     batches: list[bytes] = []
     places: list[tuple[int, int]] = []
@@ -40,3 +34,12 @@ def _batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
     if builder.count:
         batches.append(builder.build())
     return batches, places
+
+
+def message_batches(messages: Messages | None) -> list[tuple[str, bytes]]:
+    """Batches that hold the messages in order, each with its topic."""
+    if messages is None:
+        return []
+    now_ms = int(time() * 1000)
+    batches, _ = record_batches((now_ms, key, value) for key, value in messages.items)
+    return [(messages.topic, batch) for batch in batches]

@@ -24,7 +24,7 @@ from coordinator import effects as fx
 from coordinator.config import CoordinatorSettings
 from coordinator.errors import DeposedError
 from coordinator.shell.consumers import FrameReader, read_commit_log
-from coordinator.shell.control_batch import control_batches, message_batches
+from coordinator.shell.control_batch import Batches, control_batches, message_batches, record_batches
 from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
 from coordinator.shell.outlook import Outlook
@@ -110,8 +110,6 @@ class Interpreter:
                 return self._append_control(effect)
             case fx.AppendTogether():
                 return self._append_together(effect)
-            case fx.AppendMessages(messages):
-                return self._append_messages(messages)
             case fx.SendOffsets(offsets):
                 return self._send_offsets(offsets)
             case fx.Look(queries):
@@ -119,6 +117,9 @@ class Interpreter:
             case fx.AbortRound():
                 self._current.abort()
                 self._current = next(self._turn)
+            case fx.AppendMessages(fx.Messages(topic, rows)):
+                now_ms = int(time.time() * 1000)
+                return self._append_batches(topic, record_batches((now_ms, key, value) for key, value in rows))
             case fx.CommitRound():
                 self._current.commit()
                 self._current = next(self._turn)
@@ -178,7 +179,7 @@ class Interpreter:
     def _append_together(self, effect: fx.AppendTogether) -> tuple[Sequence[int], Sequence[int]]:
         feed = FrameFeed(effect.items, self._reader.read)
         control, places = control_batches(effect.records)
-        beside = _beside(effect.beside)
+        beside = message_batches(effect.beside)
         bases = self._current.append(chain(feed.batches(), ((effect.topic, batch) for batch in control), beside))
         offsets = feed.offsets(bases)
         first = len(bases) - len(beside) - len(control)
@@ -187,14 +188,15 @@ class Interpreter:
             self._current = next(self._turn)
         return offsets, [bases[first + batch] + delta for batch, delta in places]
 
-    def _append_messages(self, messages: fx.Messages) -> Sequence[int]:
-        batches, places = message_batches(messages)
-        bases = self._current.append((messages.topic, batch) for batch in batches)
-        return [bases[batch] + delta for batch, delta in places]
-
     def _append_control(self, effect: fx.AppendControl) -> Sequence[int]:
         batches, places = control_batches(effect.records)
-        bases = self._current.append(chain(((effect.topic, batch) for batch in batches), _beside(effect.beside)))
+        beside = message_batches(effect.beside)
+        bases = self._current.append(chain(((effect.topic, batch) for batch in batches), beside))
+        return [bases[batch] + delta for batch, delta in places]
+
+    def _append_batches(self, topic: str, made: Batches) -> Sequence[int]:
+        batches, places = made
+        bases = self._current.append((topic, batch) for batch in batches)
         return [bases[batch] + delta for batch, delta in places]
 
     def _send_offsets(self, items: Sequence[GroupOffsets]) -> tuple[int, str] | None:
@@ -241,8 +243,3 @@ class Interpreter:
 
     def _end_offsets(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
         return {(topic, number): self._current.end_offset(topic, partition=number) for topic, number in partitions}
-
-
-def _beside(messages: fx.Messages | None) -> list[tuple[str, bytes]]:
-    """The batches of messages, each with its topic."""
-    return [] if messages is None else [(messages.topic, batch) for batch in message_batches(messages)[0]]

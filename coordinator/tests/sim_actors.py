@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from collections.abc import Collection, Generator, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,8 +60,8 @@ def settings_of(epoch: int) -> LeaderSettings:
         record_after_ms=50,
         requests_per_turn=2,
         forecast_patience=0,
-        transaction_meta_persist_count=REMEMBERED,
         outcomes_again=1,
+        transaction_meta_persist_count=REMEMBERED,
         snapshots=snapshots,
     )
 
@@ -303,7 +303,7 @@ class Leader:
         self.procedure, self.result = None, None
         if self.group is None:
             self.group, self.barrier = value
-            self.fences = copy.deepcopy(self.group.fold.fences)
+            self.fences = deepcopy(self.group.fold.fences)
         elif not self.pending_done:
             self.pending_done = True
             if not self.forgetful:

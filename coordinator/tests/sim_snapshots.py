@@ -42,7 +42,7 @@ def spoil(value: bytes | None, faults: frozenset[str]) -> bytes | None:
 def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str]:
     """What a leader that has just taken over knows otherwise than one that replays everything.
 
-    ``fences`` are those with which it began.
+    Both know the same sessions of clients, ``fences``, when they begin to read.
     """
     found: list[str] = []
     summary = world.summary(group.commit_log)

@@ -24,9 +24,6 @@ from bridge.model.sequence import DLSN
 from bridge.model.sn import EMPTY, SN
 from coordinator import effects as fx
 
-OUTCOMES = "__terminated"
-"""How the topics of terminated transactions begin."""
-
 
 class Fenced(Exception):
     """A newer leader exists."""
@@ -159,15 +156,17 @@ class World:
                 return offsets
             case fx.AppendTogether():
                 return self.append_together(effect, leader)
-            case fx.AppendMessages(messages):
-                if "first-guess" not in self.faults or not messages.topic.startswith(OUTCOMES):
-                    return self.append_messages(messages, leader)
+            case fx.AppendMessages(messages) if messages.topic.startswith("__terminated"):
+                if "first-guess" not in self.faults:
+                    self.append_messages(messages, leader)
             case fx.SendOffsets(offsets):
                 return self.send_offsets(offsets, leader)
             case fx.Look(queries):
                 return [self.look(query) for query in queries]
             case fx.AbortRound():
                 self.end(leader, "aborted")
+            case fx.AppendMessages(fx.Messages(topic, rows)):
+                return self.append_rows(topic, rows, leader)
             case fx.CommitRound():
                 self.end(leader, "committed")
             case fx.EndOffsets(partitions):
@@ -181,7 +180,7 @@ class World:
             case fx.StartOffsets(partitions):
                 return dict.fromkeys(partitions, 0)
             case fx.ReadCompacted(topic):
-                return self.compacted(topic)
+                return self.latest(topic)
             case fx.ReadRecords(topic, offsets):
                 visible = dict(self.topics[topic].visible())
                 return {offset: visible[offset][1] if offset in visible else None for offset in offsets}
@@ -296,23 +295,13 @@ class World:
             self.end(leader, "aborted")
         return offsets if "blind-forecast" not in self.faults else expected, positions
 
-    def append_messages(self, messages: fx.Messages | None, leader: int) -> list[int]:
+    def append_messages(self, messages: fx.Messages | None, leader: int) -> None:
         """Append keys and values inside the leader's native transaction."""
-        offsets: list[int] = []
-        if messages is not None:
-            untied = "untied-outcomes" in self.faults and messages.topic.startswith(OUTCOMES)
-            for key, value in messages.items:
-                offsets.append(len(self.topics[messages.topic].entries))
-                if untied:
-                    self.topics[messages.topic].entries.append(Entry((key, value)))
-                else:
-                    self._append(messages.topic, (key, self.spoil(value)), leader)
-        return offsets
-
-    def compacted(self, topic: str) -> dict[bytes, bytes]:
-        """The latest value of each key that a ``read_committed`` reader sees."""
-        latest = dict(item for _, item in self.topics[topic].visible())
-        return {key: value for key, value in latest.items() if value is not None}
+        for item in messages.items if messages is not None else ():
+            if "untied-outcomes" in self.faults:
+                self.topics[messages.topic].entries.append(Entry(item))  # type: ignore[union-attr]
+            else:
+                self._append(messages.topic, item, leader)  # type: ignore[union-attr]
 
     def send_offsets(self, items: Sequence[GroupOffsets], leader: int) -> tuple[int, str] | None:
         """Offsets become part of the leader's native transaction, unless a group has moved on, which empties it."""
@@ -363,6 +352,19 @@ class World:
         """Abort what a dead leader left open, as the broker does after the transaction time-out."""
         if leader in self.open:
             self._finish(self.open.pop(leader), "aborted")
+
+    def append_rows(self, topic: str, rows: Sequence[tuple[bytes, bytes | None]], leader: int) -> list[int]:
+        """Append records with keys inside the leader's native transaction."""
+        offsets = []
+        for key, value in rows:
+            offsets.append(len(self.topics[topic].entries))
+            self._append(topic, (key, self.spoil(value)), leader)
+        return offsets
+
+    def latest(self, topic: str) -> dict[bytes, bytes]:
+        """The latest committed value of each key."""
+        rows = dict(row for _, row in self.topics[topic].visible())
+        return {key: value for key, value in rows.items() if value is not None}
 
     def compact(self, topic: str) -> None:
         """Remove what a later record of the same key replaces, as brokers do at some time."""

@@ -222,8 +222,17 @@ def test_the_runs_cover_what_they_are_for() -> None:
 @pytest.mark.parametrize(
     "defect",
     [
-        *("no-fencing", "torn-round", "lossy-multi", "open-seal", "forgetful", "blind-forecast"),
-        *("blind-look", "unwatched", "untied-outcomes", "first-guess", "forgotten-sessions"),
+        "no-fencing",
+        "torn-round",
+        "lossy-multi",
+        "open-seal",
+        "forgetful",
+        "blind-forecast",
+        "blind-look",
+        "unwatched",
+        "untied-outcomes",
+        "first-guess",
+        "forgotten-sessions",
         *snapshots.SNAPSHOT_DEFECTS,
     ],
 )

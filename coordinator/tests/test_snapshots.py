@@ -183,7 +183,7 @@ def _late_begins(bench: Bench) -> set[bytes]:
 
 
 def _current(bench: Bench, topic: str) -> dict[bytes, bytes]:
-    return bench.world.compacted(topic) if topic in bench.world.topics else {}
+    return bench.world.latest(topic) if topic in bench.world.topics else {}
 
 
 def test_segments_are_sealed_and_named_by_sequence_id_and_topic() -> None:
