@@ -11,6 +11,7 @@ from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound,
 from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.requests import answer_waiting, handle_requests
 from coordinator.procedures.rolling import roll
+from coordinator.procedures.truncation import truncate_buffers
 from coordinator.procedures.upkeep import await_frames, expire_overdue, record_long, remove_records
 
 
@@ -35,6 +36,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from record_long(group, now_ms)
     if group.finished:
         yield from remove_records(group)
+    yield from truncate_buffers(group, now_ms)
     return left
 
 

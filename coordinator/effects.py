@@ -212,6 +212,24 @@ class EndOffsets:
 
 
 @dataclass(frozen=True, slots=True)
+class StartOffsets:
+    """The offset of the first message of each buffer partition that has not been truncated."""
+
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRecords:
+    """What stands below the offsets is gone, for good; gives the partitions of which a broker refuses to delete it.
+
+    An older leader can do this as well as the newest one: Kafka fences nobody here. So it is asked for only where
+    everything below is settled for every leader that ever was and will be.
+    """
+
+    before: Mapping[Partition, int]
+
+
+@dataclass(frozen=True, slots=True)
 class LogSummary:
     """What a commit log says of transactions, by the 16 bytes of their ids.
 
@@ -255,6 +273,8 @@ Effect = (
     | AbortRound
     | CommitRound
     | EndOffsets
+    | StartOffsets
+    | DeleteRecords
     | TakeIdentity
     | ReadCommitLog
 )
@@ -372,6 +392,18 @@ def end_offsets(partitions: Sequence[Partition]) -> Steps[Mapping[Partition, int
     """See :class:`EndOffsets`."""
     ends: Mapping[Partition, int] = yield EndOffsets(tuple(partitions))
     return ends
+
+
+def start_offsets(partitions: Sequence[Partition]) -> Steps[Mapping[Partition, int]]:
+    """See :class:`StartOffsets`."""
+    starts: Mapping[Partition, int] = yield StartOffsets(tuple(partitions))
+    return starts
+
+
+def delete_records(before: Mapping[Partition, int]) -> Steps[frozenset[Partition]]:
+    """See :class:`DeleteRecords`."""
+    refused: frozenset[Partition] = yield DeleteRecords(dict(before))
+    return refused
 
 
 def take_identity(group: GroupName) -> Steps[None]:

@@ -12,6 +12,7 @@ from bridge.model.frames import buffer_partition
 from bridge.model.names import GroupName
 from bridge.model.records import StreamConfig
 from coordinator.forecast import Forecast
+from coordinator.housekeeping import Housekeeping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class LeaderSettings:
     """For how many rounds a segment in which others write is left out of forecasts, the first time."""
     requests_per_turn: int = 16
     """Admin requests handled before the buffers are looked at again."""
+    truncate_buffers_ms: int = 10_000
+    """How often buffers are truncated, at most, and only where something was settled."""
 
 
 @dataclass(slots=True)
@@ -69,6 +72,7 @@ class GroupState:
         finished: Transactions whose ZooKeeper record is still to be removed.
         answers: Admin requests that wait for the end of a transaction.
         forecast: Where its segments end, as far as that is known.
+        housekeeping: When it was done last, and what is known from it.
         counts: What happened, for metrics.
     """
 
@@ -83,6 +87,7 @@ class GroupState:
     finished: list[bytes] = field(default_factory=list)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     forecast: Forecast = field(init=False)
+    housekeeping: Housekeeping = field(default_factory=Housekeeping)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:

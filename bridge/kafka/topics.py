@@ -238,7 +238,20 @@ class TopicAdmin:
         found = list_offsets(self._admin, keys, latest, isolation, "end", self._timeout_s)
         return {keys[place]: end for place, end in found.items()}
 
-    def delete_records(self, before: Mapping[Partition, int]) -> dict[Partition, int]:
+    def start_offsets(self, topics: Iterable[Partition]) -> dict[Partition, int]:
+        """Offset of the first record of each partition that has not been deleted.
+
+        Raises:
+            NotFoundError: A topic does not exist.
+        """
+        keys = {_address(partition): partition for partition in topics}
+        earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        found = list_offsets(self._admin, keys, earliest, Isolation.READ_UNCOMMITTED, "first offset", self._timeout_s)
+        return {keys[place]: start for place, start in found.items()}
+
+    def delete_records(
+        self, before: Mapping[Partition, int], *, timeout_s: float | None = None
+    ) -> dict[Partition, int]:
         """Delete the records below the given offsets; returns the new first offsets (not less than asked for).
 
         Raises:
@@ -249,10 +262,9 @@ class TopicAdmin:
         if not keys:
             return {}
         request = [TopicPartition(topic, index, before[key]) for (topic, index), key in keys.items()]
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         futures = self._call(
-            lambda: self._admin.delete_records(
-                request, request_timeout=self._timeout_s, operation_timeout=self._timeout_s
-            ),
+            lambda: self._admin.delete_records(request, request_timeout=limit_s, operation_timeout=limit_s),
             "delete records",
         )
         first = {}

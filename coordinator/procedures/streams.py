@@ -120,6 +120,7 @@ def finish_delete(group: state.GroupState, stream: state.StreamState) -> Steps[N
         raise StaleStateError(f"stream {name} was changed while it was being deleted")
     for partition in stream.partitions():
         group.fold.positions.pop(partition, None)
+        group.housekeeping.starts.pop(partition, None)
     group.streams.pop(str(name), None)
 
 

@@ -46,6 +46,7 @@ from coordinator.group import GroupState, LeaderSettings, StreamState
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
 from coordinator.procedures.streams import finish_delete
+from coordinator.procedures.truncation import begin_behind_truncation
 from coordinator.topics import commit_log_topic_spec
 
 MakeFold = Callable[[frozenset[bytes]], BufferFold]
@@ -78,6 +79,7 @@ def take_over(
     for stream in [item for item in group.streams.values() if item.config.state is Lifecycle.DELETING]:
         yield from finish_delete(group, stream)
     yield from _check_buffers(group)
+    yield from begin_behind_truncation(group)
     if raw is not None:
         yield from finish_scale(group, Scaling.from_json(raw))
     ends = yield from end_offsets(sorted(group.partitions()))

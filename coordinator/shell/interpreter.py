@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, cycle
 from typing import Any, Final, TypeVar, assert_never
 
+from bridge.errors import InvalidRequestError, KafkaUnavailable
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.errors import AppendRefusedError, AppendUnknownError
 from bridge.kafka.group_offsets import GroupMember
@@ -36,6 +37,9 @@ IDENTITIES: Final = 3
 
 OFFSETS_S: Final = 15.0
 """How long the coordinator of a consumer group may fail to take offsets before their transaction is refused."""
+
+DELETE_S: Final = 5.0
+"""How long brokers may take to delete records, before that is left for another time."""
 
 T = TypeVar("T")
 
@@ -143,6 +147,10 @@ class Interpreter:
                 return self._admin.seal(topics, timeout_s=self._settings.seal_timeout_s)
             case fx.EndOffsets(partitions):
                 return self._end_offsets(partitions)
+            case fx.StartOffsets(partitions):
+                return self._admin.start_offsets(partitions)
+            case fx.DeleteRecords(before):
+                return self._delete_records(before)
             case fx.TakeIdentity(_):
                 for appender in self._appenders:
                     appender.init()
@@ -222,6 +230,15 @@ class Interpreter:
 
     def _topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
         return {name: str(identity) for name, identity in self._admin.topic_ids(topics).items()}
+
+    def _delete_records(self, before: Mapping[Partition, int]) -> frozenset[Partition]:
+        """Refusals are reported and not raised: that something is deleted later is no reason to give up the lead."""
+        try:
+            self._admin.delete_records(before, timeout_s=DELETE_S)
+        except (InvalidRequestError, KafkaUnavailable) as fault:
+            logger.warning("%s: records could not be deleted: %s", self._group, fault)
+            return frozenset(before)
+        return frozenset()
 
     def _end_offsets(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
         return {(topic, number): self._current.end_offset(topic, partition=number) for topic, number in partitions}

@@ -24,12 +24,26 @@ from coordinator.agenda import work
 from coordinator.group import GroupState, LeaderSettings
 from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.tests.sim_conditions import expectation
-from coordinator.tests.sim_world import Blocked, Fenced, Record, World
+from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
 
 LEASE_MS = 4_000
-PROCEDURES = ("finish_pending", "take_over", "merge_direct", "roll", "scale", "record_long", "remove_records")
+PROCEDURES = (
+    "finish_pending",
+    "take_over",
+    "merge_direct",
+    "roll",
+    "scale",
+    "record_long",
+    "remove_records",
+    "truncate_buffers",
+)
 SETTINGS = LeaderSettings(
-    round_bytes_max=2_000, round_transactions_max=5, record_after_ms=50, requests_per_turn=2, forecast_patience=0
+    round_bytes_max=2_000,
+    round_transactions_max=5,
+    record_after_ms=50,
+    requests_per_turn=2,
+    forecast_patience=0,
+    truncate_buffers_ms=50,
 )
 
 
@@ -198,6 +212,14 @@ class Client:
         self.world.produce(StreamName.parse(stream).buffer_topic, (header.pack(), value))
 
 
+class HastyFold(BufferFold):
+    """A defect: what has been read counts as done."""
+
+    def low_water(self) -> dict[Partition, int]:
+        """Not what it promises."""
+        return dict(self.positions)
+
+
 class Leader:
     """A leader that carries out one effect at each step, and can stop, or be left behind, before any of them."""
 
@@ -216,7 +238,8 @@ class Leader:
 
     def _fold(self, terminated: frozenset[bytes]) -> BufferFold:
         limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
-        return BufferFold(limits, lambda *_: None, frozenset() if self.forgetful else terminated)
+        kind = HastyFold if "hasty-truncation" in self.world.faults else BufferFold
+        return kind(limits, lambda *_: None, frozenset() if self.forgetful else terminated)
 
     def step(self, clock_ms: int, rng: random.Random) -> None:
         """Carry out the next effect, or fold some messages."""
@@ -280,6 +303,8 @@ class Leader:
         assert self.group is not None
         for (topic, number), stream in self.group.partitions().items():
             start = self.group.fold.positions.get((topic, number), 0)
+            if start < self.world.topics[topic].start:
+                raise Gone
             entries = self.world.topics[topic].entries[start : start + rng.randint(0, 12)]
             for offset, entry in enumerate(entries, start):
                 self.group.fold.fold(stream, (topic, number), offset, clock_ms, *entry.item)

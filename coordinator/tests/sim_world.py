@@ -28,6 +28,10 @@ class Fenced(Exception):
     """A newer leader exists."""
 
 
+class Gone(Exception):
+    """What was to be read has been truncated."""
+
+
 class Blocked(Exception):
     """The effect can not be carried out yet."""
 
@@ -67,6 +71,8 @@ class Topic:
     id: str
     entries: list[Entry] = field(default_factory=list)
     sealed: bool = False
+    start: int = 0
+    """Where it begins since it was truncated; checks still see what stood before."""
 
     def stable_end(self, start: int = 0) -> int:
         """The last stable offset; it is not below ``start``."""
@@ -90,7 +96,8 @@ class World:
     ``faults`` names defects for testing the checks: ``no-fencing`` (an old leader may append), ``torn-round`` (records
     become visible before the outcome), ``lossy-multi`` (a multi may be carried out in part), ``open-seal`` (sealing
     does not keep writers out), ``blind-forecast`` (offsets are believed, not looked at), ``blind-look`` (conditions
-    hold whatever stands there), ``unwatched`` (nobody looks at what others wrote between own records).
+    hold whatever stands there), ``unwatched`` (nobody looks at what others wrote between own records),
+    ``greedy-truncation`` (more is truncated than was asked for), ``hasty-truncation`` (it is asked for what was read).
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -155,6 +162,12 @@ class World:
                 self.end(leader, "committed")
             case fx.EndOffsets(partitions):
                 return {item: len(self.topics[item[0]].entries) for item in partitions if item[0] in self.topics}
+            case fx.StartOffsets(partitions):
+                return {item: self.topics[item[0]].start for item in partitions}
+            case fx.DeleteRecords(before):
+                for (name, _), offset in before.items():
+                    self.delete_records(name, offset)
+                return frozenset()
             case fx.TakeIdentity(_):
                 if self.identity in self.open:
                     self._finish(self.open.pop(self.identity), "aborted")
@@ -178,6 +191,8 @@ class World:
                 # Partitions do not wait for each other: any part of each may have arrived.
                 self.execute(fx.MergeFrames(items[: int(len(items) * share)]), leader)
                 self.execute(fx.AppendControl(topic, records[: int(len(records) * (1 - share))]), leader)
+            case fx.DeleteRecords(before):
+                self.execute(fx.DeleteRecords(dict(list(before.items())[: int(len(before) * share)])), leader)
             case fx.SendOffsets(offsets):
                 self.execute(fx.SendOffsets(offsets[: int(len(offsets) * share)]), leader)
             case fx.Write(operations) if "lossy-multi" in self.faults:
@@ -191,6 +206,12 @@ class World:
             self.made += 1
             self.topics[name] = Topic(f"id-{self.made}")
         return self.topics[name].id
+
+    def delete_records(self, name: str, before: int) -> None:
+        """Truncate a topic."""
+        log = self.topics[name]
+        assert before <= len(log.entries), f"{name} is truncated beyond its end"
+        log.start = max(log.start, len(log.entries) if "greedy-truncation" in self.faults else before)
 
     def children(self, path: str) -> list[str]:
         """Names of the children of a node."""
@@ -242,7 +263,10 @@ class World:
         for topic, frame in items:
             batch = frame.batch
             if batch is None:
-                batch = self.topics[frame.partition[0]].entries[frame.offset].item[1]
+                buffer = self.topics[frame.partition[0]]
+                if frame.offset < buffer.start:
+                    raise Gone
+                batch = buffer.entries[frame.offset].item[1]
             if offsets:
                 self.in_between(topic)
             offsets.append(len(self.topics[topic].entries))

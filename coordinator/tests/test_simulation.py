@@ -16,7 +16,7 @@ from bridge.model.records import Group, Request, RequestKind
 from coordinator.errors import StaleStateError
 from coordinator.tests.sim_actors import Client, Leader, history_of, scale_request
 from coordinator.tests.sim_checks import faults
-from coordinator.tests.sim_world import Fenced, Record, World
+from coordinator.tests.sim_world import Fenced, Gone, Record, World
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
@@ -121,7 +121,7 @@ class Run:
                 self._crash(leader)
                 return
             leader.step(self.clock_ms, self.rng)
-        except (Fenced, StaleStateError):
+        except (Fenced, Gone, StaleStateError):
             self._replace(leader)
 
 
@@ -150,6 +150,7 @@ MUST_CRASH_AT = {
         "finish_pending": ("Look", "CreateTopics", "MergeFrames", "AppendControl", "Seal", "Write", "CommitRound"),
         "record_long": ("AppendControl", "CommitRound", "Write"),
         "remove_records": ("Write",),
+        "truncate_buffers": ("DeleteRecords",),
     }.items()
     for effect in effects
 }
@@ -161,7 +162,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     endings: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     conditional: Counter[str] = Counter()
-    offsets = 0
+    offsets = truncated = 0
     for seed in range(1_000, 1_100):
         run = Run(seed, fragility=0.03)
         assert not run.go(), f"seed {seed}"
@@ -171,6 +172,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         endings.update(attempt.ended for attempt in attempts)
         reasons.update(attempt.outcome.reason for attempt in attempts if attempt.outcome is not None)
         offsets += len(run.world.group_offsets)
+        truncated += sum(run.world.topics[item.buffer_topic].start for item in STREAMS)
         for attempt in attempts:
             if attempt.conditions and attempt.outcome is not None:
                 conditional["refused" if attempt.outcome.refused else attempt.outcome.kind.value] += 1
@@ -178,6 +180,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     assert causes["scale"] > 500
     assert not MUST_CRASH_AT - points.keys(), points
     assert reasons["offsets refused"] > 20
+    assert truncated > 1_000
     assert offsets > 500
     assert min(conditional["refused"], conditional["COMMIT"]) > 200, conditional
     assert min(endings["commit"], endings["abort"], endings["silent"]) > 200
@@ -185,7 +188,18 @@ def test_the_runs_cover_what_they_are_for() -> None:
 
 @pytest.mark.parametrize(
     "defect",
-    ["no-fencing", "torn-round", "lossy-multi", "open-seal", "forgetful", "blind-forecast", "blind-look", "unwatched"],
+    [
+        "no-fencing",
+        "torn-round",
+        "lossy-multi",
+        "open-seal",
+        "forgetful",
+        "blind-forecast",
+        "blind-look",
+        "unwatched",
+        "greedy-truncation",
+        "hasty-truncation",
+    ],
 )
 def test_the_checks_catch_a_defect(defect: str) -> None:
     for seed in range(150):
