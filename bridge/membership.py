@@ -177,6 +177,10 @@ class Membership:
         for name, history in self.histories.items():
             self._whole[name] = lineage(history)
             self._sealed |= {name.segment_topic(life.segment.id): life.sealed_end for life in self._whole[name].lives}
+        for item in self.owned.values():
+            if item.phase is not Phase.DONE and item.segment in self.histories[item.stream].removed:
+                item.phase = Phase.DONE
+                logger.warning("%s was removed before group %s had read all of it", item.topic, self._group_id)
         self._decide()
 
     def _decide(self) -> None:

@@ -21,7 +21,14 @@ from typing import Final, Self
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from bridge.config import ConnectionSettings
-from bridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable, TruncatedError, UnavailableError
+from bridge.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    KafkaUnavailable,
+    NotFoundError,
+    TruncatedError,
+    UnavailableError,
+)
 from bridge.kafka.clients import Config, consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
@@ -342,6 +349,8 @@ def _judge(error: KafkaError, what: str) -> None:
     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
         raise TruncatedError(f"{what} has lost records that were still to be read: {error.str()}")
     fault = translate(error, f"read {what}", what)
+    if isinstance(fault, NotFoundError):
+        raise TruncatedError(f"{what} has been removed with the records that were still to be read")
     if not isinstance(fault, KafkaUnavailable):
         raise fault
     logger.info("reading %s: %s", what, fault)

@@ -10,6 +10,7 @@ from coordinator.group import GroupState
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.requests import answer_waiting, handle_requests
+from coordinator.procedures.retention import retain_streams
 from coordinator.procedures.rolling import roll
 from coordinator.procedures.truncation import truncate_buffers
 from coordinator.procedures.upkeep import await_frames, expire_overdue, record_long, remove_records
@@ -37,6 +38,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     if group.finished:
         yield from remove_records(group)
     yield from truncate_buffers(group, now_ms)
+    yield from retain_streams(group, now_ms)
     return left
 
 

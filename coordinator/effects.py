@@ -73,9 +73,10 @@ class CreateTopics:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopics:
-    """None of the topics exists."""
+    """None of the topics exists. If that is ``optional``, False is given where it can not be done now."""
 
     topics: tuple[str, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,27 @@ class DeleteRecords:
 
 
 @dataclass(frozen=True, slots=True)
+class StableEnds:
+    """The last stable offset of each topic, below which everything is decided; left out where that is not told now."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskBytes:
+    """How many bytes each topic has on the disk of its leader; those that can not be told now are left out."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommits:
+    """What each consumer group has committed, by topic; those of which that can not be told now are left out."""
+
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LogSummary:
     """What a commit log says of transactions, by the 16 bytes of their ids.
 
@@ -275,6 +297,9 @@ Effect = (
     | EndOffsets
     | StartOffsets
     | DeleteRecords
+    | StableEnds
+    | DiskBytes
+    | GroupCommits
     | TakeIdentity
     | ReadCommitLog
 )
@@ -332,6 +357,12 @@ def create_topics(topics: Sequence[TopicSpec]) -> Steps[Mapping[str, str]]:
 def delete_topics(topics: Sequence[str]) -> Steps[None]:
     """See :class:`DeleteTopics`."""
     yield DeleteTopics(tuple(topics))
+
+
+def try_to_delete_topics(topics: Sequence[str]) -> Steps[bool]:
+    """See :class:`DeleteTopics`; whether it could be done."""
+    done: bool = yield DeleteTopics(tuple(topics), optional=True)
+    return done
 
 
 def topic_ids(topics: Sequence[str]) -> Steps[Mapping[str, str]]:
@@ -404,6 +435,24 @@ def delete_records(before: Mapping[Partition, int]) -> Steps[frozenset[Partition
     """See :class:`DeleteRecords`."""
     refused: frozenset[Partition] = yield DeleteRecords(dict(before))
     return refused
+
+
+def stable_ends(topics: Sequence[str]) -> Steps[Mapping[str, int]]:
+    """See :class:`StableEnds`."""
+    ends: Mapping[str, int] = yield StableEnds(tuple(topics))
+    return ends
+
+
+def disk_bytes(topics: Sequence[str]) -> Steps[Mapping[str, int]]:
+    """See :class:`DiskBytes`."""
+    sizes: Mapping[str, int] = yield DiskBytes(tuple(topics))
+    return sizes
+
+
+def group_commits(groups: Sequence[str]) -> Steps[Mapping[str, Mapping[str, int]]]:
+    """See :class:`GroupCommits`."""
+    found: Mapping[str, Mapping[str, int]] = yield GroupCommits(tuple(groups))
+    return found
 
 
 def take_identity(group: GroupName) -> Steps[None]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from bridge.model.buffer import BufferedTransaction, BufferFold, Partition
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import buffer_partition
+from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName
-from bridge.model.records import StreamConfig
+from bridge.model.records import Mark, StreamConfig
 from coordinator.forecast import Forecast
 from coordinator.housekeeping import Housekeeping
+from coordinator.retention import ByteCounter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class LeaderSettings:
     """Admin requests handled before the buffers are looked at again."""
     truncate_buffers_ms: int = 10_000
     """How often buffers are truncated, at most, and only where something was settled."""
+    retention_check_ms: int = 30_000
+    """How often it is looked whether streams with a retention hold what may be deleted."""
 
 
 @dataclass(slots=True)
@@ -41,6 +45,11 @@ class StreamState:
 
     config: StreamConfig
     history: EpochHistory
+    removing: frozenset[SegmentId] = frozenset()
+    """Segments that were removed and whose topics may still be there."""
+    marks: list[Mark] = field(default_factory=list)
+    """Where it may be truncated, oldest first."""
+    counter: ByteCounter = field(default_factory=ByteCounter)
 
     def partitions(self) -> Iterator[Partition]:
         """The partitions of its buffer."""
@@ -51,6 +60,10 @@ class StreamState:
         """The partition of its buffer that holds a transaction's frames."""
         number = buffer_partition(transaction.transaction_id, self.config.buffer_partitions)
         return self.config.name.buffer_topic, number
+
+    def topic_of(self, segment: SegmentId) -> str:
+        """The topic of a segment."""
+        return self.config.name.segment_topic(segment)
 
     def topics_of(self, record: EpochRecord) -> dict[int, str]:
         """The topic of each segment of an epoch, by segment number."""

@@ -29,9 +29,11 @@ NAMES: Final = (
     "epoch",
     "group",
     "request",
+    "retention",
     "scaling",
     "stream",
     "transaction",
+    "truncation",
 )
 """Names of all schemas; each is a file ``NAME.avsc`` of this package."""
 

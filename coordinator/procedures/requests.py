@@ -9,6 +9,7 @@ from bridge.model.nodes import CreateNode, DeleteNode
 from bridge.model.records import Answer, Request, RequestKind
 from coordinator.effects import Steps, read_children, read_node, write
 from coordinator.group import GroupState, StreamState
+from coordinator.procedures.retention import truncate_stream, update_stream
 from coordinator.procedures.scale import scale
 from coordinator.procedures.streams import create_stream, delete_stream
 
@@ -42,6 +43,10 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
                 yield from scale(group, _stream(group, request), name, request, now_ms)
             case RequestKind.DELETE_STREAM:
                 yield from delete_stream(group, name, _stream(group, request), now_ms)
+            case RequestKind.UPDATE_STREAM:
+                yield from update_stream(group, _stream(group, request), name, request, now_ms)
+            case RequestKind.TRUNCATE_STREAM:
+                yield from truncate_stream(group, _stream(group, request), name, request, now_ms)
             case RequestKind.ABORT_TRANSACTION:
                 _abort(group, name, request, now_ms)
     except RollbridgeError as refusal:

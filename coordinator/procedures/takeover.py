@@ -43,6 +43,7 @@ from coordinator.effects import (
 )
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, LeaderSettings, StreamState
+from coordinator.procedures.retention import load_retention
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
 from coordinator.procedures.streams import finish_delete
@@ -148,7 +149,7 @@ def _load_streams(group: GroupState) -> Steps[None]:
             numbers = yield from read_children(paths.epochs(name))
             records = yield from read_nodes([f"{paths.epochs(name)}/{number}" for number in numbers])
             history = EpochHistory(tuple(epoch_from_json(value) for value in records.values() if value is not None))
-            group.streams[str(name)] = StreamState(config, history)
+            group.streams[str(name)] = yield from load_retention(StreamState(config, history))
 
 
 def _load_records(group: GroupState) -> Steps[None]:

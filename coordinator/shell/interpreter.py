@@ -28,6 +28,7 @@ from coordinator.shell.consumers import FrameReader, read_commit_log
 from coordinator.shell.control_batch import control_batches
 from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
+from coordinator.shell.measures import Measures
 from coordinator.shell.outlook import Outlook
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Interpreter:
         self._admin = TopicAdmin(settings.bootstrap_servers, security=settings.security)
         self._reader = FrameReader(settings.bootstrap_servers, settings.security)
         self._outlook = Outlook(settings)
+        self._measures = Measures(settings)
         self._appenders = [
             TransactionalAppender(
                 settings.bootstrap_servers, group.transactional_id(number), security=settings.security
@@ -104,6 +106,7 @@ class Interpreter:
         for appender in self._appenders:
             appender.close()
         self._outlook.close()
+        self._measures.close()
         self._reader.close()
 
     def _execute(self, effect: fx.Effect) -> Any:
@@ -138,9 +141,8 @@ class Interpreter:
                         self._session.ensure(name)
             case fx.CreateTopics(topics):
                 return self._create_topics(topics)
-            case fx.DeleteTopics(topics):
-                self._admin.delete_topics(topics)
-                self._outlook.forget()
+            case fx.DeleteTopics(topics, optional):
+                return self._delete_topics(topics, optional)
             case fx.TopicIds(topics):
                 return self._topic_ids(topics)
             case fx.Seal(topics):
@@ -151,6 +153,12 @@ class Interpreter:
                 return self._admin.start_offsets(partitions)
             case fx.DeleteRecords(before):
                 return self._delete_records(before)
+            case fx.StableEnds(topics):
+                return self._measures.stable_ends(topics)
+            case fx.DiskBytes(topics):
+                return self._measures.disk_bytes(topics)
+            case fx.GroupCommits(groups):
+                return self._measures.group_commits(groups)
             case fx.TakeIdentity(_):
                 for appender in self._appenders:
                     appender.init()
@@ -231,10 +239,21 @@ class Interpreter:
     def _topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
         return {name: str(identity) for name, identity in self._admin.topic_ids(topics).items()}
 
+    def _delete_topics(self, topics: Sequence[str], optional: bool) -> bool:
+        try:
+            self._admin.delete_topics(topics)
+        except (InvalidRequestError, KafkaUnavailable) as fault:
+            if not optional:
+                raise
+            logger.warning("%s: topics could not be deleted, trying again later: %s", self._group, fault)
+            return False
+        self._outlook.forget()
+        return True
+
     def _delete_records(self, before: Mapping[Partition, int]) -> frozenset[Partition]:
         """Refusals are reported and not raised: that something is deleted later is no reason to give up the lead."""
         try:
-            self._admin.delete_records(before, timeout_s=DELETE_S)
+            self._admin.delete_records(dict(before.items()), timeout_s=DELETE_S)
         except (InvalidRequestError, KafkaUnavailable) as fault:
             logger.warning("%s: records could not be deleted: %s", self._group, fault)
             return frozenset(before)
