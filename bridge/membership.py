@@ -187,6 +187,13 @@ class Membership:
         for name, history in self.histories.items():
             self._verdicts[name] = decide(history, self._committed.get(name, {}), self._reset, self._whole[name])
 
+    def without_removed(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Those of some places whose segments have not been removed, as the streams were last seen."""
+        removed = {
+            name.segment_topic(segment) for name, history in self.histories.items() for segment in history.removed
+        }
+        return [place for place in places if place.topic not in removed]
+
     # Assignment ------------------------------------------------------------------------------------------------
 
     def assigned(self, topics: Iterable[str]) -> None:

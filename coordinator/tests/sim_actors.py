@@ -18,12 +18,13 @@ from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import position_of_key
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import Request, RequestKind, StreamConfig, epoch_from_json
+from bridge.model.records import Request, RequestKind, StreamConfig
 from coordinator import effects as fx
 from coordinator.agenda import work
 from coordinator.group import GroupState, LeaderSettings
 from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.tests.sim_conditions import expectation
+from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
 
 LEASE_MS = 4_000
@@ -36,6 +37,8 @@ PROCEDURES = (
     "record_long",
     "remove_records",
     "truncate_buffers",
+    "truncate_stream",
+    "retain_streams",
 )
 SETTINGS = LeaderSettings(
     round_bytes_max=2_000,
@@ -44,13 +47,8 @@ SETTINGS = LeaderSettings(
     requests_per_turn=2,
     forecast_patience=0,
     truncate_buffers_ms=50,
+    retention_check_ms=100,
 )
-
-
-def history_of(world: World, stream: StreamName) -> EpochHistory:
-    """A stream's epochs as ZooKeeper has them."""
-    names = world.children(paths.epochs(stream))
-    return EpochHistory(tuple(epoch_from_json(world.nodes[f"{paths.epochs(stream)}/{name}"]) for name in names))
 
 
 @dataclass

@@ -20,7 +20,7 @@ from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.model.sequence import DLSN
-from bridge.model.sn import EMPTY, SN
+from bridge.model.sn import ANY, EMPTY, SN
 from coordinator import effects as fx
 
 
@@ -97,7 +97,8 @@ class World:
     become visible before the outcome), ``lossy-multi`` (a multi may be carried out in part), ``open-seal`` (sealing
     does not keep writers out), ``blind-forecast`` (offsets are believed, not looked at), ``blind-look`` (conditions
     hold whatever stands there), ``unwatched`` (nobody looks at what others wrote between own records),
-    ``greedy-truncation`` (more is truncated than was asked for), ``hasty-truncation`` (it is asked for what was read).
+    ``greedy-truncation`` (more is truncated than was asked for), ``hasty-truncation`` (it is asked for what was read),
+    ``deaf-retention`` (what a group has read is not asked).
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -110,15 +111,19 @@ class World:
         self.made = 0
         self.generations: dict[str, int] = {}
         self.group_offsets: list[GroupOffsets] = []
+        self.commits: dict[str, dict[str, int]] = {}
+        self.removed: dict[str, Topic] = {}
         self.in_between: Callable[[str], None] = lambda _: None
         """Called with a topic between two frames that are appended to it."""
+        self.may_delete: Callable[[str, int], None] = lambda *_: None
+        """Called with a topic and an offset before what is below it is deleted; raises if that must not be."""
 
     # What clients do.
 
     def produce(self, topic: str, item: Any) -> int | None:
         """Append outside of any transaction; None if the topic is sealed."""
-        log = self.topics[topic]
-        if log.sealed and "open-seal" not in self.faults:
+        log = self.topics.get(topic)
+        if log is None or (log.sealed and "open-seal" not in self.faults):
             return None
         log.entries.append(Entry(item))
         return len(log.entries) - 1
@@ -141,7 +146,12 @@ class World:
                 return {spec.name: self.create(spec.name) for spec in topics}
             case fx.DeleteTopics(names):
                 for name in names:
-                    self.topics.pop(name, None)
+                    if name in self.topics:
+                        self.may_delete(
+                            name, 1 + max((offset for offset, _ in self.topics[name].visible()), default=-1)
+                        )
+                        self.removed[name] = self.topics.pop(name)
+                return True
             case fx.TopicIds(names):
                 return {name: self.topics[name].id for name in names if name in self.topics}
             case fx.Seal(names):
@@ -168,6 +178,14 @@ class World:
                 for (name, _), offset in before.items():
                     self.delete_records(name, offset)
                 return frozenset()
+            case fx.StableEnds(names):
+                return {name: self.topics[name].stable_end() for name in names}
+            case fx.DiskBytes(names):
+                return {name: 100 * len(self.topics[name].entries) for name in names}
+            case fx.GroupCommits(groups):
+                if "deaf-retention" in self.faults:
+                    return {name: {topic: len(log.entries) for topic, log in self.topics.items()} for name in groups}
+                return {name: dict(self.commits.get(name, {})) for name in groups}
             case fx.TakeIdentity(_):
                 if self.identity in self.open:
                     self._finish(self.open.pop(self.identity), "aborted")
@@ -181,8 +199,8 @@ class World:
         match effect:
             case fx.CreateTopics(topics):
                 self.execute(fx.CreateTopics(topics[: int(len(topics) * share)]), leader)
-            case fx.DeleteTopics(topics):
-                self.execute(fx.DeleteTopics(topics[: int(len(topics) * share)]), leader)
+            case fx.DeleteTopics(topics, optional):
+                self.execute(fx.DeleteTopics(topics[: int(len(topics) * share)], optional), leader)
             case fx.Seal(topics):
                 self.execute(fx.Seal(topics[: int(len(topics) * share)]), leader)
             case fx.MergeFrames(items):
@@ -207,11 +225,20 @@ class World:
             self.topics[name] = Topic(f"id-{self.made}")
         return self.topics[name].id
 
+    def log(self, name: str) -> Topic:
+        """A topic, or what is known of it after it was removed; all that ever stood in it."""
+        return self.topics[name] if name in self.topics else self.removed[name]
+
     def delete_records(self, name: str, before: int) -> None:
-        """Truncate a topic."""
+        """Truncate a topic; one that is gone has nothing left anyway."""
+        if name not in self.topics:
+            return
         log = self.topics[name]
-        assert before <= len(log.entries), f"{name} is truncated beyond its end"
-        log.start = max(log.start, len(log.entries) if "greedy-truncation" in self.faults else before)
+        if "greedy-truncation" in self.faults:
+            before = log.stable_end()
+        assert before <= log.stable_end(), f"{name} is truncated where it is not decided"
+        self.may_delete(name, before)
+        log.start = max(log.start, before)
 
     def children(self, path: str) -> list[str]:
         """Names of the children of a node."""
@@ -323,12 +350,17 @@ class World:
         key = query.condition.key.decode() if query.condition.scope is Scope.KEY and query.condition.key else None
         last = EMPTY
         for stage in stages:
-            rows = self.topics[query.stream.segment_topic(stage.segment)].visible()
+            name = query.stream.segment_topic(stage.segment)
+            start = self.topics[name].start if name in self.topics else stage.end or 0
+            rows = self.log(name).visible()
             below = end if stage is stages[0] else stage.end or 0
-            found = [offset for offset, row in rows if offset < below and key in (None, row.key)]
+            found = [offset for offset, row in rows if start <= offset < below and key in (None, row.key)]
             found = [offset for offset in found if query.since is None or stage.base + offset > query.since]
             if found:
                 last = SN(DLSN.of(stage.segment, found[-1]), None, stage.base + found[-1])
+                break
+            if start > (0 if query.since is None else max(query.since + 1 - stage.base, 0)):
+                last = ANY
                 break
         foreign = [
             entry.item

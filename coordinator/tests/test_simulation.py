@@ -14,8 +14,16 @@ from bridge.model import paths
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
 from bridge.model.records import Group, Request, RequestKind
 from coordinator.errors import StaleStateError
-from coordinator.tests.sim_actors import Client, Leader, history_of, scale_request
+from coordinator.tests.sim_actors import Client, Leader, scale_request
 from coordinator.tests.sim_checks import faults
+from coordinator.tests.sim_truncation import (
+    audit,
+    check_buffer,
+    check_deletion,
+    history_of,
+    retention_request,
+    truncate_request,
+)
 from coordinator.tests.sim_world import Fenced, Gone, Record, World
 
 GROUP = GroupName("sales")
@@ -48,6 +56,9 @@ class Run:
         self._until(lambda: len(self.world.children(paths.streams("sales"))) == len(STREAMS))
         self.clients = [Client(f"c{number}", self.world, STREAMS, self.rng) for number in range(5)]
         self.world.in_between = self._interrupt
+        self.world.may_delete = self._check_deletion
+        self.world.request(GROUP, retention_request(STREAMS[0], -1, -1).to_json())
+        self.world.request(GROUP, retention_request(STREAMS[1], 2_000, 3_000).to_json())
 
     def go(self) -> list[str]:
         """Run with crashes, then let everything end; gives the broken promises."""
@@ -62,6 +73,11 @@ class Run:
                 body = scale_request(self.world, self.rng.choice(STREAMS), self.rng, self.clock_ms)
                 if body is not None:
                     self.world.request(GROUP, body.to_json())
+            elif chance < 0.035:
+                body = truncate_request(self.world, self.rng.choice(STREAMS), self.rng, self.clock_ms)
+                self.world.request(GROUP, body.to_json())
+            elif chance < 0.06:
+                audit(self.world, self.rng.choice(STREAMS), self.rng)
             elif chance < 0.55:
                 self.rng.choice(self.clients).step(self.clock_ms, GROUP.commit_log_topic)
             else:
@@ -93,6 +109,12 @@ class Run:
             self.clock_ms += 10
             self._lead()
         raise AssertionError("the system does not come to rest")
+
+    def _check_deletion(self, topic: str, before: int) -> None:
+        if topic.endswith(".transaction-buffer"):
+            check_buffer(self.world, GROUP, topic, before)
+        else:
+            check_deletion(self.world, topic, before)
 
     def _interrupt(self, topic: str) -> None:
         """Somebody writes plainly between two frames of a round."""
@@ -151,6 +173,8 @@ MUST_CRASH_AT = {
         "record_long": ("AppendControl", "CommitRound", "Write"),
         "remove_records": ("Write",),
         "truncate_buffers": ("DeleteRecords",),
+        "truncate_stream": ("StableEnds", "GroupCommits", "Write", "DeleteRecords"),
+        "retain_streams": ("StableEnds", "DiskBytes", "GroupCommits", "Write", "DeleteRecords", "DeleteTopics"),
     }.items()
     for effect in effects
 }
@@ -199,6 +223,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "unwatched",
         "greedy-truncation",
         "hasty-truncation",
+        "deaf-retention",
     ],
 )
 def test_the_checks_catch_a_defect(defect: str) -> None:
