@@ -16,7 +16,7 @@ from bridge.errors import InvalidRequestError, UnavailableError
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.lineage import lineage
-from bridge.model.sharing import Reset, Standing, decide, wanted
+from bridge.model.sharing import Reset, Standing, decide
 
 Floors = dict[SegmentId, int]
 
@@ -105,30 +105,36 @@ def lower(one: Mapping[SegmentId, int], other: Mapping[SegmentId, int]) -> Floor
 
 
 def frontier(history: EpochHistory, floors: Mapping[SegmentId, int]) -> Floors:
-    """The cut at which a stream with these consistent floors begins: of every key the first segment that is left."""
-    before = _neighbours(history)[0]
+    """The cut at which a stream with these consistent floors begins; the inverse of :func:`floors_of`.
 
-    def is_gone(segment: SegmentId) -> bool:
-        end = history.sealed_end(segment)
-        return segment in history.removed or (end is not None and floors.get(segment, 0) >= end)
-
+    Of every key the first segment that is left; or the last one that is gone, if what continues it waits for others.
+    """
+    before, after = _neighbours(history)
+    gone = history.removed | frozenset(removable(history, floors))
+    begun = [segment for segment in history.segments() if gone.issuperset(before[segment])]
     return {
-        segment: floors.get(segment, 0)
-        for segment in history.segments()
-        if not is_gone(segment) and all(map(is_gone, before[segment]))
+        segment: (history.sealed_end(segment) or 0) if segment in gone else floors.get(segment, 0)
+        for segment in begun
+        if segment not in gone or not gone.union(begun).intersection(after[segment])
     }
 
 
 def read_by_group(history: EpochHistory, committed: Mapping[SegmentId, int]) -> Floors:
     """Floors that leave a consumer group all that it has not read, going by what it has committed.
 
-    A segment that it has read to its end is kept, with its last offset, until the group has a commit behind it: Kafka
-    drops the commits of a topic that is deleted, and the group would not know any more that it had begun.
+    A segment that it has read to its end is kept, with its last offset, until the group has a commit in everything that
+    continues it: Kafka drops the commits of a topic that is deleted, and the group would not know that it had begun.
     """
     if not committed:
         return {}
     verdicts = decide(history, committed, Reset.EARLIEST)
-    needed = wanted(history, committed, verdicts)
+    unopened = [
+        segment
+        for segment, verdict in verdicts.items()
+        if verdict.standing is not Standing.DONE and segment not in committed
+    ]
+    ways = {segment: [] if segment in committed else items for segment, items in _neighbours(history)[0].items()}
+    needed = _reached(unopened, ways)
     floors: Floors = {}
     for segment, verdict in verdicts.items():
         end = history.sealed_end(segment)
