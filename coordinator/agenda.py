@@ -8,6 +8,7 @@ from __future__ import annotations
 from coordinator.effects import Steps
 from coordinator.group import GroupState
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
+from coordinator.procedures.bookkeeping import expire_bookkeeping
 from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.requests import answer_waiting, handle_requests
 from coordinator.procedures.retention import retain_streams
@@ -39,6 +40,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         yield from remove_records(group)
     yield from truncate_buffers(group, now_ms)
     yield from retain_streams(group, now_ms)
+    yield from expire_bookkeeping(group, now_ms)
     return left
 
 

@@ -37,6 +37,10 @@ class LeaderSettings:
     """How often buffers are truncated, at most, and only where something was settled."""
     retention_check_ms: int = 30_000
     """How often it is looked whether streams with a retention hold what may be deleted."""
+    bookkeeping_ms: int = 60_000
+    """How often it is looked for bookkeeping in ZooKeeper that is of no use any more."""
+    answers_keep_ms: int = 60 * 60 * 1000
+    """How long the answer to an admin request waits for whoever asked."""
 
 
 @dataclass(slots=True)

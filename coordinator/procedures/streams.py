@@ -132,6 +132,9 @@ def finish_delete(group: state.GroupState, stream: state.StreamState) -> Steps[N
     )
     if not gone:
         raise StaleStateError(f"stream {name} was changed while it was being deleted")
+    yield from write(
+        DeleteNode(paths.cas_slots(name))
+    )  # does not apply while a writer still holds a slot, or never did
     for partition in stream.partitions():
         group.fold.positions.pop(partition, None)
         group.housekeeping.starts.pop(partition, None)

@@ -39,6 +39,7 @@ PROCEDURES = (
     "truncate_buffers",
     "truncate_stream",
     "retain_streams",
+    "expire_bookkeeping",
 )
 SETTINGS = LeaderSettings(
     round_bytes_max=2_000,
@@ -48,6 +49,8 @@ SETTINGS = LeaderSettings(
     forecast_patience=0,
     truncate_buffers_ms=50,
     retention_check_ms=100,
+    bookkeeping_ms=500,
+    answers_keep_ms=2_000,
 )
 
 

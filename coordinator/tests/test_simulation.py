@@ -174,6 +174,7 @@ MUST_CRASH_AT = {
         "remove_records": ("Write",),
         "truncate_buffers": ("DeleteRecords",),
         "truncate_stream": ("StableEnds", "GroupCommits", "Write", "DeleteRecords"),
+        "expire_bookkeeping": ("Write",),
         "retain_streams": ("StableEnds", "DiskBytes", "GroupCommits", "Write", "DeleteRecords", "DeleteTopics"),
     }.items()
     for effect in effects
