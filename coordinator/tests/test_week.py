@@ -31,6 +31,8 @@ class Week(Run):
         return {
             "records": sum(len(log.entries) - log.start for log in topics.values()),
             "topics": len(topics),
+            "answers": len(self.world.children(paths.answers(GROUP))),
+            "parts": len(self.world.children(f"{paths.group(GROUP)}/parts")),
             "nodes": len(nodes),
             "bytes": sum(len(path) + len(value) for path, value in nodes.items()),
         }
@@ -84,4 +86,4 @@ def test_a_week_leaves_bounded_state() -> None:
     early, late = seen[SHIFTS_A_DAY : 3 * SHIFTS_A_DAY], seen[-2 * SHIFTS_A_DAY :]
     for what in seen[0]:
         most, last = max(item[what] for item in early), max(item[what] for item in late)
-        assert last <= 1.6 * most, f"{what} grow: {most} at most on the second and third day, {last} on the last two"
+        assert last <= 1.6 * most + 2, f"{what} grow: {most} on the second and third day, {last} on the last two"
