@@ -12,10 +12,10 @@ from typing import Final
 import click
 from rich.console import Console
 
-from benchmarks import bulk, conditional, machine, memory, plain, reader, reading, report, small
+from benchmarks import bulk, conditional, jetstream, machine, memory, outcomes, plain, reader, reading, report, small
 from benchmarks.harness import Experiment, Result, run
 from benchmarks.site import Site, open_site
-from bridge.errors import RollbridgeError
+from bridge.errors import EnvironmentProblem, RollbridgeError
 
 MISSED: Final = 1
 
@@ -32,8 +32,14 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "conditional": lambda site, rounds, quick: conditional.experiment(
         site, rounds=rounds or (2 if quick else 7), quick=quick
     ),
+    "jetstream": lambda site, rounds, quick: jetstream.experiment(
+        site, rounds=rounds or (2 if quick else 7), quick=quick
+    ),
     "plain": lambda site, rounds, quick: plain.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "pause": lambda site, rounds, quick: plain.pause(site, rounds=rounds or (1 if quick else 5)),
+    "outcomes": lambda site, rounds, quick: outcomes.experiment(
+        site, rounds=rounds or (2 if quick else 9), quick=quick
+    ),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }
 
@@ -57,8 +63,14 @@ def main(only: tuple[str, ...], rounds: int | None, quick: bool, publish: bool) 
         with open_site() as site:
             before = machine.Busy.now(site.cluster.home)
             for name, make in EXPERIMENTS.items():
-                if not only or name in only:
-                    results += run(make(site, rounds, quick), lambda line: console.print(line, style="dim"))
+                if only and name not in only:
+                    continue
+                try:
+                    experiment = make(site, rounds, quick)
+                except EnvironmentProblem as lack:
+                    console.print(f"{name}: skipped, {lack}")
+                    continue
+                results += run(experiment, lambda line: console.print(line, style="dim"))
             others = machine.Busy.now(site.cluster.home).share_of_others(before)
     except RollbridgeError as fault:
         click.echo(f"benchmarks: {fault}", err=True)

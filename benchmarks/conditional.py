@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -14,6 +15,8 @@ from benchmarks.small import percentiles
 from bridge.cas.future import CasFuture
 from bridge.cas.writer import CasWriter
 from bridge.errors import CasWriteError
+from bridge.model.cas import Scope
+from bridge.model.sn import EMPTY, SN
 
 RUN: Final = 100
 CONTENDERS: Final = 8
@@ -35,9 +38,9 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
         name="conditional",
         rounds=rounds,
         sides={
-            _ONE: _one_at_a_time(writer("one"), pair, count),
+            _ONE: one_at_a_time(writer("one"), pair, count),
             _RUNS: _in_runs(writer("runs"), pair, count // 10),
-            _CHAIN: _in_a_chain(writer("chain"), pair, count * 10),
+            _CHAIN: pipelined(writer("chain"), [pair], count * 10, Scope.SEGMENT),
             _CONTEND: _contending(site, site.make_stream("conditional-contended"), pair, 1.0 if quick else 3.0),
             **{
                 name: _native(NativeProducer(site.bootstrap_servers, settings), topic, pair, count // 2)
@@ -105,7 +108,8 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
     )
 
 
-def _one_at_a_time(writer: CasWriter, pair: Pair, count: int) -> Measure:
+def one_at_a_time(writer: CasWriter, pair: Pair, count: int) -> Measure:
+    """Each write expects the one before, and waits for its answer."""
     key, value = pair
 
     def measure() -> Measured:
@@ -131,18 +135,24 @@ def _in_runs(writer: CasWriter, pair: Pair, runs: int) -> Measure:
     return measure
 
 
-def _in_a_chain(writer: CasWriter, pair: Pair, count: int) -> Measure:
-    key, value = pair
+def pipelined(writer: CasWriter, pairs: Sequence[Pair], count: int, scope: Scope) -> Measure:
+    """Writes that expect the one before, or with scope ``key`` the one before of their key, without waiting for it."""
+    lasts: dict[bytes, SN] = {}
 
     def measure() -> Measured:
-        last: CasFuture | None = None
-        tail = writer.tail()
+        before: dict[bytes, CasFuture] = {}
+        futures = []
         start = time.perf_counter()
-        for _ in range(count):
-            last = writer.write_async(key, value, expected=last or tail)
-        assert last is not None
-        last.result(120)
-        return {"per_s": count / (time.perf_counter() - start)}
+        for number in range(count):
+            key, value = pairs[number % len(pairs)]
+            expected = before.get(key) or lasts.get(key, EMPTY)
+            before[key] = future = writer.write_async(key, value, expected=expected, scope=scope)
+            futures.append(future)
+        for future in futures:
+            future.result(120)
+        took = time.perf_counter() - start
+        lasts.update((key, future.result()) for key, future in before.items())
+        return {"per_s": count / took}
 
     return measure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,6 +48,10 @@ class Site:
     coordinator: CoordinatorHandle
     bridge: bridge.Bridge
     topics: TopicAdmin
+    cleanup: ExitStack
+    """Closed at the end, before the servers stop."""
+    scope: str = SCOPE
+    """Of its streams; coordinators with different root paths must not share any."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -56,7 +60,7 @@ class Site:
 
     def make_stream(self, name: str, segments: int = 1) -> str:
         """Create a stream and return its name."""
-        stream = f"{SCOPE}/{name}"
+        stream = f"{self.scope}/{name}"
         self.bridge.admin.create_stream(stream, segments=segments)
         return stream
 
@@ -121,7 +125,10 @@ def open_site() -> Iterator[Site]:
     """Start everything, and stop everything."""
     with EmbeddedCluster(short_lived=False, kafka_heap="1g") as cluster:
         coordinator = cluster.start_coordinator()
-        with bridge.connect(
-            cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="benchmark"
-        ) as connection:
-            yield Site(cluster, coordinator, connection, TopicAdmin(cluster.bootstrap_servers))
+        with (
+            ExitStack() as cleanup,
+            bridge.connect(
+                cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="benchmark"
+            ) as connection,
+        ):
+            yield Site(cluster, coordinator, connection, TopicAdmin(cluster.bootstrap_servers), cleanup)

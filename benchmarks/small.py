@@ -29,7 +29,7 @@ def latency(site: Site, *, rounds: int, quick: bool) -> Experiment:
         name="latency",
         rounds=rounds,
         sides={
-            OURS: _ours_one_at_a_time(site, stream, pairs, count),
+            OURS: ours_one_at_a_time(site, stream, pairs, count),
             **{name: _native_one_at_a_time(site, topic, pairs, count, settings) for name, settings in natives.items()},
         },
         rows=[
@@ -70,8 +70,8 @@ def throughput(site: Site, *, rounds: int, quick: bool) -> Experiment:
         rounds=rounds,
         warm_ups=1 if quick else 4,
         sides={
-            "64 in flight": _ours_in_flight(site, stream, pairs, 64, seconds),
-            "512 in flight": _ours_in_flight(site, stream, pairs, 512, seconds),
+            "64 in flight": ours_in_flight(site, stream, pairs, 64, seconds),
+            "512 in flight": ours_in_flight(site, stream, pairs, 512, seconds),
             **{
                 name: _native_together(site, topic, pairs, seconds, processes=processes, threads=threads)
                 for name, (processes, threads) in natives.items()
@@ -94,7 +94,9 @@ def throughput(site: Site, *, rounds: int, quick: bool) -> Experiment:
     )
 
 
-def _ours_one_at_a_time(site: Site, stream: str, pairs: list[Pair], count: int) -> Measure:
+def ours_one_at_a_time(site: Site, stream: str, pairs: list[Pair], count: int) -> Measure:
+    """``count`` transactions, each begun when the one before is answered."""
+
     def measure() -> Measured:
         took = []
         for _ in range(count):
@@ -104,7 +106,7 @@ def _ours_one_at_a_time(site: Site, stream: str, pairs: list[Pair], count: int) 
                 transaction.write(stream, key=key, value=value)
             transaction.commit()
             took.append(time.perf_counter() - start)
-        return percentiles(took)
+        return {**percentiles(took), "per_s": count / sum(took)}
 
     return measure
 
@@ -131,7 +133,9 @@ def percentiles(took_s: list[float]) -> Measured:
     return {"p50_ms": cuts[49] * 1000, "p99_ms": cuts[98] * 1000}
 
 
-def _ours_in_flight(site: Site, stream: str, pairs: list[Pair], in_flight: int, seconds: float) -> Measure:
+def ours_in_flight(site: Site, stream: str, pairs: list[Pair], in_flight: int, seconds: float) -> Measure:
+    """As many transactions as go through in a time, ``in_flight`` of them at once."""
+
     def measure() -> Measured:
         waiting: deque[CommitFuture] = deque()
         begin = site.bridge.begin

@@ -17,7 +17,8 @@ from bridge.cas.future import CasFuture
 from bridge.cas.writer import CasWriter
 from bridge.client.futures import WriteFuture
 from bridge.client.options import ClientOptions
-from bridge.client.results import CommitResult, PartHandle
+from bridge.client.results import CommitResult, Outcome, PartHandle
+from bridge.client.resumed import ResumedTransaction
 from bridge.client.transaction import AbortFuture, CommitFuture, Transaction
 from bridge.client.writing import Part
 from bridge.connection import Bridge, connect
@@ -57,6 +58,7 @@ __all__ = [
     "GroupName",
     "LogPosition",
     "Message",
+    "Outcome",
     "Part",
     "PartHandle",
     "PlainFuture",
@@ -65,6 +67,7 @@ __all__ = [
     "ReadPosition",
     "Reader",
     "Record",
+    "ResumedTransaction",
     "SegmentId",
     "StreamDescription",
     "StreamName",

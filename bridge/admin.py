@@ -328,9 +328,16 @@ class Admin:
         return record
 
     def abort_transaction(
-        self, transaction: TransactionId | str, *, reason: str = "admin", timeout_s: float | None = None
+        self,
+        transaction: TransactionId | str,
+        *,
+        reason: str = "admin",
+        group: GroupName | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Abort an open transaction, whoever began it, and return once that is logged.
+
+        Without its ``group`` it is found by its record, which it gets half a second after its begin.
 
         Raises:
             TransactionNotFound: it is not recorded as open.
@@ -338,15 +345,15 @@ class Admin:
             CoordinatorUnavailable: nobody answered; nothing was done.
             UnknownWriteError: being carried out, but not answered yet.
         """
-        record = self.find_transaction(transaction)
+        owner = self.find_transaction(transaction).group if group is None else group
         request = Request(
             kind=RequestKind.ABORT_TRANSACTION,
-            transaction=str(record.id),
+            transaction=str(transaction),
             reason=reason,
             client_name=self._client_name,
             created_ms=_now_ms(),
         )
-        self._ask(record.group, request, timeout_s)
+        self._ask(owner, request, timeout_s)
 
     def _ask(self, group: GroupName, request: Request, timeout_s: float | None) -> Answer:
         try:

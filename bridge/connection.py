@@ -19,6 +19,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bridge.admin import Admin
+from bridge.cas.channel import Channels
+from bridge.cas.shape import Shape
 from bridge.cas.writer import CasWriter
 from bridge.client.catalog import Catalog
 from bridge.client.counters import CounterSupply
@@ -28,6 +30,7 @@ from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Sender
+from bridge.client.sessions import ClientSessions
 from bridge.client.slots import FrameLimits
 from bridge.client.transaction import Transaction
 from bridge.client.writing import Part
@@ -53,9 +56,11 @@ from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from bridge.model.position import StartLike
 from bridge.model.records import TransactionRecord
 from bridge.model.synchronizer import Codec, Machine, S, U
+from bridge.model.terminated import RETAIN_DEFAULT
 from bridge.model.transaction import State
 from bridge.previewing import PreviewTail
 from bridge.reading import IsolationLevel, Reader
+from bridge.resuming import Resumer, Resuming
 from bridge.synchronizer import Synchronizer
 from bridge.timeouts import Timeout, as_seconds
 from bridge.transactions import LogStart, TransactionReader
@@ -71,6 +76,8 @@ JOIN_TIMEOUT_S: Final = 10.0
 _UNNAMED: Final = "rollbridge"
 """The client name of settings that name none; a process that begins transactions deserves one of its own."""
 _PLANS_MAX: Final = 1_000
+_Wanted = tuple[tuple[str, ...], timedelta | None, str | None, timedelta | None]
+"""What a transaction is begun with."""
 _CLOSE_S: Final = 30.0
 _HOUSEKEEPING_S: Final = 0.5
 
@@ -91,7 +98,8 @@ def connect(
         bootstrap_servers: Kafka brokers, ``host:port,...``.
         zookeeper: ZooKeeper servers, ``host:port,...``.
         zookeeper_root: Path under which everything stands; ``/rollbridge`` by default.
-        client_name: Names this client in transactions and logs; made of host and process id by default.
+        client_name: Names this client in transactions and logs; made of host and process id by default. Of those that
+            begin transactions under a given name, the latest fences the others.
         kafka: Security settings under librdkafka's names, such as ``security.protocol``.
         config_file: A TOML file with the same settings, see :mod:`bridge.config`.
         options: Sizes, delays and limits.
@@ -123,7 +131,7 @@ def own_name() -> str:
     return f"{host[:100] or 'client'}-{os.getpid()}"
 
 
-class Bridge:
+class Bridge(Resuming):
     """A connection. Use it in a ``with`` block, or close it."""
 
     def __init__(self, settings: ConnectionSettings, options: ClientOptions | None = None) -> None:
@@ -188,8 +196,16 @@ class Bridge:
         self._runtime = Runtime(
             self._sender, self._catalog, self._outcomes, limits, options.commit_timeout_s, self._who_leads
         )
+        self._cas_channels = Channels(settings, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
-        self._plans: dict[tuple[tuple[str, ...], timedelta | None, str | None], Plan] = {}
+        self._sessions = ClientSessions(
+            metadata,
+            settings.client_name,
+            named=settings.client_name not in (_UNNAMED, own_name()),
+            changed=self._housekeeper.poke,
+        )
+        self._resumer = Resumer(settings.client_name, options, metadata, self._catalog, self._runtime, self._sessions)
+        self._plans: dict[_Wanted, Plan] = {}
         self._engines: dict[WriterOptions, Engine] = {}
         self._engines_lock = threading.Lock()
         self.admin = Admin(
@@ -202,7 +218,11 @@ class Bridge:
             timeout_s=options.admin_timeout_s,
         )
         self._housekeeper.start(
-            self._catalog.refresh, self._look_at_streams, self._counters.refill, self._send_lingering
+            self._catalog.refresh,
+            self._look_at_streams,
+            self._counters.refill,
+            self._send_lingering,
+            self._resumer.look_at_sessions,
         )
 
     @property
@@ -210,21 +230,36 @@ class Bridge:
         """The name under which this client begins transactions."""
         return self.settings.client_name
 
-    def begin(self, *streams: str, timeout: timedelta | None = None, label: str | None = None) -> Transaction:
+    def begin(
+        self,
+        *streams: str,
+        timeout: timedelta | None = None,
+        label: str | None = None,
+        retain: timedelta | None = None,
+    ) -> Transaction:
         """Begin a transaction. It costs no round trip, except for the first one of its streams.
+
+        The first one under a client name that was given fences earlier sessions of this name in the group; see
+        :meth:`unfinished`.
 
         Args:
             streams: ``scope/stream``, one or more of one transaction group.
             timeout: How long it may stay open, as a lease that needs no pings; 24 hours by default.
             label: Free text, at most 1,000 characters, to find it again.
+            retain: How long its outcome is remembered, see :meth:`outcome`; 0 is not at all, and by default it is as
+                long as the coordinator is set to, 72 hours unless changed.
 
         Raises:
+            Fenced: a newer session of this client name has begun; nothing was written.
+            CoordinatorUnavailable: an earlier session of this client name could not be fenced.
             InvalidNameError, ScopeNotFound, StreamNotFound, GroupMismatchError, InvalidTimeoutError,
             InvalidRequestError, BackpressureError: nothing was written.
             KafkaUnavailable, ZooKeeperUnavailable: the streams could not be looked up.
         """
         self._check_open()
-        wanted = (streams, timeout, label)
+        if self._sessions.fenced:
+            self._sessions.check()
+        wanted = (streams, timeout, label, retain)
         plan = self._plans.get(wanted)
         if plan is None or plan.generation != self._catalog.generation:
             plan = self._plan(*wanted)
@@ -235,9 +270,15 @@ class Bridge:
             )
         return Transaction(self._runtime, plan, self._counters.next())
 
-    def transaction(self, *streams: str, timeout: timedelta | None = None, label: str | None = None) -> Transaction:
+    def transaction(
+        self,
+        *streams: str,
+        timeout: timedelta | None = None,
+        label: str | None = None,
+        retain: timedelta | None = None,
+    ) -> Transaction:
         """Begin a transaction for a ``with`` block, whose end commits it, and aborts it after an exception."""
-        return self.begin(*streams, timeout=timeout, label=label)
+        return self.begin(*streams, timeout=timeout, label=label, retain=retain)
 
     def join(self, transaction: TransactionId | str, timeout: Timeout = JOIN_TIMEOUT_S) -> Part:
         """Write part of a transaction that another process, or this one, has begun.
@@ -348,12 +389,22 @@ class Bridge:
         )
 
     def cas_writer(
-        self, stream: str, *, timeout: float | timedelta = 30.0, transaction_timeout: float | timedelta = 5.0
+        self,
+        stream: str,
+        *,
+        rising_ids: bool = False,
+        timeout: float | timedelta = 30.0,
+        transaction_timeout: float | timedelta = 5.0,
     ) -> CasWriter:
         """A conditional writer of a stream, which this connection closes at the latest.
 
+        Those of one connection to one stream, with the same time-outs, share their rounds, and win in turn.
+
         Args:
             stream: ``scope/stream``.
+            rising_ids: Refuse a record whose ``transaction_id`` is lower than the last one in the log on its key's
+                way through the segments, whoever wrote that, as DistributedLog does. The first such write of a segment
+                looks back through the log for it; what was truncated does not count.
             timeout: Seconds after which a write that could not be tried gives up.
             transaction_timeout: Seconds after which the brokers abort what this writer leaves open if it dies in the
                 middle of a write; until then readers and conditional writers of that segment wait.
@@ -363,12 +414,11 @@ class Bridge:
         """
         self._check_open()
         writer = CasWriter(
-            self.settings,
-            self._catalog,
-            self._session,
+            self._cas_channels,
             StreamName.parse(stream),
             timeout=timeout,
             transaction_timeout=transaction_timeout,
+            rising_ids=rising_ids,
         )
         self._cas_writers = [*(item for item in self._cas_writers if not item.closed), writer]
         return writer
@@ -403,9 +453,8 @@ class Bridge:
         self._check_open()
         synchronizer = Synchronizer(
             self.settings,
-            self._catalog,
-            self._session,
-            StreamName.parse(stream),
+            self._cas_channels,
+            Shape(self._catalog, self._session, StreamName.parse(stream)),
             key,
             Machine(initial, apply, states, updates),
             timeout=timeout,
@@ -477,11 +526,17 @@ class Bridge:
     def __repr__(self) -> str:
         return f"<Bridge {self.client_name} to {self.settings.bootstrap_servers}>"
 
+    def _resumer_if_open(self) -> Resumer:
+        self._check_open()
+        return self._resumer
+
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
 
-    def _plan(self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None) -> Plan:
+    def _plan(
+        self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
+    ) -> Plan:
         """What is derived from the arguments of a begin, until a stream changes."""
         if not streams:
             raise InvalidRequestError("a transaction needs at least one stream; nothing was written")
@@ -500,6 +555,8 @@ class Bridge:
             raise InvalidTimeoutError(
                 f"a transaction may stay open for up to {self.options.lease_max}, not for {lease}; nothing was written"
             )
+        if retain is not None and retain < timedelta(0):
+            raise InvalidTimeoutError(f"an outcome can not be remembered for {retain}; nothing was written")
         generation = self._catalog.generation
         views = [self._catalog.view(stream) for stream in streams]
         group = views[0].config.group
@@ -513,15 +570,16 @@ class Bridge:
         routes = tuple(view.route for view in views)
         begin = BeginFrame(
             self.client_name,
-            0,
+            self._sessions.epoch(group, self.options.admin_timeout_s),
             label,
             lease // timedelta(milliseconds=1),
             {route.stream: route.epoch for route in routes},
+            RETAIN_DEFAULT if retain is None else retain // timedelta(milliseconds=1),
         )
         plan = Plan(group, begin, routes, generation)
         if len(self._plans) >= _PLANS_MAX:
             self._plans.clear()
-        self._plans[streams, timeout, label] = plan
+        self._plans[streams, timeout, label, retain] = plan
         return plan
 
     def _history_of(self, stream: StreamName) -> EpochHistory | None:

@@ -17,6 +17,7 @@ The tree::
     │  ├─ ScopeNotFound
     │  ├─ StreamNotFound
     │  ├─ TransactionNotFound
+    │  ├─ OutcomeExpired              of a transaction; it has been forgotten
     │  └─ TruncatedError              records to be read from have been deleted
     ├─ ConflictError                  nothing was written by this request; the state is not what it assumes
     │  ├─ StreamExists
@@ -25,18 +26,22 @@ The tree::
     │  ├─ InvalidTransitionError      carries transaction, state and request
     │  └─ TransactionClosed           write or commit after the end; carries the outcome when known
     │     ├─ TransactionAborted       carries the reason
+    │     │  ├─ AlreadyAborted        when its commit was asked for
     │     │  ├─ TransactionExpired    its lease ran out before a commit was asked for
     │     │  └─ TransactionRefused    a condition of it does not hold; a CasWriteError as well
     │     └─ TransactionCommitted
+    │        └─ AlreadyCommitted      when its abort was asked for
     ├─ IncompleteError                a send of this transaction failed; it can only be aborted
     ├─ OutcomeUnknown                 may have been written; carries the id to ask again with
     │  └─ CasOutcomeUnknown           a conditional write; carries the token to ask again with
+    ├─ TransactionPreserverClosed     outcomes are not remembered here, so nobody can tell
     ├─ UnavailableError               nothing is known to be written; try again later
     │  ├─ CoordinatorUnavailable
     │  ├─ KafkaUnavailable
     │  ├─ ZooKeeperUnavailable
     │  └─ BackpressureError           the client's buffer stayed full for the whole time allowed
     ├─ FencedError                    a newer user of the same identity exists; stop
+    │  └─ Fenced                      a newer session of the same client name, or owner of the transaction
     ├─ CorruptDataError               bytes that are not what they claim to be; carries where
     └─ EnvironmentProblem             this machine lacks something (Java, a free port, disk)
 
@@ -166,6 +171,12 @@ class TransactionNotFound(NotFoundError):
     code = "transaction-not-found"
 
 
+class OutcomeExpired(NotFoundError):
+    """The transaction is not open, and its outcome, if it had one, is past its retention and has been forgotten."""
+
+    code = "outcome-expired"
+
+
 class TruncatedError(NotFoundError):
     """Records from which reading was to begin, or go on, have been deleted; nothing of them was handed out."""
 
@@ -239,10 +250,22 @@ class TransactionCommitted(TransactionClosed):
     code = "transaction-committed"
 
 
+class AlreadyCommitted(TransactionCommitted):
+    """An abort was asked for, but the transaction is committed; nothing was changed."""
+
+    code = "already-committed"
+
+
 class TransactionAborted(TransactionClosed):
     """The transaction is aborted: none of its records is or will be visible; ``reason`` says why."""
 
     code = "transaction-aborted"
+
+
+class AlreadyAborted(TransactionAborted):
+    """A commit was asked for, but the transaction had been aborted before; nothing of it is or will be visible."""
+
+    code = "already-aborted"
 
 
 class TransactionExpired(TransactionAborted):
@@ -307,6 +330,18 @@ class CasOutcomeUnknown(OutcomeUnknown):
         self.token = token
 
 
+class TransactionPreserverClosed(RollbridgeError):
+    """The group does not remember the outcomes of its transactions, so this one can not be told.
+
+    Attributes:
+        status_code: 26, the number that PIP-255 gives it.
+    """
+
+    code = "transaction-preserver-closed"
+    exit_code = 6
+    status_code: ClassVar[int] = 26
+
+
 class UnavailableError(RollbridgeError):
     """A part of the system does not answer; nothing is known to have been written; try again later."""
 
@@ -343,6 +378,15 @@ class FencedError(RollbridgeError):
 
     code = "fenced"
     exit_code = 5
+
+
+class Fenced(FencedError):
+    """A newer session of the same client name has begun, or somebody has resumed the transaction.
+
+    This request changed nothing. What became of a transaction can be asked for by its id, from any session.
+    """
+
+    code = "client-fenced"
 
 
 class CorruptDataError(RollbridgeError):

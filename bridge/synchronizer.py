@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Final, Generic, Self
 
 from bridge.cas.arguments import positive_seconds
+from bridge.cas.channel import Channels
 from bridge.cas.key_log import KeyLog
 from bridge.cas.segment_log import WaitedTooLong
 from bridge.cas.shape import Shape
 from bridge.cas.writer import CasWriter
-from bridge.client.catalog import Catalog
 from bridge.config import ConnectionSettings
 from bridge.errors import (
     CasOutcomeUnknown,
@@ -28,11 +28,9 @@ from bridge.errors import (
 from bridge.kafka.metadata import Cluster
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.cas import Scope
-from bridge.model.names import StreamName
 from bridge.model.sn import ANY, SN
 from bridge.model.synchronizer import Machine, Replica, S, U, mark_of_snapshot, mark_of_update
 from bridge.model.token import Token
-from bridge.zookeeper.session import ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +53,8 @@ class Synchronizer(Generic[S, U]):
     def __init__(
         self,
         settings: ConnectionSettings,
-        catalog: Catalog,
-        session: ZooKeeperSession,
-        stream: StreamName,
+        channels: Channels,
+        shape: Shape,
         key: bytes,
         machine: Machine[S, U],
         *,
@@ -67,18 +64,16 @@ class Synchronizer(Generic[S, U]):
         """See :meth:`bridge.Bridge.synchronizer`, which makes them."""
         if not isinstance(key, bytes):
             raise InvalidRequestError(f"a synchronizer needs a key of bytes, not {key!r}; nothing was written")
-        self.stream: Final = stream
+        self.stream: Final = shape.stream
         self.key: Final = key
         self._settings = settings
         self._machine = machine
         self._lock = threading.RLock()
         self._closed = False
         self._topics: TopicAdmin | None = None
-        self._writer = CasWriter(
-            settings, catalog, session, stream, timeout=timeout, transaction_timeout=transaction_timeout
-        )
+        self._writer = CasWriter(channels, self.stream, timeout=timeout, transaction_timeout=transaction_timeout)
         cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        self._log = KeyLog(cluster, Shape(catalog, session, stream), key, positive_seconds("timeout", timeout))
+        self._log = KeyLog(cluster, shape, key, positive_seconds("timeout", timeout))
         try:
             self._replica = self._read(machine.bootstrap)
         except BaseException:

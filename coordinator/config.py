@@ -24,6 +24,7 @@ from coordinator.group import LeaderSettings
 
 PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _TABLE: Final = "coordinator"
+_MAY_BE_ZERO: Final = {"transaction_meta_persist_count"}
 
 
 def _default_name() -> str:
@@ -66,7 +67,11 @@ class CoordinatorSettings:
             **{item.name: getattr(self.limits, item.name) for item in dataclasses.fields(self.limits)},
             **{item.name: getattr(self.leader, item.name) for item in dataclasses.fields(self.leader)},
         }
-        faults = [f"{name}: {value} is not positive" for name, value in numbers.items() if not value > 0]
+        faults = [
+            f"{name}: {value} is not positive"
+            for name, value in numbers.items()
+            if value < 0 or (not value and name not in _MAY_BE_ZERO)
+        ]
         faults += [f"{name}: missing" for name in ("bootstrap_servers", "zookeeper", "name") if not getattr(self, name)]
         if "/" in self.name:
             faults.append(f"name: {self.name!r} holds a slash")

@@ -104,25 +104,45 @@ class MergeFrames:
 
 
 @dataclass(frozen=True, slots=True)
+class Messages:
+    """Keys and values for a topic of one partition; None is a tombstone."""
+
+    topic: str
+    items: Sequence[tuple[bytes, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
 class AppendControl:
-    """The control records are appended to the group's commit log in order, inside the round; gives their offsets."""
+    """The control records are appended to the group's commit log in order, inside the round; gives their offsets.
+
+    What is to stand ``beside`` them is appended in the same request.
+    """
 
     topic: str
     records: Sequence[ControlRecord]
+    beside: Messages | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AppendTogether:
     """Frames and the control records that foretell where they stand are appended inside the round, in one request.
 
-    Gives the offset of each frame's first record. If these are not the ``expected`` ones, the round has been aborted:
-    nothing of it will ever be visible, and it can be done again.
+    Gives the offset of each frame's first record, and those of the control records. If the former are not the
+    ``expected`` ones, the round has been aborted: nothing of it will ever be visible, and it can be done again.
     """
 
     items: Sequence[tuple[str, FrameRef]]
     expected: Sequence[int]
     topic: str
     records: Sequence[ControlRecord]
+    beside: Messages | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendMessages:
+    """Messages are appended inside the round, in order."""
+
+    messages: Messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +298,13 @@ class ReadCommitLog:
     topic: str
 
 
+@dataclass(frozen=True, slots=True)
+class ReadCompacted:
+    """The latest committed value of each key of a compacted topic; without keys whose latest one is a tombstone."""
+
+    topic: str
+
+
 Effect = (
     ReadNodes
     | ReadChildren
@@ -302,6 +329,8 @@ Effect = (
     | GroupCommits
     | TakeIdentity
     | ReadCommitLog
+    | AppendMessages
+    | ReadCompacted
 )
 
 Steps = Generator[Effect, Any, T]
@@ -383,18 +412,29 @@ def merge_frames(items: Sequence[tuple[str, FrameRef]]) -> Steps[Sequence[int]]:
     return offsets
 
 
-def append_control(topic: str, records: Sequence[ControlRecord]) -> Steps[Sequence[int]]:
+def append_control(
+    topic: str, records: Sequence[ControlRecord], beside: Messages | None = None
+) -> Steps[Sequence[int]]:
     """See :class:`AppendControl`."""
-    offsets: Sequence[int] = yield AppendControl(topic, records)
+    offsets: Sequence[int] = yield AppendControl(topic, records, beside)
     return offsets
 
 
 def append_together(
-    items: Sequence[tuple[str, FrameRef]], expected: Sequence[int], topic: str, records: Sequence[ControlRecord]
-) -> Steps[Sequence[int]]:
+    items: Sequence[tuple[str, FrameRef]],
+    expected: Sequence[int],
+    topic: str,
+    records: Sequence[ControlRecord],
+    beside: Messages | None = None,
+) -> Steps[tuple[Sequence[int], Sequence[int]]]:
     """See :class:`AppendTogether`."""
-    offsets: Sequence[int] = yield AppendTogether(items, expected, topic, records)
+    offsets: tuple[Sequence[int], Sequence[int]] = yield AppendTogether(items, expected, topic, records, beside)
     return offsets
+
+
+def append_messages(messages: Messages) -> Steps[None]:
+    """See :class:`AppendMessages`."""
+    yield AppendMessages(messages)
 
 
 def send_offsets(items: Sequence[GroupOffsets]) -> Steps[tuple[int, str] | None]:
@@ -464,3 +504,9 @@ def read_commit_log(topic: str) -> Steps[LogSummary]:
     """See :class:`ReadCommitLog`."""
     summary: LogSummary = yield ReadCommitLog(topic)
     return summary
+
+
+def read_compacted(topic: str) -> Steps[Mapping[bytes, bytes]]:
+    """See :class:`ReadCompacted`."""
+    records: Mapping[bytes, bytes] = yield ReadCompacted(topic)
+    return records

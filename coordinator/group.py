@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bridge.model.buffer import BufferedTransaction, BufferFold, Partition
@@ -11,9 +11,10 @@ from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import buffer_partition
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName
-from bridge.model.records import Mark, StreamConfig
+from bridge.model.records import Mark, Request, StreamConfig
 from coordinator.forecast import Forecast
 from coordinator.housekeeping import Housekeeping
+from coordinator.preserver import Draft, TransactionMetadataPreserver
 from coordinator.retention import ByteCounter
 
 
@@ -41,6 +42,13 @@ class LeaderSettings:
     """How often it is looked for bookkeeping in ZooKeeper that is of no use any more."""
     answers_keep_ms: int = 60 * 60 * 1000
     """How long the answer to an admin request waits for whoever asked."""
+    transaction_meta_persist_count: int = 100
+    """Terminated transactions remembered of each client name; 0 remembers none. PIP-255's TransactionMetaPersistCount,
+    which is 0 there."""
+    transaction_meta_persist_time_in_hour: int = 72
+    """For how long they are remembered, unless a transaction says otherwise. PIP-255's name."""
+    transaction_meta_expire_check_interval_in_second: int = 300
+    """How often those are looked for that are due to be forgotten. PIP-255's name."""
 
 
 @dataclass(slots=True)
@@ -74,6 +82,14 @@ class StreamState:
         return {item.id.number: self.config.name.segment_topic(item.id) for item in record.segments}
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request whose answer waits until everything that was in the buffers has been folded."""
+
+    request: Request
+    barrier: Mapping[Partition, int]
+
+
 @dataclass(slots=True)
 class GroupState:
     """A transaction group as its leader knows it.
@@ -88,6 +104,11 @@ class GroupState:
         begun: Open transactions that have a BEGIN record on the commit log.
         finished: Transactions whose ZooKeeper record is still to be removed.
         answers: Admin requests that wait for the end of a transaction.
+        questions: Requests that are answered once the buffers have been folded up to where they ended.
+        preserver: What is remembered of terminated transactions; None if that is switched off.
+        log_end: Where the next control record will stand, if that can be foretold.
+        draft: What is remembered of the round under way once it is committed.
+        expiry_checked_ms, sessions_checked_ms: When outcomes and sessions that are due to be forgotten were looked for.
         forecast: Where its segments end, as far as that is known.
         housekeeping: When it was done last, and what is known from it.
         counts: What happened, for metrics.
@@ -103,6 +124,12 @@ class GroupState:
     begun: set[bytes] = field(default_factory=set)
     finished: list[bytes] = field(default_factory=list)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
+    questions: dict[str, Question] = field(default_factory=dict)
+    preserver: TransactionMetadataPreserver | None = None
+    log_end: int | None = None
+    draft: Draft | None = None
+    expiry_checked_ms: int = 0
+    sessions_checked_ms: int = 0
     forecast: Forecast = field(init=False)
     housekeeping: Housekeeping = field(default_factory=Housekeeping)
     counts: Counter[str] = field(default_factory=Counter)
@@ -119,6 +146,6 @@ class GroupState:
         """All buffer partitions of the group, with the stream each belongs to."""
         return {partition: name for name, stream in self.streams.items() for partition in stream.partitions()}
 
-    def is_folded(self, barrier: dict[Partition, int]) -> bool:
+    def is_folded(self, barrier: Mapping[Partition, int]) -> bool:
         """Whether everything below a barrier has been folded."""
         return all(self.fold.positions.get(partition, 0) >= offset for partition, offset in barrier.items())

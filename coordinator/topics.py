@@ -15,6 +15,9 @@ BATCH_OVERHEAD_BYTES: Final = 48_588
 BUFFER_FILE_BYTES: Final = 256 * 1024 * 1024
 """Kafka frees the disk of what was truncated file by file, and never the file that it writes to."""
 CONTROL_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
+TERMINATED_SEGMENT_BYTES: Final = 16 * 1024 * 1024
+TERMINATED_SEGMENT_MS: Final = 10 * 60 * 1000
+"""What is in the newest segment of a compacted topic is not compacted."""
 
 _KEEP: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
@@ -63,6 +66,22 @@ def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicSpe
         replication_factor=replication_factor,
         config={
             **_KEEP,
+            "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
+            "message.timestamp.type": "LogAppendTime",
+        },
+    )
+
+
+def terminated_topic_spec(group: GroupName, replication_factor: int) -> TopicSpec:
+    """The topic of terminated transactions: compacted often, so that what a new leader reads of it stays small."""
+    return TopicSpec(
+        group.terminated_topic,
+        replication_factor=replication_factor,
+        config={
+            "cleanup.policy": "compact",
+            "segment.bytes": str(TERMINATED_SEGMENT_BYTES),
+            "segment.ms": str(TERMINATED_SEGMENT_MS),
+            "min.cleanable.dirty.ratio": "0.1",
             "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
             "message.timestamp.type": "LogAppendTime",
         },

@@ -22,6 +22,7 @@ from bridge.errors import (
     RecordTooLargeError,
     ScopeNotFound,
     StreamNotFound,
+    TransactionIdOutOfOrder,
 )
 from bridge.model.identifiers import SegmentId
 from bridge.model.keyspace import even_ranges, position_of_key
@@ -175,6 +176,21 @@ def test_writes_in_the_background_may_expect_each_other(site: Site, writer: CasW
     assert values(site, ledger) == [b"%d" % number for number in range(500)]
 
 
+def test_writes_of_one_round_do_not_hide_what_another_expects(site: Site, writer: CasWriter, ledger: str) -> None:
+    first = writer.write(b"a", b"1", expected=EMPTY)
+    for _ in range(5):
+        # While the first is carried out the others wait, so that they go into one round.
+        writer.write_async(b"b", b"2", expected=ANY)
+        refused = writer.write_async(b"a", b"no", expected=EMPTY, scope="key")
+        writer.write_async(b"a", b"3", expected=ANY, scope="key")
+        with pytest.raises(CasWriteError) as caught:
+            refused.result(60)
+        assert caught.value.actual == first
+        writer.flush()
+        first = writer.tail(b"a", scope="key")
+    assert b"no" not in values(site, ledger)
+
+
 def test_what_expects_a_refused_write_is_refused_with_it(site: Site, writer: CasWriter, ledger: str) -> None:
     first = writer.write(b"a", b"1", expected=EMPTY)
     bad = writer.write_async(b"a", b"no", expected=EMPTY)
@@ -297,6 +313,44 @@ def test_a_write_can_be_asked_about_and_repeated_by_its_token(site: Site, writer
         writer.write(b"a", b"no", expected=EMPTY)
     assert caught.value.actual == later
     assert values(site, ledger) == [b"1", b"2"]
+
+
+def test_a_falling_transaction_id_is_refused_against_the_log_where_that_was_asked_for(
+    site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str
+) -> None:
+    def refusal(strict: CasWriter, key: bytes, number: int) -> tuple[int, int]:
+        with pytest.raises(TransactionIdOutOfOrder, match="nothing was written") as caught:
+            strict.write(key, b"no", expected=ANY, transaction_id=number)
+        return caught.value.transaction_id, caught.value.last
+
+    with client.writer(ledger) as plain:
+        plain.write(b"a", b"1", transaction_id=7)
+    # Further back than a new writer looks at first, and behind records that have none.
+    writer.write_all([(b"a", b"2")] * 700, expected=ANY)
+    with client.cas_writer(ledger, rising_ids=True) as strict:
+        assert refusal(strict, b"a", 6) == (6, 7)
+        strict.write(b"a", b"3", expected=ANY, transaction_id=7)
+        with pytest.raises(TransactionIdOutOfOrder) as caught:
+            strict.write_all([(b"a", b"no")] * 3, expected=ANY, transaction_ids=[8, 9, 8])
+        assert (caught.value.transaction_id, caught.value.last) == (8, 9)
+        chain = [strict.write_async(b"a", b"4", expected=ANY, transaction_id=number) for number in (8, 10, 9, 10)]
+        assert [future.exception() is None for future in chain] == [True, True, False, True]
+    writer.write(b"a", b"5", expected=ANY, transaction_id=3)
+    rescale(client, ledger, 2)
+    with client.cas_writer(ledger, rising_ids=True) as strict:
+        for key in two_keys(client, ledger):
+            assert refusal(strict, key, 2) == (2, 3)
+            strict.write(key, b"6", expected=ANY, transaction_id=3)
+    assert [value for value in values(site, ledger) if value != b"2"] == [
+        b"1",
+        b"3",
+        b"4",
+        b"4",
+        b"4",
+        b"5",
+        b"6",
+        b"6",
+    ]
 
 
 def test_two_writers_of_one_client_do_not_fence_each_other(client: bridge.Bridge, ledger: str) -> None:

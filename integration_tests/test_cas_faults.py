@@ -61,8 +61,9 @@ def test_a_lost_answer_is_looked_into_and_nothing_is_written_twice(
 def test_a_refusal_whose_abort_is_lost_leaves_nothing(
     site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy, point: Point
 ) -> None:
+    with site.connect("other") as other, other.cas_writer(ledger) as earlier:
+        first = earlier.write(b"a", b"1", expected=EMPTY)
     with client.cas_writer(ledger) as writer:
-        first = writer.write(b"a", b"1", expected=EMPTY)
         proxy.strike(Api.END_TXN, point)
         with pytest.raises(CasWriteError) as caught:
             writer.write(b"a", b"no", expected=EMPTY)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -94,28 +95,36 @@ def scale_keys_segment(client: bridge.Bridge, stream: str, low_part: float) -> N
 # Many writers, nothing goes wrong but the others --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("connections", [6, 1, 2])
 def test_many_writers_and_transactions_of_one_segment_are_linearizable(
-    site: Site, client: bridge.Bridge, register: str
+    site: Site, client: bridge.Bridge, register: str, connections: int
 ) -> None:
-    operations = in_threads(site, register, writers=4, each=60, with_transactions=2)
+    operations = in_threads(site, register, writers=4, each=60, connections=connections, with_transactions=2)
     fault = find_fault(operations, stored(site, client, register))
     assert fault is None, fault
     writes = [item for item in operations if isinstance(item, Write)]
     assert {Answer.OK, Answer.REFUSED} <= {item.answer for item in writes}
 
 
-def in_threads(site: Site, stream: str, writers: int, each: int, with_transactions: int = 0) -> list[Operation]:
-    """Writers of one process, each with a connection of its own, and some that use conditional transactions."""
+def in_threads(
+    site: Site, stream: str, writers: int, each: int, connections: int = 6, with_transactions: int = 0
+) -> list[Operation]:
+    """Writers of one process, and some that use conditional transactions.
+
+    Those that share a connection wait for each other before they append.
+    """
+    everybody = writers + with_transactions
 
     def one(number: int) -> list[Operation]:
         notes: list[Line] = []
-        with site.connect(f"writer-{number}") as own, own.cas_writer(stream, timeout=60) as writer:
+        own = opened[number % connections]
+        with own.cas_writer(stream, timeout=60) as writer:
             what = task(site, stream, f"w{number}", each, number, in_transactions=number >= writers)
             work(own, writer, what, notes.append)
         return list(read_notes(notes))
 
-    everybody = writers + with_transactions
-    with ThreadPoolExecutor(everybody) as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(everybody) as pool:
+        opened = [stack.enter_context(site.connect(f"client-{number}")) for number in range(connections)]
         return [item for found in pool.map(one, range(everybody)) for item in found]
 
 
@@ -325,7 +334,8 @@ def contend_behind_an_open_transaction(site: Site, client: bridge.Bridge, stream
     builder.append(0, key, b"first")
     with (
         client.cas_writer(stream) as one,
-        client.cas_writer(stream) as other,
+        site.connect("other") as another,  # writers of one connection would wait for each other before they append
+        another.cas_writer(stream) as other,
         TransactionalAppender(site.cluster.bootstrap_servers, f"{stream}-by-hand") as appender,
         ThreadPoolExecutor(2) as pool,
     ):

@@ -30,6 +30,8 @@ def test_what_tail_prints_is_what_cas_expects(site: Site, cli: Cli, ledger: str)
     first = cli("cas", ledger, "one", "--key", "a", "--expected", "empty", "--transaction-id", "7")
     assert first.code == 0, first
     assert cli("tail", ledger).out == first.out
+    fallen = cli("cas", ledger, "no", "--key", "a", "--expected", "any", "--transaction-id", "6", "--rising-ids")
+    assert fallen.code == ExitCode.REFUSED
     second = cli.json("cas", ledger, "two", "--key", "a", "--expected", first.out.strip(), "--header", "h=v")
     assert cli.json("tail", ledger, "--key", "a", "--scope", "key") == second
     assert [message.value() for message in site.committed(ledger)] == [b"one", b"two"]

@@ -200,6 +200,19 @@ def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: bridge.B
         gone = cli("txn", command, str(txn.id))
         assert gone.code == ExitCode.NOT_FOUND
         assert "no open transaction" in gone.err
+    found = cli.json("txn", "outcome", str(txn.id))
+    assert (found["state"], found["reason"], found["label"]) == ("aborted", "stuck since Monday", label)
+    assert found == cli.json("txn", "outcome", "--label", label, "--client", "cli-tests", "--group", "cli/default")
+    assert "\x1b" not in cli("txn", "outcome", str(txn.id)).out
+    assert cli.json("txn", "outcome", str(other.id))["position"] is None
+    for code, *wrong in (
+        (ExitCode.NOT_FOUND, "ffff0000-0000-0000-0000-00000000002a"),
+        (ExitCode.NOT_FOUND, str(txn.id), "--group", "no-such/group"),
+        (ExitCode.REFUSED, "nonsense"),
+        (ExitCode.REFUSED,),
+        (ExitCode.USAGE, "--label", label),
+    ):
+        assert cli("txn", "outcome", *wrong).code == code
     other.abort()
     eventually(lambda: not cli.json(*mine))
     assert "No open transaction" in cli(*mine).out

@@ -113,6 +113,8 @@ class Story:
             gone.abort()
             self.aborted.append(gone.id)
             self._await_rest(b)
+            assert b.outcome(old.id).position == result.position == b.resume(old.id).commit().position
+            assert b.outcome(gone.id).aborted
 
     def _small(self, b: bridge.Bridge, word: str) -> None:
         for number in range(3):

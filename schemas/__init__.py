@@ -21,6 +21,7 @@ NAMES: Final = (
     "abort_frame",
     "answer",
     "begin_frame",
+    "client_session",
     "cluster",
     "commit_frame",
     "committing",
@@ -32,6 +33,7 @@ NAMES: Final = (
     "retention",
     "scaling",
     "stream",
+    "terminated_transactions",
     "transaction",
     "truncation",
 )

@@ -1,7 +1,9 @@
 """Dispatch: conditional writes wait in one lane per segment, and whoever is there first carries out a whole round.
 
 A round takes everything that waits and goes together, so many writes share one native transaction. Threads that write
-one at a time carry out their own rounds; writes that nobody waits for are carried out by workers.
+one at a time carry out their own rounds; writes that nobody waits for are carried out by workers. All writers of one
+connection and stream share a dispatcher, so that they wait for each other here, and not for native transactions that
+come to nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ import logging
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final, assert_never
 
 from bridge.cas.contention import Contention
-from bridge.cas.engine import Engine, EnginePool
+from bridge.cas.engine import EnginePool
+from bridge.cas.lane import Lane
 from bridge.cas.lookup import StreamLogs
 from bridge.cas.request import Request
 from bridge.cas.round import ROUND_BYTES_MAX, Committed, Judged, NotWritten, Round, RoundResult, Unclear, find_write
@@ -29,10 +31,11 @@ from bridge.errors import (
     CasOutcomeUnknown,
     CasWriteError,
     RollbridgeError,
+    TransactionIdOutOfOrder,
     UnavailableError,
 )
 from bridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError
-from bridge.model.cas import Accepted, Entry, Refused, Scope, fits
+from bridge.model.cas import Accepted, Entry, Falling, Mates, Refused, Scope
 from bridge.model.identifiers import SegmentId
 from bridge.model.sequence import DLSN
 
@@ -47,18 +50,12 @@ _TIMED_OUT: Final = frozenset(
 _DENIED: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"})
 
 
-@dataclass(slots=True)
-class _Lane:
-    """What waits for one segment; ``lock`` is held by whoever carries out a round."""
-
-    queue: deque[Request] = field(default_factory=deque)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    contention: Contention = field(default_factory=Contention)
-    scheduled: bool = False
+class Moved:
+    """The segment was sealed; its successors take the writes."""
 
 
 class Dispatcher:
-    """Carries out the conditional writes of one writer. Safe to use from several threads."""
+    """Carries out the conditional writes of one connection to a stream. Safe to use from several threads."""
 
     def __init__(
         self, pool: EnginePool, shape: Shape, *, transaction_timeout_s: float, answer_timeout_s: float, name: str
@@ -68,42 +65,60 @@ class Dispatcher:
         self._logs = StreamLogs(shape.stream)
         self._transaction_timeout_s = transaction_timeout_s
         self._answer_timeout_s = answer_timeout_s
-        self._lanes: dict[SegmentId, _Lane] = {}
+        self._lanes: dict[SegmentId, Lane] = {}
         self._lanes_lock = threading.Lock()
         self._workers = ThreadPoolExecutor(IDS_PER_SLOT, thread_name_prefix=f"rollbridge-cas-{name}")
 
     def carry_out(self, request: Request) -> None:
         """Carry out a write on this thread; returns when it is done."""
-        self._lane(request.course.active).queue.append(request)
+        request.attended = True
+        self._lane(request.course.active).put(request)
         while not request.done.done():
             lane = self._lane(request.course.active)
-            with lane.lock:
-                if lane.queue and not request.done.done():
+            if not lane.lock.acquire(blocking=False):
+                request.done.wait()
+                continue
+            try:
+                while lane.queue and not request.done.done():
                     self._step(lane)
+            finally:
+                lane.lock.release()
+                self._hand_over(lane)
 
     def enqueue(self, request: Request) -> None:
         """Have a write carried out by a worker."""
         lane = self._lane(request.course.active)
-        lane.queue.append(request)
+        lane.put(request)
         self._schedule(lane)
 
     def close(self) -> None:
         """Carry out what waits, then stop the workers."""
         self._workers.shutdown(wait=True)
 
-    def _lane(self, segment: SegmentId) -> _Lane:
+    def _lane(self, segment: SegmentId) -> Lane:
         lane = self._lanes.get(segment)
         if lane is None:
             with self._lanes_lock:
-                lane = self._lanes.setdefault(segment, _Lane())
+                lane = self._lanes.setdefault(segment, Lane())
         return lane
 
-    def _schedule(self, lane: _Lane) -> None:
+    def _hand_over(self, lane: Lane) -> None:
+        """Have somebody carry out what waits in a lane that nobody holds any more."""
+        try:
+            first = lane.queue[0]
+        except IndexError:
+            return
+        if first.attended:
+            first.done.nudge()
+        else:
+            self._schedule(lane)
+
+    def _schedule(self, lane: Lane) -> None:
         if not lane.scheduled:
             lane.scheduled = True
             self._workers.submit(self._work, lane)
 
-    def _work(self, lane: _Lane) -> None:
+    def _work(self, lane: Lane) -> None:
         lane.scheduled = False
         try:
             with lane.lock:
@@ -111,11 +126,11 @@ class Dispatcher:
                     self._step(lane)
         except Exception:
             logger.exception("a worker of conditional writes to %s failed", self._shape.stream)
-            if lane.queue:
-                self._schedule(lane)
+        self._hand_over(lane)
 
-    def _step(self, lane: _Lane) -> None:
+    def _step(self, lane: Lane) -> None:
         """Carry out one round of what waits in a lane, whose lock is held."""
+        lane.take_turns()
         entries = self._collect(lane)
         if not entries:
             return
@@ -124,9 +139,13 @@ class Dispatcher:
             time.sleep(pause_s)
         try:
             with self._pool.engine() as engine:
-                result = self._run(lane.contention, engine, entries)
+                round_ = Round(
+                    engine, self._logs, batch, list(entries.values()), lane.waiting, alone=not lane.contended
+                )
+                result = self._run(lane.contention, round_, batch[0])
+                refuted = round_.refuted
         except ProducerFencedError as fault:
-            result = NotWritten(str(fault))
+            result, refuted = NotWritten(str(fault)), {}
         except AppendRefusedError as fault:
             if fault.kafka_error == _SEALED:
                 self._reroute([*batch, *_drain(lane)], batch[0].course.active)
@@ -134,7 +153,7 @@ class Dispatcher:
             if fault.kafka_error not in _TIMED_OUT:
                 _fail(batch, self._refusal(fault))
                 return
-            result = NotWritten(str(fault))
+            result, refuted = NotWritten(str(fault)), {}
         except RollbridgeError as fault:
             _fail(batch, fault)
             return
@@ -143,23 +162,29 @@ class Dispatcher:
                 fault_text = f"a conditional write to {self._shape.stream} was interrupted; it may have been written"
                 request.done.set_exception(CasOutcomeUnknown(fault_text, token=request.token))
             raise
+        if isinstance(result, Moved):
+            self._reroute([*batch, *_drain(lane)], batch[0].course.active)
+            return
+        if isinstance(result, Committed):
+            lane.won(batch[-1].owner)
+        for request in lane.take_out(refuted):
+            self._refuse(request, refuted[request])
         lane.queue.extendleft(reversed(self._settle(batch, result)))
 
-    def _run(self, contention: Contention, engine: Engine, entries: Mapping[Request, Entry]) -> RoundResult:
+    def _run(self, contention: Contention, round_: Round, first: Request) -> RoundResult | Moved:
         """Carry out a round, with a look before where others write, too."""
         patience = round_patience(self._transaction_timeout_s, self._answer_timeout_s)
-        round_ = Round(engine, self._logs, list(entries), list(entries.values()))
-        if contention.looks_first():
+        hopeless = round_.is_refuted()
+        if hopeless or contention.looks_first():
             try:
                 verdicts = round_.look(patience.earlier)
             except WaitedTooLong as fault:
                 return NotWritten(f"an earlier native transaction is still open: {fault}")
-            # What stands at the end of a segment says nothing once there are successors that others write to. If so,
-            # the append is refused, and the write goes there.
-            accepted = all(isinstance(verdict, Accepted) for verdict in verdicts)
-            if not accepted and self._shape.is_active(next(iter(entries.values())).course.active):
-                contention.refused_by_look()
-                return Judged(verdicts)
+            if not all(isinstance(verdict, Accepted) for verdict in verdicts):
+                if not hopeless:
+                    contention.refused_by_look()
+                # Unlike an append, a look does not notice that the segment was sealed, and what is said in it is old.
+                return Moved() if self._shape.has_moved(first.position, first.course.active) else Judged(verdicts)
         started = time.monotonic()
         result = round_.run(patience)
         if isinstance(result, Committed):
@@ -168,10 +193,11 @@ class Dispatcher:
             contention.lost()
         return result
 
-    def _collect(self, lane: _Lane) -> dict[Request, Entry]:
+    def _collect(self, lane: Lane) -> dict[Request, Entry]:
         """Take from a lane what goes together, oldest first."""
         places: dict[Request, int] = {}
-        entries: list[Entry] = []
+        mates = Mates()
+        entries = mates.entries
         size = 0
         while lane.queue and len(entries) < _ROUND_WRITES_MAX:
             request = lane.queue[0]
@@ -184,14 +210,14 @@ class Dispatcher:
             if before is not None:
                 if entries:
                     break
-                wait([before.done], max(request.deadline - time.monotonic(), 0.0))
+                before.done.wait(max(request.deadline - time.monotonic(), 0.0))
                 continue
             entry = request.entry(places)
-            if entries and (size + request.size > ROUND_BYTES_MAX or not fits(entries, entry)):
+            if entries and (size + request.size > ROUND_BYTES_MAX or not mates.fits(entry)):
                 break
             lane.queue.popleft()
             places[request] = len(entries)
-            entries.append(entry)
+            mates.add(entry)
             size += request.size
         return dict(zip(places, entries, strict=True))
 
@@ -225,6 +251,8 @@ class Dispatcher:
                         again.append(request)
                     elif isinstance(verdict, Refused):
                         self._refuse(request, verdict)
+                    elif isinstance(verdict, Falling):
+                        request.done.set_exception(self._falling(verdict))
                     else:
                         request.done.set_exception(verdict)
                 return again
@@ -267,6 +295,14 @@ class Dispatcher:
             )
         )
 
+    def _falling(self, verdict: Falling) -> TransactionIdOutOfOrder:
+        return TransactionIdOutOfOrder(
+            f"transaction id {verdict.transaction_id} is lower than {verdict.last}, the last one in its part of "
+            f"{self._shape.stream}; nothing was written",
+            transaction_id=verdict.transaction_id,
+            last=verdict.last,
+        )
+
     def _reroute(self, requests: Sequence[Request], sealed: SegmentId) -> None:
         """Move what waits for a sealed segment to its successors."""
         logger.info("segment %s of %s is sealed; conditional writes go to its successors", sealed, self._shape.stream)
@@ -278,8 +314,8 @@ class Dispatcher:
                 request.done.set_exception(fault)
                 continue
             lane = self._lane(course.active)
-            lane.queue.append(request)
             request.course = course
+            lane.put(request)
             self._schedule(lane)
 
     def _refusal(self, fault: AppendRefusedError) -> RollbridgeError:
@@ -288,7 +324,7 @@ class Dispatcher:
         return fault
 
 
-def _drain(lane: _Lane) -> list[Request]:
+def _drain(lane: Lane) -> list[Request]:
     waiting = list(lane.queue)
     lane.queue.clear()
     return waiting

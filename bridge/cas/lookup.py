@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from bridge.cas.segment_log import SegmentLog
+from bridge.cas.segment_log import Progress, SegmentLog
 from bridge.kafka.errors import TopicNotFound
 from bridge.kafka.fetch import LogReader
 from bridge.model.course import Course, Stage
@@ -34,24 +34,48 @@ class StreamLogs:
         """The log of the active segment of a course."""
         return self.of(Stage(course.active, course.active_base, None))
 
-    def last(self, course: Course, reader: LogReader, to: int, deadline: float) -> SN:
+    def last(
+        self, course: Course, reader: LogReader, to: int, deadline: float, progress: Progress = lambda: None
+    ) -> SN:
         """SN of the last committed record of a course before offset ``to`` of its active segment.
 
-        EMPTY if there is none, ANY if it was truncated away.
+        EMPTY if there is none, ANY if it was truncated away. ``progress`` is called as :meth:`SegmentLog.last` does.
 
         Raises:
             WaitedTooLong: something before is still undecided.
         """
         active = self.active(course)
         with active.lock:
-            found = active.last(reader, to, deadline)
+            found = active.last(reader, to, deadline, progress)
         if not found.empty:
             return found
         for stage in course.stages[1:]:
-            found = self._last_before(stage, reader, deadline)
+            found = self._last_before(stage, course, reader, deadline)
             if not found.empty:
                 return found
         return EMPTY
+
+    def last_id(self, course: Course, reader: LogReader, to: int, deadline: float) -> int | None:
+        """The last transaction id that a user gave a committed record of a course before offset ``to``.
+
+        None if there is none, or if all were truncated away.
+
+        Raises:
+            WaitedTooLong: something before is still undecided.
+        """
+        for stage in course.stages:
+            if self._is_removed(stage):
+                continue
+            log = self.of(stage)
+            try:
+                with log.lock:
+                    found = log.last_id(reader, to if stage.segment == course.active else stage.end or 0, deadline)
+            except TopicNotFound as fault:
+                self._note_removed(stage, course, fault)
+                continue
+            if found is not None:
+                return found
+        return None
 
     def last_of(self, course: Course, reader: LogReader, key: bytes, place: int | None, to: int, deadline: float) -> SN:
         """SN of the last committed record with ``key`` before offset ``to`` of the active segment.
@@ -81,15 +105,15 @@ class StreamLogs:
                 return EMPTY
         return EMPTY
 
-    def _last_before(self, stage: Stage, reader: LogReader, deadline: float) -> SN:
+    def _last_before(self, stage: Stage, course: Course, reader: LogReader, deadline: float) -> SN:
         """The last record of a sealed segment; ANY if that may have been truncated away."""
         if not self._is_removed(stage):
             log = self.of(stage)
             try:
                 with log.lock:
                     return log.last(reader, stage.end or 0, deadline)
-            except TopicNotFound:
-                self._removed.add(int(stage.segment))
+            except TopicNotFound as fault:
+                self._note_removed(stage, course, fault)
         return ANY if stage.end else EMPTY
 
     def _key_last(
@@ -101,12 +125,16 @@ class StreamLogs:
             try:
                 with log.lock:
                     return log.last_of(reader, key, since, end, deadline), log.truncated_at() > since
-            except TopicNotFound:
-                if stage.segment == course.active:
-                    raise
-                self._removed.add(int(stage.segment))
+            except TopicNotFound as fault:
+                self._note_removed(stage, course, fault)
         return None, since < end
 
     def _is_removed(self, stage: Stage) -> bool:
         """Whether a segment is known to be gone: by the history, or by not having been there before."""
         return stage.removed or int(stage.segment) in self._removed
+
+    def _note_removed(self, stage: Stage, course: Course, fault: TopicNotFound) -> None:
+        """A segment was removed since the epochs were read; raises the fault if it is the active one."""
+        if stage.segment == course.active:
+            raise fault
+        self._removed.add(int(stage.segment))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from bridge.cas.answer import Answer
 from bridge.errors import CasWriteError, OutcomeUnknown, UnavailableError
 from bridge.model.cas import Condition, Entry, Scope
 from bridge.model.course import Course
@@ -31,36 +31,45 @@ class Request:
     """One write of one or more records: all or none.
 
     Attributes:
+        owner: The writer; its writes keep their order.
         records: They stand side by side in one segment.
         expected: What it expects, or the write whose last record it expects to be the last.
-        token: Its identity.
+        operation: Its identity, in the headers of its records.
+        rising_ids: Whether its transaction ids must not be lower than the last one before.
         repeatable: Whether the same token may have been tried before, so that a refusal has to look for it.
         position: Of its first key in the key space.
         course: Its segments, as of when it was routed last.
         deadline: By ``time.monotonic()``; nothing is begun after it.
+        attended: Whether a thread waits for it that can carry it out.
         last_try: Why the last try came to nothing.
+        size: Upper bound of its bytes.
         done: Gets the SNs of its records.
     """
 
+    owner: object
     records: Sequence[NewRecord]
     expected: SN | Request
     scope: Scope
-    token: Token
+    operation: bytes
     position: float
     course: Course
     deadline: float
     timestamp_ms: int
+    rising_ids: bool = False
     repeatable: bool = False
+    attended: bool = False
     last_try: str = ""
-    done: Future[list[SN]] = field(default_factory=Future)
+    size: int = 0
+    done: Answer = field(default_factory=Answer)
 
     def __post_init__(self) -> None:
-        self.done.set_running_or_notify_cancel()
+        self.size = sum([record.size for record in self.records])
 
     @property
-    def size(self) -> int:
-        """Upper bound of its bytes."""
-        return sum(record.size for record in self.records)
+    def token(self) -> Token:
+        """Names it, for whoever asks what became of it."""
+        expected = self.expected
+        return Token(self.operation, self.records[0].key, SN() if isinstance(expected, Request) else expected)
 
     def condition(self) -> Condition:
         """What it expects of what is committed; that of a write which still waits for another is of no use yet."""
@@ -75,9 +84,10 @@ class Request:
         return Entry(
             self.condition(),
             self.course,
-            tuple(record.key for record in self.records),
-            tuple(record.transaction_id for record in self.records),
+            tuple([record.key for record in self.records]),
+            tuple([record.transaction_id for record in self.records]),
             after,
+            self.rising_ids,
         )
 
     def broken_chain(self) -> BaseException | None:

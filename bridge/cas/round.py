@@ -4,7 +4,12 @@
    comes later has a later offset.
 2. Wait until every offset below o is decided, reading only what was not looked at before. Earlier writers never wait
    for later ones, so nobody waits in a circle.
-3. Commit if the conditions hold for what is committed below o; otherwise abort.
+3. Commit if the conditions hold for what is committed below o; otherwise abort. If what was read so far refutes a
+   condition for good, abort at once, so that those who wait for this round wait no longer than they must.
+
+Writes of the same connection that wait behind a round are decided with it as far as it refutes them: they expect what
+it has followed. They must have been there before it was read where the log ends, so that the SN which they are told is
+the last one is not older than they are.
 
 A commit whose answer is lost is looked up: the same id is initialised again, after which nothing of it is open, and
 the log says whether the record at o is there.
@@ -14,22 +19,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bridge.cas.engine import Engine
 from bridge.cas.lookup import StreamLogs
 from bridge.cas.request import Request
-from bridge.cas.segment_log import SegmentLog, WaitedTooLong, sn_of
+from bridge.cas.segment_log import WAIT_MS, SegmentLog, WaitedTooLong, sn_of
 from bridge.errors import InvalidRequestError, KafkaUnavailable, RollbridgeError
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.batches import BatchBuilder, Compression
 from bridge.kafka.errors import AppendUnknownError, ProducerFencedError
 from bridge.kafka.fetch import LogReader
-from bridge.model.cas import Accepted, Entry, Refused, Scope, Verdict, judge, place_of
+from bridge.model.cas import Accepted, Entry, Refused, Scope, Verdict, holds, judge, place_of
 from bridge.model.course import Course
-from bridge.model.sn import ANY, EMPTY, SN
+from bridge.model.sn import ANY, SN
 from bridge.model.token import OPERATION_HEADER, Token
 
 logger = logging.getLogger(__name__)
@@ -83,8 +88,26 @@ class Patience:
 class Round:
     """Carries out one round of writes to one segment; used once."""
 
-    def __init__(self, engine: Engine, logs: StreamLogs, requests: Sequence[Request], entries: Sequence[Entry]) -> None:
-        """``entries`` say the same as ``requests``, for the decision."""
+    def __init__(
+        self,
+        engine: Engine,
+        logs: StreamLogs,
+        requests: Sequence[Request],
+        entries: Sequence[Entry],
+        waiting: Callable[[], Sequence[Request]] = tuple,
+        *,
+        alone: bool = True,
+    ) -> None:
+        """A round of writes that go together.
+
+        Args:
+            engine: Writes and reads.
+            logs: What is known.
+            requests: The writes.
+            entries: The same for the decision.
+            waiting: Tells what waits behind them.
+            alone: Whether nobody of the same connection is known to contend.
+        """
         self._appender: Final[TransactionalAppender] = engine.appender
         self._reader: Final[LogReader] = engine.reader
         self._engine = engine
@@ -92,16 +115,46 @@ class Round:
         self._requests = requests
         self._entries = entries
         self._log: Final[SegmentLog] = logs.active(requests[0].course)
-        self.met_others = False
+        self._met_before = self._log.met
+        self._waiting = waiting
+        self._alone = alone
+        self._appended = self._aborted = False
+        self.refuted: dict[Request, Refused] = {}
+        """Of the writes that wait behind it, those that are refused in any case."""
+
+    @property
+    def met_others(self) -> bool:
         """Whether others have appended since this writer looked last, with success or not."""
+        return self._log.met > self._met_before
 
     def look(self, deadline: float) -> Sequence[Verdict | InvalidRequestError]:
-        """What would be decided now, without appending anything. A refusal is as good as one after an append.
+        """What would be decided now, without appending anything.
+
+        A refusal is as good as one after an append, if the segment is still active: an append would tell.
 
         Raises:
             WaitedTooLong: an earlier native transaction is still open.
         """
-        return self._decide(self._log.end_now(self._reader), deadline)
+        behind = self._waiting()
+        end = self._log.end_now(self._reader)
+        verdicts = self._decide(end, deadline)
+        self._refute(behind, end)
+        return verdicts
+
+    def is_refuted(self) -> bool:
+        """Whether what is known refutes the first condition for good, so that there is no use in appending it."""
+        entry = self._entries[0]
+        condition = entry.condition
+        known = self._log.known_last(condition.key if condition.scope is Scope.KEY else None)
+        if known is None or entry.after is not None or condition.expected == ANY:
+            return False
+        if condition.expected.empty:
+            return True
+        try:
+            place = place_of(condition.expected, entry.course)
+        except InvalidRequestError:
+            return False
+        return place is not None and known.sequence_id is not None and place < known.sequence_id
 
     def run(self, patience: Patience) -> RoundResult:
         """Append, decide, commit or abort.
@@ -112,10 +165,13 @@ class Round:
             KafkaUnavailable: nothing was written.
         """
         try:
-            known = self._log.end
+            alone = self._alone and not self._waiting()
+            if alone and self._log.marker_expected:
+                # The broker answers as soon as the marker is there, mostly before the append is acknowledged.
+                self._reader.ask(self._log.topic, self._log.end or 0, wait_ms=WAIT_MS)
             offset = self._append()
-            # The marker of this writer's last round takes one offset.
-            self.met_others = known is not None and offset > known + 1
+            self._appended = True
+            behind = () if alone else self._waiting()
             try:
                 verdicts = self._decide(offset, patience.earlier)
             except WaitedTooLong as fault:
@@ -125,13 +181,21 @@ class Round:
             if len(sns) < len(verdicts):
                 self._engine.rollback()
                 return Judged(verdicts)
+            if self._aborted:
+                return NotWritten("it was aborted too early")
         except AppendUnknownError as fault:
             # No commit was ever asked for, so the init before the next use aborts it.
             return NotWritten(str(fault))
         except BaseException:
             self._engine.rollback()
             raise
-        return self._commit(offset, sns, patience.answer)
+        finally:
+            self._reader.unask()
+        result = self._commit(offset, sns, patience.answer)
+        end = offset + sum(len(written) for written in sns)
+        if isinstance(result, Committed) and self._log.high_watermark == self._log.end == end:
+            self._refute(behind, end)
+        return result
 
     def _append(self) -> int:
         builder = BatchBuilder(ROUND_BYTES_MAX * 2, Compression.NONE)
@@ -150,13 +214,21 @@ class Round:
             except InvalidRequestError as fault:
                 faults[place] = fault
                 continue
-            if entry.condition.key is not None and entry.condition.scope is Scope.KEY and entry.after is None:
-                key_lasts[entry.condition.key] = self._key_last(entry, offset, deadline)
+            condition = entry.condition
+            # One that expects nothing may share its key with one that does, and must not hide what is there from it.
+            key, expected = condition.key, condition.expected
+            if key is not None and condition.scope is Scope.KEY and entry.after is None and expected != ANY:
+                key_lasts[key] = self._key_last(key, expected, entry.course, offset, deadline)
         if faults:
             return [faults.get(place, Accepted(())) for place in range(len(entries))]
-        last = self._logs.last(entries[0].course, self._reader, offset, deadline)
+        last = self._logs.last(entries[0].course, self._reader, offset, deadline, self._abort_if_refuted)
         verdicts: list[Verdict | InvalidRequestError] = []
-        for entry, verdict in zip(entries, judge(entries, offset, last, key_lasts), strict=True):
+        last_ids = {
+            place: self._logs.last_id(entry.course, self._reader, offset, deadline)
+            for place, entry in enumerate(entries)
+            if entry.checks_ids
+        }
+        for entry, verdict in zip(entries, judge(entries, offset, last, key_lasts, last_ids), strict=True):
             key = entry.condition.key
             if (
                 isinstance(verdict, Refused)
@@ -170,14 +242,28 @@ class Round:
             verdicts.append(verdict)
         return verdicts
 
-    def _key_last(self, entry: Entry, offset: int, deadline: float) -> SN:
-        condition = entry.condition
-        if condition.expected == ANY or condition.key is None:
-            return EMPTY
+    def _abort_if_refuted(self) -> None:
+        if self._appended and not self._aborted and self.is_refuted():
+            self._aborted = True
+            self._engine.rollback()
+
+    def _refute(self, behind: Sequence[Request], end: int) -> None:
+        """Note which of the writes behind this round are refused by what stands before offset ``end``."""
+        for request in behind:
+            if request in self.refuted or request.broken_chain() or request.awaited({}):
+                continue
+            condition = request.condition()
+            actual = self._log.known_last(condition.key if condition.scope is Scope.KEY else None)
+            try:
+                if actual is not None and not holds(condition, actual, self._log.base + end, request.course):
+                    self.refuted[request] = Refused(condition.expected, actual)
+            except InvalidRequestError:
+                continue  # it is told so when it is its turn
+
+    def _key_last(self, key: bytes, expected: SN, course: Course, offset: int, deadline: float) -> SN:
         # With a transaction id the record itself is wanted, not only whether there is a later one.
-        whole = condition.expected.transaction_id is not None
-        place = None if whole else place_of(condition.expected, entry.course)
-        return self._logs.last_of(entry.course, self._reader, condition.key, place, offset, deadline)
+        place = None if expected.transaction_id is not None else place_of(expected, course)
+        return self._logs.last_of(course, self._reader, key, place, offset, deadline)
 
     def _commit(self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: float) -> RoundResult:
         try:
@@ -188,8 +274,8 @@ class Round:
             self._engine.rollback()
             raise
         with self._log.lock:
-            for request, written in zip(self._requests, sns, strict=True):
-                self._log.wrote(written, [record.key for record in request.records])
+            keys = (record.key for request in self._requests for record in request.records)
+            self._log.wrote([sn for written in sns for sn in written], keys)
         return Committed(sns)
 
     def _look_up(
@@ -197,7 +283,7 @@ class Round:
     ) -> RoundResult:
         """After an unclear commit: end it for good, then see what the log says."""
         logger.info("looking into %s for what became of a commit: %s", self._log.topic, fault)
-        operation = self._requests[0].token.operation
+        operation = self._requests[0].operation
         try:
             try:
                 self._appender.init()

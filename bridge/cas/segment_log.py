@@ -1,10 +1,13 @@
-"""The end of one segment's log, looked at no more than needed: its last committed record, and the last one of a key."""
+"""The end of one segment's log, looked at no more than needed.
+
+Conditions are about its last committed record, the last one of a key, and the last transaction id that a user gave.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from bridge.errors import InvalidRequestError
@@ -20,7 +23,13 @@ FIRST_STEP: Final = 64
 _STEP_FACTOR: Final = 8
 GAP_MAX: Final = 5_000
 """After more offsets than this by others, the last record is looked for from the end, not read up to."""
-_WAIT_MS: Final = 200
+WAIT_MS: Final = 200
+"""How long a broker holds back the answer to a fetch while there is nothing to see."""
+Progress = Callable[[], object]
+
+
+def _ignore() -> None:
+    """Nobody wants to know of progress."""
 
 
 class WaitedTooLong(Exception):
@@ -60,11 +69,27 @@ class SegmentLog:
         self.lock: Final = threading.RLock()
         self._examined: Examined | None = None
         self._truncated_at = 0
+        self._own_end: int | None = None
+        self.high_watermark = 0
+        """Where the segment ended when it was read last."""
+        self.met = 0
+        """How much was read that others have appended since the log was looked at first, or that was aborted."""
 
     @property
     def end(self) -> int | None:
         """Below this offset everything is known; None before the first look."""
         return None if self._examined is None else self._examined.end
+
+    @property
+    def marker_expected(self) -> bool:
+        """Whether what is known ends with an own record, so that its marker stands there, or is about to."""
+        return self._own_end is not None and self._own_end == self.end
+
+    def known_last(self, key: bytes | None) -> SN | None:
+        """The last committed record of those that were looked at, or the last one of a key; None if there is none."""
+        if self._examined is None:
+            return None
+        return self._examined.last if key is None else self._examined.last_of(key)
 
     def end_now(self, reader: LogReader) -> int:
         """The high watermark."""
@@ -77,28 +102,30 @@ class SegmentLog:
         if known is not None and known.end == start:
             records = [Seen(start + place, key, sn) for place, (sn, key) in enumerate(zip(sns, keys, strict=True))]
             known.extend(start, start + len(records), records)
+            self._own_end = known.end
 
-    def last(self, reader: LogReader, to: int, deadline: float) -> SN:
+    def last(self, reader: LogReader, to: int, deadline: float, progress: Progress = _ignore) -> SN:
         """SN of the last committed record below ``to``; EMPTY if there is none, ANY if it was truncated away.
+
+        ``progress`` is called whenever more is known, which may be before all of it is.
 
         Raises:
             WaitedTooLong: something below ``to`` is still undecided.
         """
-        if self._examined is None or to - self._examined.end > GAP_MAX:
-            self._examined = Examined(max(0, to - FIRST_STEP))
-        known = self._examined
-        self._catch_up(known, reader, to, deadline)
-        step = FIRST_STEP
-        while known.last is None and known.last_from > self._truncated_at:
-            step *= _STEP_FACTOR
-            start = max(self._truncated_at, known.last_from - step)
-            stretch = [
-                seen for part in self._read(reader, start, known.last_from, deadline) for seen in self._seen(part)
-            ]
-            known.prepend(max(start, self._truncated_at), stretch)
+        known = self._look_back(reader, to, deadline, lambda known: known.last is not None, progress)
         if known.last is None:
             return ANY if self._truncated_at else EMPTY
         return known.last
+
+    def last_id(self, reader: LogReader, to: int, deadline: float) -> int | None:
+        """The last transaction id that a user gave a committed record below ``to``; None if there is none any more.
+
+        Looks back for it once, as far as the log goes; what comes later is known from reading it.
+
+        Raises:
+            WaitedTooLong: something below ``to`` is still undecided.
+        """
+        return self._look_back(reader, to, deadline, lambda known: known.last_id is not None).last_id
 
     def last_of(self, reader: LogReader, key: bytes, since: int, to: int, deadline: float) -> SN | None:
         """SN of the last committed record with ``key`` in ``since..to-1``; None if there is none.
@@ -127,17 +154,45 @@ class SegmentLog:
         for part in self._read(reader, since, to, deadline):
             yield from part.records
 
-    def _catch_up(self, known: Examined, reader: LogReader, to: int, deadline: float) -> None:
+    def _look_back(
+        self,
+        reader: LogReader,
+        to: int,
+        deadline: float,
+        found: Callable[[Examined], bool],
+        progress: Progress = _ignore,
+    ) -> Examined:
+        """Examine what stands below ``to``, from the end on, until what is looked for is found or nothing is left."""
+        if self._examined is None or to - self._examined.end > GAP_MAX:
+            self._examined = Examined(max(0, to - FIRST_STEP))
+        known = self._examined
+        self._catch_up(known, reader, to, deadline, progress)
+        step = FIRST_STEP
+        while not found(known) and known.last_from > self._truncated_at:
+            step *= _STEP_FACTOR
+            start = max(self._truncated_at, known.last_from - step)
+            stretch = [
+                seen for part in self._read(reader, start, known.last_from, deadline) for seen in self._seen(part)
+            ]
+            known.prepend(max(start, self._truncated_at), stretch)
+        return known
+
+    def _catch_up(
+        self, known: Examined, reader: LogReader, to: int, deadline: float, progress: Progress = _ignore
+    ) -> None:
         if known.end >= to:
             return
         for part in self._read(reader, known.end, to, deadline):
+            self.met += len(part.records) + part.aborted
             known.extend(part.start, part.end, self._seen(part))
+            progress()
 
     def _read(self, reader: LogReader, start: int, to: int, deadline: float) -> Iterator[Stretch]:
         """What stands in ``start..to-1``, part by part, waiting for what is undecided."""
         position = start
         while position < to:
-            part = reader.fetch(self.topic, position, wait_ms=_WAIT_MS)
+            part = reader.fetch(self.topic, position, wait_ms=WAIT_MS)
+            self.high_watermark = part.high_watermark
             if part.start > position:
                 self._truncated_at = max(self._truncated_at, part.start)
             if part.end == position and time.monotonic() >= deadline:

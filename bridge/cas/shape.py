@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
@@ -21,6 +22,23 @@ _PAUSE_FIRST_S: Final = 0.005
 _PAUSE_MAX_S: Final = 0.2
 
 
+class _Known:
+    """A history, with the courses that were asked for: positions between two bounds of whatever epoch share one."""
+
+    def __init__(self, history: EpochHistory) -> None:
+        self.history: Final = history
+        self._bases = sequence_bases(history)
+        self._bounds = sorted({segment.range.low for record in history.records for segment in record.segments})
+        self._courses: dict[int, Course] = {}
+
+    def course(self, position: float) -> Course:
+        place = bisect_right(self._bounds, position)
+        found = self._courses.get(place)
+        if found is None:
+            self._courses[place] = found = Course(self.history, position, self._bases)
+        return found
+
+
 class Shape:
     """Routes keys to the active segments of one stream. Safe to use from several threads."""
 
@@ -29,7 +47,7 @@ class Shape:
         self._name = str(stream)
         self._catalog = catalog
         self._session = session
-        self._known: tuple[EpochHistory, dict[SegmentId, int]] | None = None
+        self._known: _Known | None = None
 
     @property
     def record_bytes_max(self) -> int:
@@ -49,9 +67,9 @@ class Shape:
         """
         history = self._catalog.view(self._name).history
         known = self._known
-        if known is None or known[0] is not history:
-            self._known = known = (history, sequence_bases(history))
-        return Course(history, position, known[1])
+        if known is None or known.history is not history:
+            self._known = known = _Known(history)
+        return known.course(position)
 
     def await_course(self, position: float, deadline: float, sealed: SegmentId | None = None) -> Course:
         """The course of a position once it can be written to, in another segment than ``sealed``.
@@ -85,10 +103,17 @@ class Shape:
         if count != len(self._catalog.view(self._name).history.records):
             self._catalog.forget(self._name)
 
-    def is_active(self, segment: SegmentId) -> bool:
-        """Whether nothing can have been written to successors of a segment until now."""
+    def has_moved(self, position: float, segment: SegmentId) -> bool:
+        """Whether a position has another active segment by now, or is about to; asks ZooKeeper.
+
+        Raises:
+            ZooKeeperUnavailable: no answer in time.
+        """
         self.check_current()
-        return segment in self._catalog.view(self._name).history.active.segment_ids
+        try:
+            return self.course(position).active != segment
+        except UnavailableError:
+            return True
 
     def position_of_run(self, keys: Sequence[bytes | None]) -> float:
         """The position of the first key of a run.

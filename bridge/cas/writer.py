@@ -7,23 +7,19 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from contextlib import ExitStack
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
 
+from bridge.cas.answer import Answer
 from bridge.cas.arguments import Expected, as_scope, as_sn, positive_seconds
-from bridge.cas.dispatch import Dispatcher
-from bridge.cas.engine import EnginePool
+from bridge.cas.channel import Channels
 from bridge.cas.future import CasFuture
 from bridge.cas.lookup import StreamLogs
 from bridge.cas.request import NewRecord, RecordHeaders, Request
 from bridge.cas.round import ROUND_BYTES_MAX, find_operation, find_write
 from bridge.cas.segment_log import WaitedTooLong
-from bridge.cas.shape import Shape
-from bridge.cas.slots import take_slot
-from bridge.client.catalog import Catalog
-from bridge.config import ConnectionSettings
 from bridge.errors import (
     BackpressureError,
     CasOutcomeUnknown,
@@ -33,19 +29,16 @@ from bridge.errors import (
 )
 from bridge.kafka.batches import record_size_max
 from bridge.kafka.fetch import LogReader
-from bridge.kafka.metadata import Cluster
 from bridge.model.cas import Condition, Scope, place_of
 from bridge.model.course import Course, Stage
 from bridge.model.keyspace import position_of_key
 from bridge.model.names import StreamName
 from bridge.model.sequence import TRANSACTION_ID_HEADER
-from bridge.model.sn import SN, pack_transaction_id
+from bridge.model.sn import ANY, SN, pack_transaction_id
 from bridge.model.token import OPERATION_HEADER, Token
-from bridge.zookeeper.session import ZooKeeperSession
 
 PENDING_MAX: Final = 10_000
 """Most writes of one writer that nobody waits for yet; beyond it, :meth:`CasWriter.write_async` waits."""
-_ANSWER_TIMEOUT_S: Final = 20.0
 
 
 class CasWriter:
@@ -59,40 +52,27 @@ class CasWriter:
 
     def __init__(
         self,
-        settings: ConnectionSettings,
-        catalog: Catalog,
-        session: ZooKeeperSession,
+        channels: Channels,
         stream: StreamName,
         *,
         timeout: float | timedelta = 30.0,
         transaction_timeout: float | timedelta = 5.0,
+        rising_ids: bool = False,
     ) -> None:
         """See :meth:`bridge.Bridge.cas_writer`, which makes them."""
         self.stream: Final = stream
+        self._rising_ids = rising_ids
         self._timeout_s = positive_seconds("timeout", timeout)
         transaction_timeout_s = positive_seconds("transaction_timeout", transaction_timeout)
-        self._shape = Shape(catalog, session, stream)
-        self._record_bytes_max = self._shape.record_bytes_max
-        self._pool = EnginePool(
-            settings,
-            stream,
-            lambda: take_slot(session, stream, settings.client_name),
-            transaction_timeout_ms=int(transaction_timeout_s * 1000),
-            retry_timeout_ms=int(min(self._timeout_s, _ANSWER_TIMEOUT_S) * 1000),
-        )
-        self._dispatcher = Dispatcher(
-            self._pool,
-            self._shape,
-            transaction_timeout_s=transaction_timeout_s,
-            answer_timeout_s=min(self._timeout_s, _ANSWER_TIMEOUT_S),
-            name=str(stream),
-        )
-        # Looking at the log for a caller must not wait for a round of ours, nor a round for it.
-        self._reader = LogReader(
-            Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        )
-        self._seen = StreamLogs(stream)
-        self._reading = threading.Lock()
+        with ExitStack() as opened:
+            channel = opened.enter_context(
+                channels.channel(stream, timeout_s=self._timeout_s, transaction_timeout_s=transaction_timeout_s)
+            )
+            self._record_bytes_max = channel.shape.record_bytes_max
+            self._release = opened.pop_all().close
+        self._channel = channel
+        self._shape = channel.shape
+        self._dispatcher = channel.dispatcher
         self._random = os.urandom(8)
         self._count = itertools.count()
         self._pending = 0
@@ -121,11 +101,13 @@ class CasWriter:
             scope: ``segment``: the last record of the key's segment must be the expected one. ``key``: no record with
                 this key may stand after the expected one, which may be any record.
             headers: Kafka headers of the record.
-            transaction_id: A number of the caller's, 0 to 2^63 - 1, that becomes part of the SN.
+            transaction_id: A number of the caller's, 0 to 2^63 - 1, that becomes part of the SN. If the writer was
+                opened with ``rising_ids`` it must not be lower than the last one that anybody gave a record before.
             token: Made by :meth:`token`; makes it safe to write the same again after a crash.
 
         Raises:
             CasWriteError: something else is there; carries its SN. Nothing was written.
+            TransactionIdOutOfOrder: the transaction id falls; carries the last one. Nothing was written.
             InvalidRequestError: the SN can not be one of this key's; a header of ours was given; no key, where the
                 scope is ``key``. Nothing was written.
             RecordTooLargeError, StreamNotFound, UnavailableError, NotAuthorizedError: nothing was written.
@@ -203,13 +185,12 @@ class CasWriter:
         condition = Condition(SN(), as_scope(scope), key)
         deadline = time.monotonic() + self._timeout_s
         course = self._shape.await_course(0.0 if key is None else position_of_key(key), deadline)
-        with self._reading:
+        with self._channel.reading() as (logs, reader):
             try:
-                log = self._seen.active(course)
-                end = log.end_now(self._reader)
+                end = logs.active(course).end_now(reader)
                 if condition.scope is Scope.KEY and key is not None:
-                    return self._seen.last_of(course, self._reader, key, None, end, deadline)
-                return self._seen.last(course, self._reader, end, deadline)
+                    return logs.last_of(course, reader, key, None, end, deadline)
+                return logs.last(course, reader, end, deadline)
             except WaitedTooLong as fault:
                 raise UnavailableError(
                     f"an earlier native transaction stays open: {fault}; nothing was written"
@@ -244,9 +225,9 @@ class CasWriter:
         self._shape.check_current()
         deadline = time.monotonic() + self._timeout_s
         course = self._shape.await_course(0.0 if asked.key is None else position_of_key(asked.key), deadline)
-        with self._reading:
+        with self._channel.reading() as (logs, reader):
             try:
-                found = self._find(asked, course, deadline)
+                found = self._find(asked, course, logs, reader, deadline)
             except WaitedTooLong as fault:
                 raise CasOutcomeUnknown(f"the write is still being decided: {fault}; ask again", token=asked) from fault
         return found[-1] if found else None
@@ -262,10 +243,7 @@ class CasWriter:
             return
         self._closed = True
         self.flush()
-        self._dispatcher.close()
-        self._pool.close()
-        with self._reading:
-            self._reader.close()
+        self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -283,19 +261,19 @@ class CasWriter:
     def __repr__(self) -> str:
         return f"<CasWriter of {self.stream}>"
 
-    def _find(self, token: Token, course: Course, deadline: float) -> list[SN]:
+    def _find(self, token: Token, course: Course, logs: StreamLogs, reader: LogReader, deadline: float) -> list[SN]:
         if token.place is None:
-            return find_write(self._seen, course, self._reader, token, deadline)
+            return find_write(logs, course, reader, token, deadline)
         base = course.base(token.place.segment)
         if base is None:
             raise InvalidRequestError(f"token {token} is not of stream {self.stream}")
-        log = self._seen.of(Stage(token.place.segment, base, None))
+        log = logs.of(Stage(token.place.segment, base, None))
         offset = token.place.offset
-        if not find_operation(log, self._reader, token.operation, offset, offset + 1, deadline):
+        if not find_operation(log, reader, token.operation, offset, offset + 1, deadline):
             return []
         # It is decided, and its records are one batch, which a fetch brings whole.
-        end = self._reader.fetch(log.topic, offset).end
-        return find_operation(log, self._reader, token.operation, offset, end, deadline)
+        end = reader.fetch(log.topic, offset).end
+        return find_operation(log, reader, token.operation, offset, end, deadline)
 
     def _request(
         self,
@@ -328,26 +306,28 @@ class CasWriter:
         course = self._shape.await_course(position, deadline)
         given = Token.parse(token) if isinstance(token, str) else token
         waited_for = expected.request if isinstance(expected, CasFuture) else as_sn(expected)
-        condition = Condition(SN() if isinstance(waited_for, Request) else waited_for, checked_scope, first)
+        condition = Condition(ANY if isinstance(waited_for, Request) else waited_for, checked_scope, first)
         self._check_place(condition.expected, course, position, deadline)
         if given is not None and (given.since != condition.expected or given.key != first):
             raise InvalidRequestError(f"token {given} was made for another key or expectation; nothing was written")
-        name = given or Token(self._operation(), first, condition.expected)
-        mark = (OPERATION_HEADER, name.operation)
+        operation = self._operation() if given is None else given.operation
+        mark = (OPERATION_HEADER, operation)
         numbers = transaction_ids or [None] * len(run)
         extra: Sequence[RecordHeaders] = headers or [()] * len(run)
         records = [
             self._record(key, value, extra[place], numbers[place], mark) for place, (key, value) in enumerate(run)
         ]
         request = Request(
+            owner=self,
             records=records,
             expected=waited_for,
             scope=checked_scope,
-            token=name,
+            operation=operation,
             position=position,
             course=course,
             deadline=deadline,
             timestamp_ms=time.time_ns() // 1_000_000,
+            rising_ids=self._rising_ids,
             repeatable=given is not None,
         )
         if request.size > ROUND_BYTES_MAX and len(run) > 1:
@@ -395,7 +375,7 @@ class CasWriter:
 
     def _admit(self, request: Request) -> None:
         with self._settled:
-            if not self._settled.wait_for(lambda: self._pending < PENDING_MAX, self._timeout_s):
+            if self._pending >= PENDING_MAX and not self._settled.wait_for(self._has_room, self._timeout_s):
                 raise BackpressureError(
                     f"{PENDING_MAX} conditional writes are under way and none ended within {self._timeout_s:g} s; "
                     "nothing was written"
@@ -403,10 +383,14 @@ class CasWriter:
             self._pending += 1
         request.done.add_done_callback(self._settle)
 
-    def _settle(self, _: Future[list[SN]]) -> None:
+    def _has_room(self) -> bool:
+        return self._pending < PENDING_MAX
+
+    def _settle(self, _: Answer) -> None:
         with self._settled:
             self._pending -= 1
-            self._settled.notify_all()
+            if self._pending in (0, PENDING_MAX - 1):
+                self._settled.notify_all()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -44,6 +44,7 @@ def tail(context: CliContext, stream_name: str, key: str | None, scope: str) -> 
 @click.option("--expected", metavar="SN", help="SN of the last record; `empty` if there must be none, `any` for any.")
 @_SCOPE
 @click.option("--transaction-id", type=int, metavar="N", help="A number of yours that becomes part of the SN.")
+@click.option("--rising-ids", is_flag=True, help="Refuse a --transaction-id that is lower than the last one.")
 @click.option("--header", "headers", type=values.header, multiple=True, metavar="NAME=VALUE", help="May be repeated.")
 @click.option("--outcome", metavar="TOKEN", help="Write nothing, but ask what became of the write with this token.")
 @click.pass_obj
@@ -55,6 +56,7 @@ def cas(
     expected: str | None,
     scope: str,
     transaction_id: int | None,
+    rising_ids: bool,
     headers: tuple[tuple[str, bytes], ...],
     outcome: str | None,
 ) -> None:
@@ -79,7 +81,7 @@ def cas(
         wanted = SN.parse(expected)
     except InvalidRequestError as fault:
         raise click.BadParameter(str(fault)) from None
-    with connected(context) as b, b.cas_writer(stream_name) as writer:
+    with connected(context) as b, b.cas_writer(stream_name, rising_ids=rising_ids) as writer:
         sn = writer.write(
             _bytes(key),
             _bytes(value),

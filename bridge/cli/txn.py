@@ -1,4 +1,4 @@
-"""``rollbridge txn``: find, look at and abort open transactions.
+"""``rollbridge txn``: find, look at and abort open transactions, and learn what became of others.
 
 As Kafka's own ``kafka-transactions.sh``, but for transactions that may rightly stay open for days: what matters is who
 has one open, for how long, and when its lease ends.
@@ -17,6 +17,7 @@ from bridge.cli import values
 from bridge.cli.connecting import connected
 from bridge.cli.context import CliContext
 from bridge.cli.tables import duration, moment, printable, table
+from bridge.client.results import Outcome
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
 from bridge.model.records import TransactionRecord
@@ -28,7 +29,7 @@ _ID = click.argument("transaction", metavar="ID")
 
 @click.group()
 def txn() -> None:
-    """List, describe and abort transactions.
+    """List, describe and abort open transactions, and learn what became of others.
 
     A transaction is listed once it has been open for about half a second, and until its end is logged.
     """
@@ -111,6 +112,53 @@ def abort(context: CliContext, transaction: str, reason: str) -> None:
     with connected(context) as b:
         b.admin.abort_transaction(identifier, reason=reason)
     context.answer({"transaction": str(identifier), "aborted": True, "reason": reason}, f"Aborted {identifier}.")
+
+
+@txn.command()
+@click.argument("transaction", metavar="[ID]", required=False)
+@click.option("--label", help="Instead of the id: the latest transaction of the client with this label.")
+@click.option("--client", help="Name of the client that began it; needed with --label.")
+@click.option("--group", metavar="SCOPE/GROUP", help="Ask only this group.")
+@click.pass_obj
+def outcome(
+    context: CliContext, transaction: str | None, label: str | None, client: str | None, group: str | None
+) -> None:
+    """Show what became of a transaction, for as long as that is remembered.
+
+    A commit that was asked for is waited for, so a transaction that is said to be open is one of which nobody has
+    asked for an end.
+    """
+    if label is not None and client is None:
+        raise click.UsageError("--label needs --client: labels are those of a client")
+    identifier = None if transaction is None else TransactionId.parse(transaction)
+    with connected(context) as b:
+        found = b.outcome(identifier, label=label, client=client, group=group)
+    rows = (
+        ("id", str(found.transaction)),
+        ("state", found.state.value),
+        ("position", "-" if found.position is None else f"{found.group}@{found.position}"),
+        ("records", f"{found.records:,}"),
+        ("client", printable(found.client_name)),
+        ("label", printable(found.label or "-")),
+        ("since", f"{moment(found.since_ms)}, {duration(_now_ms() - found.since_ms)} ago"),
+        ("reason", printable(found.reason or "-")),
+    )
+    context.answer(outcome_document(found), "\n".join(f"{name:<10}{value}" for name, value in rows))
+
+
+def outcome_document(found: Outcome) -> dict[str, Any]:
+    """An outcome as JSON."""
+    return {
+        "transaction": str(found.transaction),
+        "state": found.state.value,
+        "group": str(found.group),
+        "position": found.position,
+        "records": found.records,
+        "client": found.client_name,
+        "label": found.label,
+        "since_ms": found.since_ms,
+        "reason": found.reason,
+    }
 
 
 def transaction_table(records: Iterable[TransactionRecord], now_ms: int | None = None) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bridge.errors import (
+    Fenced,
     IncompleteError,
     OutcomeUnknown,
     RollbridgeError,
@@ -27,8 +28,17 @@ from bridge.errors import (
     TransactionRefused,
 )
 from bridge.futures import LightFuture
-from bridge.model.control import EXPIRED, ControlKind, ControlRecord, decode_control, peek_kind
-from bridge.model.identifiers import TransactionId
+from bridge.model.control import (
+    EXPIRED,
+    FENCED,
+    ControlKind,
+    ControlRecord,
+    decode_control,
+    has_reason,
+    owner_of,
+    peek_kind,
+)
+from bridge.model.identifiers import OWNER_PART, TransactionId
 from bridge.model.sequence import DLSN
 
 if TYPE_CHECKING:
@@ -55,6 +65,7 @@ class Completion:
     __slots__ = (
         "_callbacks",
         "_event",
+        "_fenced",
         "_record",
         "_unknown",
         "_value",
@@ -76,6 +87,7 @@ class Completion:
         self._value: bytes | None = None
         self._record: ControlRecord | None = None
         self._unknown: str | None = None
+        self._fenced = False
         self._event: threading.Event | None = None
         self._callbacks: list[Callable[[], object]] | None = None
 
@@ -94,6 +106,12 @@ class Completion:
         """Let everybody who waits go, with an unknown outcome: this process will not learn it."""
         if not self.settled:
             self._unknown = why
+            self._finish()
+
+    def fence(self) -> None:
+        """Somebody newer has the say; what became of the transaction is not for this process to wait for."""
+        if not self.settled:
+            self._fenced = True
             self._finish()
 
     def fail(self) -> None:
@@ -133,6 +151,8 @@ class Completion:
             return None  # the usual case, and nothing has to be decoded for it
         record = self.record
         name = str(self.transaction)
+        if self._fenced or (record is not None and record.reason == FENCED):
+            return self.fenced_error()
         if record is None:
             if self._unknown is not None:
                 return OutcomeUnknown(
@@ -177,6 +197,19 @@ class Completion:
         return TransactionCommitted(
             f"transaction {name} is committed; this request changed nothing", transaction=name, reason="committed"
         )
+
+    def fenced_error(self) -> Fenced:
+        """What an owner is told who has been replaced."""
+        return Fenced(
+            f"transaction {self.transaction} belongs to a newer session of its client, or to whoever resumed it; "
+            "this request changed nothing: ask for the outcome by the id"
+        )
+
+    @property
+    def owner(self) -> int:
+        """The part of who asked for the commit of a committed transaction: 0 unless it was resumed."""
+        record = self.record if self._value is not None and has_reason(self._value) else None
+        return OWNER_PART if record is None else owner_of(record.reason)
 
     def _incomplete(self, name: str) -> IncompleteError:
         error = IncompleteError(

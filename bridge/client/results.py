@@ -9,7 +9,9 @@ from typing import NamedTuple
 from bridge.model.control import ControlRecord
 from bridge.model.frames import PieceKey
 from bridge.model.identifiers import TransactionId, local_sequence
+from bridge.model.names import GroupName
 from bridge.model.sequence import DLSN
+from bridge.model.transaction import State
 
 
 class Piece(NamedTuple):
@@ -43,6 +45,44 @@ class PartHandle:
     def records(self) -> int:
         """Number of records."""
         return sum(piece.records for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What is known of a transaction: that it is open, or how and where it ended.
+
+    Attributes:
+        transaction: Its id.
+        group: The transaction group that it belongs to.
+        state: ``"open"``, ``"committed"`` or ``"aborted"``; the last two are final.
+        client_name: Who began it.
+        label: Given at its begin.
+        position: Offset of its record on the commit log of the group; None while it is open. That of a commit is its
+            place in the commit order.
+        records: How many records became visible; of an open one, how many have arrived so far.
+        since_ms: When it ended, or when it began if it is open, ms since 1970.
+        reason: Why it was aborted; of a commit, as which part its owner had resumed it; empty otherwise.
+    """
+
+    transaction: TransactionId
+    group: GroupName
+    state: State
+    client_name: str
+    label: str | None
+    position: int | None
+    records: int
+    since_ms: int
+    reason: str
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is committed."""
+        return self.state is State.COMMITTED
+
+    @property
+    def aborted(self) -> bool:
+        """Whether it is aborted."""
+        return self.state is State.ABORTED
 
 
 Ends = tuple[DLSN | None, DLSN | None]
@@ -116,7 +156,7 @@ def find_ends(record: ControlRecord, streams: Mapping[str, int], pieces: Iterabl
     Args:
         record: The commit record.
         streams: Place of each stream in the BEGIN frame.
-        pieces: What the transaction consists of.
+        pieces: What the transaction consists of, or as much of it as is asked for.
     """
     known = {piece.key: piece for piece in pieces}
     ends: list[DLSN] = []
@@ -128,7 +168,9 @@ def find_ends(record: ControlRecord, streams: Mapping[str, int], pieces: Iterabl
             first.setdefault(run.part, run.base_offset)
             last[run.part] = run.base_offset + run.count - 1
         for part in first:
-            piece = known[PieceKey(part, place, segment.number)]
+            piece = known.get(PieceKey(part, place, segment.number))
+            if piece is None:
+                continue  # an earlier owner's
             ends.append(DLSN.of(segment, first[part], local_sequence(part, piece.first_count)))
             ends.append(DLSN.of(segment, last[part], local_sequence(part, piece.last_count)))
     return min(ends, default=None), max(ends, default=None)

@@ -8,7 +8,8 @@ on the way, the commit log has the last word: whoever asked to commit or abort w
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from types import TracebackType
@@ -23,7 +24,16 @@ from bridge.client.results import CommitResult, Ends, PartHandle, Piece, find_en
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Delivered
 from bridge.client.writing import Writing
-from bridge.errors import InvalidRequestError, OutcomeUnknown, RollbridgeError
+from bridge.errors import (
+    AlreadyAborted,
+    AlreadyCommitted,
+    Fenced,
+    InvalidRequestError,
+    OutcomeUnknown,
+    RollbridgeError,
+    TransactionAborted,
+    UnavailableError,
+)
 from bridge.model.cas import Scope
 from bridge.model.conditions import StreamCondition
 from bridge.model.frames import (
@@ -50,6 +60,9 @@ ABORT_ON_ERROR_S: Final = 10.0
 """How long a ``with`` block that ends by an exception waits to see the abort logged."""
 
 
+_ASK_AGAIN_S: Final = 0.05
+
+
 class _Wish(Enum):
     """What was asked for."""
 
@@ -70,13 +83,7 @@ class Transaction(Writing):
         """Begin without waiting: the BEGIN frames go to all streams now, or to a single one with what comes next."""
         key = (plan.id_prefix | counter).to_bytes(16, "big")
         completion = Completion(key)
-        super().__init__(runtime, plan, completion, counter, OWNER_PART)
-        self._wish = _Wish.NONE
-        self._pieces: list[Piece] = []
-        self._offsets: dict[str, GroupOffsets] = {}
-        self._conditions: tuple[StreamCondition, ...] = ()
-        self._held: list[bytes] = []  # the manifest of a commit that waits for other buffers
-        self._result: CommitResult | None = None
+        self._prepare(runtime, plan, completion, counter, OWNER_PART)
         runtime.outcomes.waiting[key] = completion
         header = self._key_of(FrameKind.BEGIN)
         if self._outbox is not None:
@@ -93,6 +100,16 @@ class Transaction(Writing):
                 self._send_abort_soon("its begin could not be sent to every stream")
             raise
 
+    def _prepare(self, runtime: Runtime, plan: Plan, completion: Completion, counter: int, part: int) -> None:
+        """Everything but the begin."""
+        super().__init__(runtime, plan, completion, counter, part)
+        self._wish = _Wish.NONE
+        self._pieces: list[Piece] = []
+        self._offsets: dict[str, GroupOffsets] = {}
+        self._conditions: tuple[StreamCondition, ...] = ()
+        self._held: list[bytes] = []  # the manifest of a commit that waits for other buffers
+        self._result: CommitResult | None = None
+
     @property
     def streams(self) -> tuple[str, ...]:
         """The streams it may write to."""
@@ -106,7 +123,8 @@ class Transaction(Writing):
     def commit(self, parts: Sequence[PartHandle] = (), timeout: Timeout = None) -> CommitResult:
         """Make everything visible, all or nothing, and return where it stands.
 
-        Asking again gives the same answer, or waits on.
+        Asking again gives the same answer, or waits on; so does asking from another process, see
+        :meth:`bridge.Bridge.resume` and :meth:`bridge.Bridge.outcome`. What passes is tried again until the time is up.
 
         Args:
             parts: What other processes have finished; parts that are not named leave nothing behind.
@@ -114,11 +132,12 @@ class Transaction(Writing):
 
         Raises:
             TransactionRefused: a condition of it does not hold; nothing of it is visible.
-            TransactionExpired, TransactionAborted, IncompleteError: nothing of it is visible.
-            OutcomeUnknown: asked for, but not answered in time; ask again.
-            BackpressureError: could not be asked for; the transaction is still open.
+            TransactionExpired, AlreadyAborted, TransactionAborted, IncompleteError: nothing of it is visible.
+            Fenced: a newer session of this client, or whoever resumed the transaction, has the say now.
+            OutcomeUnknown: no answer in time; ask again, here or with its id.
+            InvalidRequestError: not parts of this transaction; nothing was asked for.
         """
-        return self._await(self.commit_async(parts), timeout, "commit")
+        return self._ask(lambda: self.commit_async(parts), timeout, "commit")
 
     def commit_async(self, parts: Sequence[PartHandle] = ()) -> CommitFuture:
         """Ask for the commit; the future gives what :meth:`commit` returns."""
@@ -127,7 +146,7 @@ class Transaction(Writing):
                 others = self._check_parts(parts)
                 if self._completion.failure is None:
                     self._writer.cut_all()
-                    self._pieces = [*self._writer.pieces(), *others]
+                    self._pieces = [*self._own_pieces(), *others]
                     self._ask_for_commit()
                 else:
                     self._abandon()
@@ -197,11 +216,14 @@ class Transaction(Writing):
     def abort(self, reason: str = "client", timeout: Timeout = None) -> None:
         """Make sure that nothing of it will ever be visible, and return once that is decided.
 
+        Asking again, from wherever, gives the same answer.
+
         Raises:
-            TransactionCommitted: its commit was decided before.
-            OutcomeUnknown: asked for, but not answered in time; ask again.
+            AlreadyCommitted: its commit was decided before.
+            Fenced: a newer session of this client, or whoever resumed the transaction, has the say now.
+            OutcomeUnknown: no answer in time; ask again, here or with its id.
         """
-        self._await(self.abort_async(reason), timeout, "abort")
+        self._ask(lambda: self.abort_async(reason), timeout, "abort")
 
     def abort_async(self, reason: str = "client") -> AbortFuture:
         """Ask for the abort; the future gives None."""
@@ -240,11 +262,25 @@ class Transaction(Writing):
         """The answer to the commit of a transaction whose outcome is known; raises what it met instead."""
         error = self._completion.error()
         if error is not None:
+            if type(error) is TransactionAborted and self._wish is not _Wish.COMMIT:
+                raise AlreadyAborted(str(error), transaction=error.transaction, reason=error.reason)
             raise error
+        if not self._is_mine():
+            raise self._completion.fenced_error()
         if self._result is None:
-            records = sum(piece.records for piece in self._pieces)  # exactly what the manifest names is merged
-            self._result = CommitResult(self.id, records, self._completion.offset, self._ends)
+            self._result = CommitResult(self.id, self._records_committed(), self._completion.offset, self._ends)
         return self._result
+
+    def _is_mine(self) -> bool:
+        """Whether a commit that is known is the one that was asked for here, and not that of a later owner."""
+        return self._completion.owner == self._writer.part
+
+    def _records_committed(self) -> int:
+        return sum(piece.records for piece in self._pieces)  # exactly what the manifest names is merged
+
+    def _own_pieces(self) -> list[Piece]:
+        """What the manifest names beside the parts of other processes."""
+        return self._writer.pieces()
 
     def _ends(self) -> Ends:
         record = self._completion.record
@@ -254,13 +290,15 @@ class Transaction(Writing):
         """Return if the transaction, whose outcome is known, is aborted; raise what it met instead."""
         error = self._completion.error()
         if error is None:
-            raise self._completion.committed_error()
-        if isinstance(error, OutcomeUnknown):
+            raise AlreadyCommitted(
+                f"transaction {self.id} is committed; it was not aborted", transaction=str(self.id), reason="committed"
+            )
+        if isinstance(error, OutcomeUnknown | Fenced):
             raise error
 
     def _check_parts(self, parts: Sequence[PartHandle]) -> list[Piece]:
         """The pieces of the parts named."""
-        seen: set[int] = {OWNER_PART}
+        seen: set[int] = {piece.part for piece in self._own_pieces()} | {self._writer.part}
         for handle in parts:
             if handle.transaction != self.id:
                 raise InvalidRequestError(
@@ -318,16 +356,32 @@ class Transaction(Writing):
         self._runtime.sender.send_soon(*self._buffers[0], self._key_of(FrameKind.ABORT), value, _ignore)
 
     def _key_of(self, kind: FrameKind) -> bytes:
-        return HEADER.pack(MAGIC, VERSION, kind, self._completion.key, OWNER_PART, 0, 0, 0, 0)
+        epoch = self._plan.begin.client_epoch
+        return HEADER.pack(MAGIC, VERSION, kind, self._completion.key, self._writer.part, 0, 0, 0, epoch)
 
-    def _await(self, future: OutcomeFuture[T], timeout: Timeout, wish: str) -> T:
+    def _ask(self, ask: Callable[[], OutcomeFuture[T]], timeout: Timeout, wish: str) -> T:
+        """Ask, again and again while that is not possible, and wait for the answer."""
         timeout_s = self._seconds(timeout)
+        deadline = time.monotonic() + timeout_s
+        future: OutcomeFuture[T] | None = None
+        while future is None:
+            try:
+                future = ask()
+            except UnavailableError as fault:
+                if time.monotonic() >= deadline:
+                    raise OutcomeUnknown(
+                        f"the {wish} of transaction {self.id} could not be asked for within {timeout_s:g} s ({fault}); "
+                        "as far as is known here it is still open: ask again",
+                        transaction=str(self.id),
+                    ) from fault
+                self._runtime.sender.wait_until(lambda: False, _ASK_AGAIN_S)
         try:
-            return future.result(timeout_s)
+            return future.result(max(deadline - time.monotonic(), 0.0))
         except TimeoutError:
             raise OutcomeUnknown(
                 f"the {wish} of transaction {self.id} was asked for, but not answered within {timeout_s:g} s: "
-                f"{self._runtime.who_leads(self._plan.group)}; it will be carried out: ask again to learn the outcome",
+                f"{self._runtime.who_leads(self._plan.group)}; it will be carried out unless a newer session of this "
+                "client begins before: ask again to learn the outcome",
                 transaction=str(self.id),
             ) from None
 

@@ -56,7 +56,15 @@ class Writing:
         self._sent_elsewhere = 0
         self._acked = 0
         self._acked_elsewhere = 0
-        self._writer = PartWriter(completion, part, plan.routes, runtime.limits, self._emit, sticky=counter)
+        self._writer = PartWriter(
+            completion,
+            part,
+            plan.routes,
+            runtime.limits,
+            self._emit,
+            sticky=counter,
+            client_epoch=plan.begin.client_epoch,
+        )
         completion.writers = (*completion.writers, self)
 
     @property

@@ -28,10 +28,17 @@ class AbortedSpan(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """Records of a stretch of log that were committed; ``end`` is the offset up to which the log has been looked at."""
+    """Records of a stretch of log that were committed.
+
+    Attributes:
+        records: The records.
+        end: The offset up to which the log has been looked at.
+        aborted: How many batches of aborted records are among it.
+    """
 
     records: list[Record]
     end: int
+    aborted: int
 
 
 def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) -> Committed:
@@ -48,7 +55,7 @@ def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) ->
     spans = deque(sorted(aborted, key=lambda span: span.first_offset))
     gone: set[int] = set()
     records: list[Record] = []
-    end = start
+    end, aborted_batches = start, 0
     for batch in complete_batches(raw):
         header = parse_header(batch)
         last = header.base_offset + header.last_offset_delta
@@ -57,10 +64,12 @@ def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) ->
         if header.is_control:
             if _is_abort(batch):
                 gone.discard(header.producer_id)
-        elif not _is_gone(header, gone):
+        elif _is_gone(header, gone):
+            aborted_batches += 1
+        else:
             records.extend(record for record in read_records(batch) if record.offset >= start)
         end = max(end, last + 1)
-    return Committed(records, end)
+    return Committed(records, end, aborted_batches)
 
 
 def _is_gone(header: BatchHeader, gone: set[int]) -> bool:

@@ -8,6 +8,7 @@ earlier transactions to end costs one request, and no polling.
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -18,11 +19,14 @@ from kio.schema.fetch.v12.response import PartitionData
 from kio.schema.types import TopicName
 from kio.static.primitive import i8, i32, i32Timedelta, i64
 
-from bridge.errors import CorruptDataError
+from bridge.errors import CorruptDataError, KafkaUnavailable
 from bridge.kafka.batches import Record
 from bridge.kafka.committed import AbortedSpan, committed_records
 from bridge.kafka.metadata import Cluster, CodeError, Isolation
 from bridge.kafka.offsets import ask_first_offset, read_patiently
+from bridge.kafka.wire import Connection
+
+logger = logging.getLogger(__name__)
 
 FETCH_BYTES: Final = 1 << 20
 """Bytes asked for at once; the first batch comes whole even if it is larger."""
@@ -36,12 +40,14 @@ class Stretch(NamedTuple):
         end: Every offset in ``start..end-1`` is decided, and has been looked at.
         records: The committed records among them, in order.
         high_watermark: Where the partition ends.
+        aborted: How many batches of aborted records are among it.
     """
 
     start: int
     end: int
     records: list[Record]
     high_watermark: int
+    aborted: int = 0
 
 
 class LogReader:
@@ -53,10 +59,28 @@ class LogReader:
         self._cluster = cluster
         self._retry_timeout_s = retry_timeout_s
         self._unknown_topic_timeout_s = unknown_topic_timeout_s
+        self._asked: tuple[tuple[str, int], Connection] | None = None
 
     def close(self) -> None:
         """Drop the connections."""
         self._cluster.close()
+
+    def ask(self, topic: str, offset: int, *, wait_ms: int) -> None:
+        """Send the request of a :meth:`fetch` that is to follow, so that the broker works on it meanwhile.
+
+        If no fetch of this offset follows, the answer is lost, with its connection. Faults are left to the fetch, too.
+        """
+        try:
+            connection = self._cluster.connection(self._cluster.leader(topic, 0))
+            connection.send(_request(topic, 0, offset, wait_ms, Isolation.READ_COMMITTED, FETCH_BYTES))
+        except (CodeError, KafkaUnavailable) as fault:
+            logger.debug("topic %s is not asked in advance: %s", topic, fault)
+        else:
+            self._asked = (topic, offset), connection
+
+    def unask(self) -> None:
+        """Forget what was asked in advance: an answer that comes now would say what was, not what is."""
+        self._asked = None
 
     def fetch(
         self,
@@ -90,7 +114,11 @@ class LogReader:
     ) -> Stretch:
         while True:
             try:
-                found = ask_batches(self._cluster, topic, partition, offset, wait_ms, isolation, max_bytes)
+                asked, self._asked = self._asked, None
+                if asked is not None and asked[0] == (topic, offset):
+                    found = _answer(topic, asked[1])
+                else:
+                    found = ask_batches(self._cluster, topic, partition, offset, wait_ms, isolation, max_bytes)
             except CodeError as exc:
                 if exc.code != ErrorCode.offset_out_of_range:
                     raise
@@ -101,8 +129,8 @@ class LogReader:
                 continue
             aborted = found.aborted_transactions or ()
             spans = [AbortedSpan(item.producer_id, item.first_offset) for item in aborted]
-            records, end = committed_records(found.records or b"", offset, spans)
-            return Stretch(offset, end, records, found.high_watermark)
+            committed = committed_records(found.records or b"", offset, spans)
+            return Stretch(offset, committed.end, committed.records, found.high_watermark, committed.aborted)
 
 
 def ask_batches(
@@ -119,8 +147,16 @@ def ask_batches(
     Raises:
         CodeError, ConnectionLostError
     """
+    connection = cluster.connection(cluster.leader(topic, partition))
+    connection.send(_request(topic, partition, offset, wait_ms, isolation, max_bytes))
+    return _answer(topic, connection)
+
+
+def _request(
+    topic: str, partition: int, offset: int, wait_ms: int, isolation: Isolation, max_bytes: int
+) -> FetchRequest:
     wanted = FetchPartition(partition=i32(partition), fetch_offset=i64(offset), partition_max_bytes=i32(max_bytes))
-    request = FetchRequest(
+    return FetchRequest(
         max_wait=i32Timedelta.parse(timedelta(milliseconds=wait_ms)),
         min_bytes=i32(1),
         max_bytes=i32(max_bytes),
@@ -128,7 +164,10 @@ def ask_batches(
         topics=(FetchTopic(topic=TopicName(topic), partitions=(wanted,)),),
         forgotten_topics_data=(),
     )
-    answer = cluster.connection(cluster.leader(topic, partition)).call(request, FetchResponse)
+
+
+def _answer(topic: str, connection: Connection) -> PartitionData:
+    answer = connection.receive(FetchResponse)
     found = answer.responses[0].partitions[0] if answer.responses else None
     code = answer.error_code if found is None else found.error_code
     if found is None or code != ErrorCode.none:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bridge.errors import CorruptDataError
 from bridge.model.conditions import RefusedCondition
-from bridge.model.control import EXPIRED
+from bridge.model.control import EXPIRED, FENCED, resumed_reason
+from bridge.model.fences import Fences, Owners
 from bridge.model.frames import (
     BeginFrame,
     FrameHeader,
@@ -31,7 +32,7 @@ from bridge.model.frames import (
     unpack_bundle,
     unpack_header,
 )
-from bridge.model.identifiers import TransactionId
+from bridge.model.identifiers import OWNER_PART, TransactionId
 from bridge.model.transaction import Event, Move, State, step
 
 TOMBSTONES_MAX: Final = 100_000
@@ -90,6 +91,10 @@ class BufferedTransaction:
     last_count: dict[PieceKey, int] = field(default_factory=dict)
     begun_in: set[str] = field(default_factory=set)
     first_offsets: dict[Partition, int] = field(default_factory=dict)
+    owners: Owners = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.owners = Owners(self.begin)
 
     @property
     def deadline_ms(self) -> int:
@@ -169,6 +174,7 @@ class BufferFold:
         decided: those of them whose end is decided, in the order of the decisions, until :meth:`settle` removes them.
         positions: per buffer partition the next offset to fold.
         dropped: counts of messages that changed nothing, by reason.
+        fences: the newest session of each client, and so whose frames are refused.
     """
 
     def __init__(
@@ -195,6 +201,7 @@ class BufferFold:
         self.positions: dict[Partition, int] = {}
         self.dropped: Counter[str] = Counter()
         self.cached_bytes = 0
+        self.fences = Fences()
 
     def fold(
         self, stream: str, partition: Partition, offset: int, appended_ms: int, key: bytes | None, value: bytes | None
@@ -338,12 +345,24 @@ class BufferFold:
                     self._data(transaction, header, stream, partition, offset, start, appended_ms, value)
                 case FrameKind.BEGIN:
                     self._begin(transaction, header, stream, partition, offset, appended_ms, value)
+                case FrameKind.COMMIT | FrameKind.ABORT if self._is_fenced(transaction, header):
+                    self.dropped["fenced"] += 1
                 case FrameKind.COMMIT:
                     self._commit(transaction, stream, value, appended_ms)
                 case FrameKind.ABORT:
                     self._abort(transaction, stream, decode_abort(value), appended_ms)
         except CorruptDataError:
             self._corrupt(header, appended_ms)
+
+    def _is_fenced(self, transaction: BufferedTransaction | None, header: FrameHeader) -> bool:
+        """Whether an end is asked for by somebody whose transaction it no longer is."""
+        if transaction is None:
+            return False
+        decided = self.fences.decided_before.get(transaction.id)
+        if decided is not None:
+            return header.part != decided
+        owners = transaction.owners
+        return header.part != owners.part or self.fences.holds_off(owners.session)
 
     def _corrupt(self, header: FrameHeader, appended_ms: int) -> None:
         """A frame can not be read; the transaction that lacks it, if it is open, can not be merged."""
@@ -366,6 +385,9 @@ class BufferFold:
             if stream not in transaction.begin.places:
                 self.dropped["foreign"] += 1
                 return
+            if header.part != OWNER_PART:
+                transaction.owners.hand_over(stream, header.part, decode_begin(value))
+                return
             transaction.begun_in.add(stream)
             transaction.first_offsets.setdefault(partition, offset)
             return
@@ -373,13 +395,11 @@ class BufferFold:
             self.dropped["late"] += 1
             return
         begin = decode_begin(value)
-        if stream not in begin.places:
+        if stream not in begin.places or header.part != OWNER_PART:
             self.dropped["foreign"] += 1
             return
         if begin.lease_ms > self._limits.lease_ms_max:
-            begin = BeginFrame(
-                begin.client_name, begin.client_epoch, begin.label, self._limits.lease_ms_max, begin.streams
-            )
+            begin = replace(begin, lease_ms=self._limits.lease_ms_max)
         item = BufferedTransaction(header.transaction, begin, appended_ms, begun_in={stream})
         item.first_offsets[partition] = offset
         self.open[header.transaction] = item
@@ -387,6 +407,10 @@ class BufferFold:
         self._young.append(item)
         if len(self.open) - len(self.decided) > self._limits.open_transactions_max:
             self.refuse(item.id, f"more than {self._limits.open_transactions_max} transactions are open", appended_ms)
+        if self.fences.refuses(item.owners.session):
+            self.refuse(item.id, FENCED, appended_ms)
+        else:
+            self.fences.raise_to(begin.client_name, begin.client_epoch)
 
     def _data(
         self,
@@ -408,6 +432,9 @@ class BufferFold:
             return
         if transaction.state is State.ABORTING:
             self.dropped["late"] += 1
+            return
+        if transaction.owners.is_former(stream, header.part):
+            self.dropped["fenced"] += 1
             return
         piece = PieceKey(header.part, place, header.segment)
         if header.first_count <= transaction.last_count.get(piece, -1):
@@ -448,6 +475,7 @@ class BufferFold:
             return
         transaction.manifest = decode_manifest(value)
         transaction.state = state
+        transaction.reason = resumed_reason(transaction.owners.part)
         transaction.decided_ms = appended_ms
         self.decided[transaction.id] = transaction
 

@@ -2,7 +2,8 @@
 
 A conditional write is appended first, inside a native transaction of its own, and decided afterwards: its offset fixes
 which records are earlier, and once all of these are committed or aborted, nothing can change what the condition is
-about. :func:`judge` decides a whole round, that is, several writes appended next to each other.
+about. :func:`judge` decides a whole round, that is, several writes appended next to each other. It also refuses
+transaction ids of the user's that fall, where that is asked for.
 
 ==========  =======================================================================================================
 scope       the condition holds if
@@ -12,7 +13,7 @@ key         no committed record *with this key* stands after the expected place;
 ==========  =======================================================================================================
 
 Source: DistributedLog CAS proposal: a write is refused "if the provided SN does not match the SN of last written
-record". The scope ``key`` is added.
+record", and ``TransactionIdOutOfOrderException``. The scope ``key`` is added.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import assert_never
 
 from bridge.errors import InvalidRequestError
@@ -64,6 +66,7 @@ class Entry:
         keys: Keys of its records, in order.
         transaction_ids: What the user gave each record as its transaction id.
         after: Place in the round of the write whose last record this one expects to be the last.
+        rising_ids: Whether it is refused if one of its transaction ids is lower than the last one before.
     """
 
     condition: Condition
@@ -71,6 +74,12 @@ class Entry:
     keys: tuple[bytes | None, ...]
     transaction_ids: tuple[int | None, ...]
     after: int | None = None
+    rising_ids: bool = False
+
+    @property
+    def checks_ids(self) -> bool:
+        """Whether the last transaction id before it matters."""
+        return self.rising_ids and any(number is not None for number in self.transaction_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,20 @@ class Refused:
     actual: SN
 
 
-Verdict = Accepted | Refused
+@dataclass(frozen=True, slots=True)
+class Falling:
+    """A transaction id of the write is lower than the last one before it; nothing is written, whatever was expected.
+
+    Attributes:
+        transaction_id: The one that falls.
+        last: The last one before it.
+    """
+
+    transaction_id: int
+    last: int
+
+
+Verdict = Accepted | Refused | Falling
 
 
 def place_of(expected: SN, course: Course) -> int | None:
@@ -134,16 +156,25 @@ def holds(condition: Condition, last: SN, upto: int, course: Course) -> bool:
         case Scope.SEGMENT:
             return expected.matches(last)
         case Scope.KEY:
-            if expected.empty or expected.transaction_id is not None:
+            if expected.empty or place is None:
                 return expected.matches(last)
-            if place is None or place >= upto or expected.sequence_id not in (None, place):
+            if place >= upto or expected.sequence_id not in (None, place):
                 return False
-            return last.empty or (last.sequence_id is not None and last.sequence_id <= place)
+            if last.sequence_id == place:
+                return expected.transaction_id in (None, last.transaction_id)
+            # What stands at the expected place is a record of another key then, whose id is not looked at.
+            return last.empty or (last.sequence_id is not None and last.sequence_id < place)
         case never:
             assert_never(never)
 
 
-def judge(entries: Sequence[Entry], offset: int, last: SN, key_lasts: Mapping[bytes, SN]) -> list[Verdict]:
+def judge(
+    entries: Sequence[Entry],
+    offset: int,
+    last: SN,
+    key_lasts: Mapping[bytes, SN],
+    last_ids: Mapping[int, int | None] = MappingProxyType({}),
+) -> list[Verdict]:
     """Decide a round that was appended to the active segment of its writes.
 
     A write may rely on accepted ones before it. If one is refused, the round can not be committed as it is; the
@@ -153,51 +184,88 @@ def judge(entries: Sequence[Entry], offset: int, last: SN, key_lasts: Mapping[by
         entries: The writes; their records stand side by side in this order.
         offset: Where the first record of the round stands.
         last: SN of the last committed record before ``offset``, along the course of the first write. The others look
-            at it only after the first has written, see :func:`fits`.
+            at it only after the first has written, see :class:`Mates`.
         key_lasts: The same by key, for the keys of conditions with scope ``key``.
+        last_ids: By place, for writes whose transaction ids must not fall: the last one that was given to a committed
+            record before ``offset``, along the course of the write; None if there is none.
     """
     verdicts: list[Verdict] = []
     keys = dict(key_lasts)
-    for entry in entries:
+    id_in_round: int | None = None
+    for place, entry in enumerate(entries):
         condition = entry.condition
         segment, base = entry.course.active, entry.course.active_base
-        refused: Refused | None = None
+        refused: Refused | Falling | None = None
         if entry.after is not None:
             before = verdicts[entry.after]
-            if isinstance(before, Refused):
-                refused = before
-            else:
+            if isinstance(before, Accepted):
                 condition = Condition(before.sns[-1], condition.scope, condition.key)
+            else:
+                refused = before
         actual = last if condition.scope is Scope.SEGMENT else keys.get(condition.key or b"", EMPTY)
-        if refused is None and not holds(condition, actual, base + offset, entry.course):
+        is_awaited = entry.after is not None and actual is condition.expected
+        if refused is None and not is_awaited and not holds(condition, actual, base + offset, entry.course):
             refused = Refused(condition.expected, actual)
+        if refused is None and entry.rising_ids:
+            refused = _falling(entry.transaction_ids, last_ids.get(place) if id_in_round is None else id_in_round)
         if refused is not None:
             verdicts.append(refused)
             offset += len(entry.keys)
             continue
         sns = []
         for key, transaction_id in zip(entry.keys, entry.transaction_ids, strict=True):
-            last = SN(DLSN.of(segment, offset), transaction_id, base + offset)
+            last = SN(DLSN(segment.epoch, segment.number, offset), transaction_id, base + offset)
             sns.append(last)
             if key is not None:
                 keys[key] = last
+            if transaction_id is not None:
+                id_in_round = transaction_id
             offset += 1
         verdicts.append(Accepted(tuple(sns)))
     return verdicts
 
 
-def fits(mates: Sequence[Entry], entry: Entry) -> bool:
-    """Whether a write can be in one round with those before it: they being accepted must not refuse it.
+def _falling(transaction_ids: Sequence[int | None], last: int | None) -> Falling | None:
+    for number in transaction_ids:
+        if number is not None:
+            if last is not None and number < last:
+                return Falling(number, last)
+            last = number
+    return None
 
-    What it expects of the log itself, before the round, is left to :func:`judge`.
-    """
-    if not mates or (entry.after is None and entry.condition.expected == ANY):
-        return True
-    match entry.condition.scope:
-        case Scope.SEGMENT:
-            return entry.after == len(mates) - 1
-        case Scope.KEY:
-            later = mates if entry.after is None else mates[entry.after + 1 :]
-            return all(entry.condition.key not in mate.keys for mate in later)
-        case never:
-            assert_never(never)
+
+class Mates:
+    """The writes of a round while it is put together."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self._place_of_key: dict[bytes | None, int] = {}
+        self._last_id: int | None = None
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether a write can be in one round with those before it: they being accepted must not refuse it.
+
+        What it expects of the log itself, before the round, is left to :func:`judge`.
+        """
+        if not self.entries:
+            return True
+        if entry.rising_ids and _falling(entry.transaction_ids, self._last_id) is not None:
+            return False
+        if entry.after is None and entry.condition.expected == ANY:
+            return True
+        match entry.condition.scope:
+            case Scope.SEGMENT:
+                return entry.after == len(self.entries) - 1
+            case Scope.KEY:
+                place = self._place_of_key.get(entry.condition.key)
+                return place is None or (entry.after is not None and place <= entry.after)
+            case never:
+                assert_never(never)
+
+    def add(self, entry: Entry) -> None:
+        """Take one that fits."""
+        for key, number in zip(entry.keys, entry.transaction_ids, strict=True):
+            self._place_of_key[key] = len(self.entries)
+            if number is not None:
+                self._last_id = number
+        self.entries.append(entry)

@@ -18,10 +18,24 @@ import schemas
 from bridge.errors import CorruptDataError, InvalidRequestError
 from bridge.model.avro import encode_long, encode_string, encode_text
 from bridge.model.conditions import RefusedCondition
-from bridge.model.identifiers import SegmentId, TransactionId
+from bridge.model.identifiers import OWNER_PART, SegmentId, TransactionId
 
 EXPIRED = "expired"
 """The reason of an ABORT record whose transaction outlived its lease."""
+FENCED = "fenced: a newer session of its client has begun"
+"""The reason of an ABORT record whose transaction was begun by a session that a newer one had replaced."""
+_RESUMED: Final = "resumed as part "
+
+
+def resumed_reason(part: int) -> str:
+    """The reason of a COMMIT record: empty, or who asked for it if the transaction had been resumed."""
+    return "" if part == OWNER_PART else f"{_RESUMED}{part}"
+
+
+def owner_of(reason: str) -> int:
+    """The inverse of :func:`resumed_reason`."""
+    number = reason.removeprefix(_RESUMED)
+    return int(number) if number.isdigit() else OWNER_PART
 
 
 class ControlKind(StrEnum):
@@ -178,6 +192,11 @@ def peek_kind(value: bytes | None) -> ControlKind | None:
     The kind is the schema's first field, and Avro writes an enum as the zigzag number of its symbol.
     """
     return _KINDS[value[0] >> 1] if value and value[0] in (0, 2, 4) else None
+
+
+def has_reason(value: bytes) -> bool:
+    """Whether a control record has a reason; a commit rarely does. It is the schema's second field."""
+    return len(value) > 1 and value[1] != 0
 
 
 def add_run(runs: list[Run], part: int, base_offset: int, count: int) -> None:

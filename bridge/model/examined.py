@@ -1,4 +1,5 @@
-"""What is known of the end of a segment: its last committed record, and the last one of each key that was seen.
+"""What is known of the end of a segment: its last committed record, the last one of each key that was seen, and the
+last transaction id that a user gave.
 
 Everything below ``end`` has been decided and looked at, so a writer reads no offset twice.
 """
@@ -29,7 +30,9 @@ class Examined:
         keys_from: From here to ``end``, the last record of each key is known.
         end: Every offset below it is decided.
         last: The last committed record below ``end``; None if there is none at or after ``last_from``.
-        last_from: Where looking for ``last`` began.
+        last_id: The last transaction id that a user gave a record below ``end``; None if there is none since
+            ``last_from``.
+        last_from: Where looking for ``last`` and ``last_id`` began.
     """
 
     def __init__(self, start: int, keys_max: int = KEYS_MAX) -> None:
@@ -37,6 +40,7 @@ class Examined:
         self.last_from = start
         self.end = start
         self.last: SN | None = None
+        self.last_id: int | None = None
         self._keys: dict[bytes, SN] = {}
         self._keys_max = keys_max
 
@@ -46,6 +50,8 @@ class Examined:
             self.keys_from = self.last_from = start
         for record in records:
             self.last = record.sn
+            if record.sn.transaction_id is not None:
+                self.last_id = record.sn.transaction_id
             if record.key is not None:
                 self._keys[record.key] = record.sn
         self.end = max(end, self.end)
@@ -56,13 +62,18 @@ class Examined:
     def prepend(self, start: int, records: Iterable[Seen]) -> None:
         """Take note of what stands before the window, from ``start`` on, without a gap."""
         last: SN | None = None
+        last_id: int | None = None
         older: dict[bytes, SN] = {}
         for record in records:
             last = record.sn
+            if record.sn.transaction_id is not None:
+                last_id = record.sn.transaction_id
             if record.key is not None:
                 older[record.key] = record.sn
         if self.last is None:
             self.last = last
+        if self.last_id is None:
+            self.last_id = last_id
         if self.last_from == self.keys_from and len(older) + len(self._keys) <= self._keys_max:
             self._keys = older | self._keys
             self.keys_from = start

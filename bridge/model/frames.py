@@ -38,6 +38,7 @@ from bridge.model.conditions import CONDITIONS_MAX, StreamCondition
 from bridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
 from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from bridge.model.names import StreamName, check_client_name
+from bridge.model.terminated import RETAIN_DEFAULT
 
 HEADER: Final = Struct(">2sBB16sIIQII")
 MAGIC: Final = b"RB"
@@ -155,6 +156,7 @@ class BeginFrame:
     label: str | None
     lease_ms: int
     streams: Mapping[str, int]
+    retain_ms: int = RETAIN_DEFAULT
     places: Mapping[str, int] = field(init=False)
     epochs: tuple[tuple[str, int], ...] = field(init=False)
     """The same as ``streams``, to be looked up by place."""
@@ -177,6 +179,7 @@ class BeginFrame:
                 "label": self.label,
                 "lease_ms": self.lease_ms,
                 "streams": [{"stream": name, "reference_epoch": epoch} for name, epoch in self.streams.items()],
+                "retain_ms": self.retain_ms,
             }
         )
 
@@ -212,6 +215,7 @@ def _begin(value: bytes) -> BeginFrame:
         label=datum["label"],
         lease_ms=datum["lease_ms"],
         streams=streams,
+        retain_ms=max(datum["retain_ms"], RETAIN_DEFAULT),
     )
 
 

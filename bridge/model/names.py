@@ -8,10 +8,12 @@ segment                         topic ``scope.stream.segment-N.epoch-E``
 segment of a transaction        qualified ``scope/stream/N/#epoch.E/#transaction.ID``
 transaction buffer of a stream  topic ``scope.stream.transaction-buffer``
 commit log of a group           topic ``scope.group.commit-log``
+terminated transactions         topic ``__terminated_txn_state_scope.group``
 ==============================  ==============================================
 
 Everything that a client may write to starts with ``scope.stream.``, so a prefixed Kafka ACL gives a client one stream
-and no more. Neither part of a name may hold a dot, so every topic name can be taken apart again.
+and no more; the topics that start with ``__`` are the coordinators' alone. Neither part of a name may hold a dot, so
+every topic name can be taken apart again.
 
 Source: PDP-24, "Fully qualified segment name".
 """
@@ -123,10 +125,9 @@ class GroupName:
     def __post_init__(self) -> None:
         check_name("scope", self.scope)
         check_name("group", self.group)
-        if len(self.commit_log_topic) > TOPIC_NAME_MAX:
-            raise InvalidNameError(
-                f"{self.commit_log_topic[:60]!r}... exceeds Kafka's {TOPIC_NAME_MAX} characters for a topic name"
-            )
+        longest = max(self.commit_log_topic, self.terminated_topic, key=len)
+        if len(longest) > TOPIC_NAME_MAX:
+            raise InvalidNameError(f"{longest[:60]!r}... exceeds Kafka's {TOPIC_NAME_MAX} characters for a topic name")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -140,6 +141,11 @@ class GroupName:
     def commit_log_topic(self) -> str:
         """The Kafka topic of the commit log."""
         return f"{self.scope}.{self.group}.commit-log"
+
+    @property
+    def terminated_topic(self) -> str:
+        """The Kafka topic of terminated transactions. Source: PIP-255, ``__terminated_txn_state_${TCid}``."""
+        return f"__terminated_txn_state_{self.scope}.{self.group}"
 
     def transactional_id(self, index: int) -> str:
         """The ``index``-th of the fixed Kafka transactional ids that the group's leader uses in turn."""

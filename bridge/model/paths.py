@@ -17,6 +17,7 @@
     /groups/SCOPE.GROUP/committing        committing: a rolling commit that is being carried out
     /groups/SCOPE.GROUP/scaling           scaling: a scale that is being carried out
     /groups/SCOPE.GROUP/transactions/B/ID transaction: an open transaction that outlived a moment; B is a bucket
+    /groups/SCOPE.GROUP/sessions/CLIENT   client_session: the newest session of a client name
     /groups/SCOPE.GROUP/parts/ID          its version is the highest part number given out for a transaction
     /cas/SCOPE.STREAM/SLOT                ephemeral: a conditional writer that is alive, and so its transactional ids
 
@@ -136,12 +137,23 @@ def parts(name: GroupName, identifier: TransactionId) -> str:
     return f"{group(name)}/parts/{identifier}"
 
 
+def sessions(name: GroupName) -> str:
+    """The parent of the sessions of a group's clients."""
+    return f"{group(name)}/sessions"
+
+
+def session(name: GroupName, client: str) -> str:
+    """The newest session of a client name."""
+    return f"{sessions(name)}/{client}"
+
+
 def group_skeleton(name: GroupName) -> tuple[str, ...]:
     """The persistent children that every group has, parents first."""
     return (
         requests(name),
         answers(name),
         f"{group(name)}/parts",
+        sessions(name),
         transactions(name),
         *(f"{transactions(name)}/{number:02x}" for number in range(BUCKETS)),
     )

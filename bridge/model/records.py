@@ -11,8 +11,9 @@ from typing import Self
 import schemas
 from bridge.errors import CorruptDataError, InvalidRequestError
 from bridge.model.epochs import EpochCause, EpochRecord, Segment
-from bridge.model.identifiers import Epoch, SegmentId, TransactionId
+from bridge.model.identifiers import OWNER_PART, Epoch, SegmentId, TransactionId
 from bridge.model.keyspace import KeyRange
+from bridge.model.known import KnownTransaction
 from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 
 LAYOUT_FORMAT = 1
@@ -266,11 +267,12 @@ class ControllerEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A transaction group; ``commit_log_topic_id`` is empty until the topic exists."""
+    """A transaction group; a topic's id is empty until the topic exists, or while it is not in use."""
 
     name: GroupName
     created_ms: int
     commit_log_topic_id: str = ""
+    terminated_topic_id: str = ""
 
     def to_json(self) -> bytes:
         """Plain JSON."""
@@ -279,6 +281,7 @@ class Group:
                 "name": str(self.name),
                 "commit_log_topic_id": self.commit_log_topic_id,
                 "created_ms": self.created_ms,
+                "terminated_topic_id": self.terminated_topic_id,
             }
         )
 
@@ -286,7 +289,7 @@ class Group:
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
         with _reading("group", raw) as datum:
-            return cls(GroupName.parse(datum["name"]), datum["created_ms"], datum["commit_log_topic_id"])
+            return cls(name=GroupName.parse(datum.pop("name")), **datum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,12 +349,18 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Committing:
-    """A rolling commit that is being carried out; ids in commit order."""
+    """A rolling commit that is being carried out; ids in commit order, and the part of each one's owner."""
 
     transactions: tuple[TransactionId, ...]
     rolls: tuple[Roll, ...]
     created_ms: int
     controller_epoch: int
+    owners: tuple[int, ...] = ()
+
+    def owner_parts(self) -> dict[bytes, int]:
+        """By the 16 bytes of their ids, the owner whose commit was decided on."""
+        owners = self.owners or (OWNER_PART,) * len(self.transactions)
+        return {item.bytes: part for item, part in zip(self.transactions, owners, strict=False)}
 
     def to_json(self) -> bytes:
         """Plain JSON."""
@@ -370,6 +379,7 @@ class Committing:
                 ],
                 "created_ms": self.created_ms,
                 "controller_epoch": self.controller_epoch,
+                "owners": list(self.owners),
             }
         )
 
@@ -382,6 +392,7 @@ class Committing:
                 rolls=tuple(Roll(**item) for item in datum["rolls"]),
                 created_ms=datum["created_ms"],
                 controller_epoch=datum["controller_epoch"],
+                owners=tuple(datum["owners"]),
             )
 
 
@@ -435,6 +446,9 @@ class RequestKind(StrEnum):
     UPDATE_STREAM = "update-stream"
     TRUNCATE_STREAM = "truncate-stream"
     ABORT_TRANSACTION = "abort-transaction"
+    LOOK_UP = "look-up-transactions"
+    """Of a transaction, of the latest with a label, or of all open ones of a client."""
+    FENCE = "fence-client"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,6 +468,9 @@ class Request:
     reason: str = ""
     client_name: str = ""
     created_ms: int
+    owner: str = ""
+    owner_epoch: int = 0
+    label: str | None = None
     cut: Mapping[SegmentId, int] = field(default_factory=dict)
     retention: Retention | None = None
 
@@ -474,6 +491,9 @@ class Request:
                 "reason": self.reason,
                 "client_name": self.client_name,
                 "created_ms": self.created_ms,
+                "owner": self.owner,
+                "owner_epoch": self.owner_epoch,
+                "label": self.label,
                 "cut": [{"segment": int(segment), "offset": offset} for segment, offset in self.cut.items()],
                 "retention": None if self.retention is None else self.retention.datum(),
             }
@@ -503,6 +523,7 @@ class Answer:
     code: str = ""
     message: str = ""
     epoch: int = -1
+    transactions: tuple[KnownTransaction, ...] = ()
 
     def to_json(self) -> bytes:
         """Plain JSON."""
@@ -513,6 +534,7 @@ class Answer:
                 "message": self.message,
                 "epoch": self.epoch,
                 "answered_ms": self.answered_ms,
+                "transactions": [item.as_datum() for item in self.transactions],
             }
         )
 
@@ -520,4 +542,26 @@ class Answer:
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
         with _reading("answer", raw) as datum:
+            known = tuple(KnownTransaction.from_datum(item) for item in datum.pop("transactions"))
+            return cls(transactions=known, **datum)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSession:
+    """The newest session of a client name in a group; it refuses what older ones still send."""
+
+    client_name: str
+    epoch: int
+    registered_ms: int
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("client_session").to_json(
+            {"client_name": self.client_name, "epoch": self.epoch, "registered_ms": self.registered_ms}
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with _reading("client_session", raw) as datum:
             return cls(**datum)

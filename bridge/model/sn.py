@@ -24,7 +24,7 @@ from typing import Final, Self
 
 from bridge.errors import InvalidRequestError
 from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
+from bridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId
 from bridge.model.sequence import DLSN
 
 LONG_MAX: Final = (1 << 63) - 1
@@ -57,11 +57,13 @@ class SN:
     empty: bool = False
 
     def __post_init__(self) -> None:
-        if self.dlsn is not None:
-            SegmentId.of(self.dlsn.number, self.dlsn.epoch)
-            _check_long("offset", self.dlsn.offset)
-            if not 0 <= self.dlsn.local_sequence < 1 << 64:
-                raise InvalidRequestError(f"local sequence {self.dlsn.local_sequence} is not in 0..{(1 << 64) - 1}")
+        dlsn = self.dlsn
+        if dlsn is not None:
+            if not (0 <= dlsn.number <= SEGMENT_NUMBER_MAX and 0 <= dlsn.epoch <= EPOCH_MAX):
+                SegmentId.of(dlsn.number, dlsn.epoch)  # says what is wrong; made every time it would cost most of it
+            _check_long("offset", dlsn.offset)
+            if not 0 <= dlsn.local_sequence < 1 << 64:
+                raise InvalidRequestError(f"local sequence {dlsn.local_sequence} is not in 0..{(1 << 64) - 1}")
         if self.transaction_id is not None:
             _check_long("transaction id", self.transaction_id)
         if self.sequence_id is not None:

@@ -20,6 +20,7 @@ from bridge.errors import (
     RollbridgeError,
     TransactionAborted,
     TransactionCommitted,
+    TransactionPreserverClosed,
     TransactionTooLargeError,
     UnavailableError,
 )
@@ -39,6 +40,7 @@ _CODES: Final[tuple[tuple[type[RollbridgeError], int], ...]] = (
     (TransactionAborted, KafkaError.TRANSACTION_ABORTABLE),
     (IncompleteError, KafkaError.TRANSACTION_ABORTABLE),
     (ConflictError, KafkaError.INVALID_TXN_STATE),
+    (TransactionPreserverClosed, KafkaError.INVALID_TXN_STATE),
 )
 """The first class that fits decides."""
 _RETRIABLE: Final = (UnavailableError, OutcomeUnknown)

@@ -20,8 +20,8 @@ from bridge.client.futures import WriteFuture
 from bridge.client.transaction import Transaction
 from bridge.connection import Bridge, connect
 from bridge.errors import ConflictError, InvalidRequestError, NotFoundError, RollbridgeError
+from bridge.model.control import FENCED
 from bridge.model.sn import SN
-from bridge.model.transaction import State
 from bridge.producer.faults import kafka_exceptions, wrong_state
 from bridge.producer.message import Headers, ProducedMessage
 from bridge.producer.reports import OnDelivery, Reports
@@ -208,7 +208,8 @@ class Producer:
     # Transactions ---------------------------------------------------------------------------------------------------
 
     def init_transactions(self, timeout: float | None = None) -> None:
-        """Get ready for transactions: those that an earlier process with this transactional id left open are aborted.
+        """Get ready for transactions: an earlier process with this transactional id is fenced, and what it left open
+        is aborted. What it had asked to commit before has been committed when this returns.
 
         Raises:
             KafkaException: there is no ``transactional.id``, or nobody answers.
@@ -217,13 +218,11 @@ class Producer:
             self._check_open()
             if not self._settings.transactional:
                 raise wrong_state("transactional.id is not set, so there can be no transactions")
-            admin = self._bridge.admin
-            for record in admin.transactions():
-                if record.client_name == self._bridge.client_name and record.state == State.OPEN.value:
-                    try:
-                        admin.abort_transaction(record.id, reason="its producer was started anew")
-                    except (ConflictError, InvalidRequestError, NotFoundError):
-                        continue  # it has ended meanwhile
+            for left in self._bridge.unfinished(timeout=_seconds(timeout)):
+                try:
+                    self._bridge.admin.abort_transaction(left.transaction, reason=FENCED, group=left.group)
+                except (ConflictError, InvalidRequestError, NotFoundError):
+                    continue  # its lease has ended meanwhile
             self._phase = _Phase.READY
 
     def begin_transaction(self) -> None:

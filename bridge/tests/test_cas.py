@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import InvalidRequestError, UnavailableError
-from bridge.model.cas import Accepted, Condition, Entry, Refused, Scope, fits, holds, judge, place_of
+from bridge.model.cas import Accepted, Condition, Entry, Falling, Mates, Refused, Scope, holds, judge, place_of
 from bridge.model.course import Course
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
@@ -95,6 +95,9 @@ KEY_TABLE = [
     (SN(transaction_id=7), EMPTY, False),
     (SN(DLSN(1, 1, 5), 7, 15), TAGGED, True),
     (SN(DLSN(1, 1, 5), 8, 15), TAGGED, False),
+    (SN(DLSN(1, 1, 5), 7, 15), sn(6, transaction_id=7), False),
+    (SN(DLSN(1, 1, 5), 7, 15), OLD, True),
+    (SN(DLSN(1, 1, 5), 7, 15), EMPTY, True),
 ]
 
 
@@ -156,8 +159,8 @@ FLAT = Course(WHOLE, 0.0)
 KEYS = [b"a", b"b", b"c"]
 
 
-def at(offset: int) -> SN:
-    return SN(DLSN(0, 0, offset), None, offset)
+def at(offset: int, transaction_id: int | None = None) -> SN:
+    return SN(DLSN(0, 0, offset), transaction_id, offset)
 
 
 @dataclass(frozen=True)
@@ -168,15 +171,27 @@ class Write:
     scope: Scope
     expected: SN
     after: int | None
+    ids: tuple[int | None, ...] = ()
+    rising: bool = False
+
+    @property
+    def all_ids(self) -> tuple[int | None, ...]:
+        return self.ids or (None,) * len(self.keys)
 
 
 def entry(write: Write) -> Entry:
-    return Entry(
-        Condition(write.expected, write.scope, write.keys[0]), FLAT, write.keys, (None,) * len(write.keys), write.after
-    )
+    condition = Condition(write.expected, write.scope, write.keys[0])
+    return Entry(condition, FLAT, write.keys, write.all_ids, write.after, write.rising)
 
 
-def one_by_one(log: Sequence[bytes | None], writes: Sequence[Write]) -> list[bool]:
+def fits(mates: Sequence[Entry], item: Entry) -> bool:
+    round_ = Mates()
+    for mate in mates:
+        round_.add(mate)
+    return round_.fits(item)
+
+
+def one_by_one(log: Sequence[bytes | None], writes: Sequence[Write], last_id: int | None = None) -> list[bool]:
     """Carry out writes one after the other on a log of keys (None: no record), each at the end; obvious and slow."""
     present = list(log)
     ends: list[int | None] = []
@@ -190,7 +205,7 @@ def one_by_one(log: Sequence[bytes | None], writes: Sequence[Write]) -> list[boo
                 ends.append(None)
                 present.extend([None] * len(write.keys))
                 continue
-            expected = at(end)
+            expected = at(end, writes[write.after].all_ids[-1])
         records = [place for place, key in enumerate(present) if key is not None]
         if write.scope is Scope.KEY:
             records = [place for place in records if present[place] == write.keys[0]]
@@ -205,6 +220,12 @@ def one_by_one(log: Sequence[bytes | None], writes: Sequence[Write]) -> list[boo
                 good = bool(records) and records[-1] == place
             else:
                 good = place < len(present) and all(record <= place for record in records)
+        given_ids = [number for number in write.all_ids if number is not None]
+        if write.rising:
+            along = given_ids if last_id is None else [last_id, *given_ids]
+            good = good and along == sorted(along)
+        if good and given_ids:
+            last_id = given_ids[-1]
         answers.append(good)
         ends.append(len(present) + len(write.keys) - 1 if good else None)
         present.extend(write.keys if good else [None] * len(write.keys))
@@ -223,41 +244,81 @@ def rounds(draw: st.DrawFn) -> tuple[list[bytes | None], list[Write]]:
         extra = draw(st.integers(0, 2))
         keys = (key,) * (extra + 1) if scope is Scope.KEY else (key, *draw(st.tuples(*[st.sampled_from(KEYS)] * extra)))
         expected = draw(st.just(EMPTY) | st.just(ANY) | st.builds(at, st.integers(0, len(log) + 2)))
-        write = Write(keys, scope, expected, after)
+        ids = draw(st.just(()) | st.tuples(*[st.none() | st.integers(0, 3)] * len(keys)))
+        write = Write(keys, scope, expected, after, ids, draw(st.booleans()))
         if fits([entry(item) for item in writes], entry(write)):
             writes.append(write)
     return log, writes
 
 
-@given(rounds())
-def test_a_round_decides_as_writes_one_by_one_would_be(given_round: tuple[list[bytes | None], list[Write]]) -> None:
-    log, writes = given_round
+def decided(
+    log: list[bytes | None], writes: list[Write], last_id: int | None = None
+) -> list[Accepted | Refused | Falling]:
     places = [place for place, key in enumerate(log) if key is not None]
     last = at(places[-1]) if places else EMPTY
     key_lasts = {key: next((at(place) for place in reversed(places) if log[place] == key), EMPTY) for key in KEYS}
-    verdicts = judge([entry(write) for write in writes], len(log), last, key_lasts)
-    assert [isinstance(verdict, Accepted) for verdict in verdicts] == one_by_one(log, writes)
+    return judge([entry(write) for write in writes], len(log), last, key_lasts, dict.fromkeys(range(9), last_id))
+
+
+LAST_IDS = st.none() | st.integers(0, 3)
+
+
+@given(rounds(), LAST_IDS)
+def test_a_round_decides_as_writes_one_by_one_would_be(
+    given_round: tuple[list[bytes | None], list[Write]], last_id: int | None
+) -> None:
+    log, writes = given_round
+    verdicts = decided(log, writes, last_id)
+    assert [isinstance(verdict, Accepted) for verdict in verdicts] == one_by_one(log, writes, last_id)
     offset = len(log)
     for write, verdict in zip(writes, verdicts, strict=True):
         if isinstance(verdict, Accepted):
-            assert verdict.sns == tuple(at(offset + place) for place in range(len(write.keys)))
+            assert verdict.sns == tuple(at(offset + place, number) for place, number in enumerate(write.all_ids))
         offset += len(write.keys)
 
 
-@given(rounds())
-def test_what_is_refused_rests_on_what_is_committed(given_round: tuple[list[bytes | None], list[Write]]) -> None:
+@given(rounds(), LAST_IDS)
+def test_what_is_refused_rests_on_what_is_committed(
+    given_round: tuple[list[bytes | None], list[Write]], last_id: int | None
+) -> None:
     """A refusal must not depend on writes of the same round: the round is aborted because of it."""
     log, writes = given_round
     places = [place for place, key in enumerate(log) if key is not None]
-    last = at(places[-1]) if places else EMPTY
-    key_lasts = {key: next((at(place) for place in reversed(places) if log[place] == key), EMPTY) for key in KEYS}
-    verdicts = judge([entry(write) for write in writes], len(log), last, key_lasts)
-    for write, verdict in zip(writes, verdicts, strict=True):
+    for write, verdict in zip(writes, decided(log, writes, last_id), strict=True):
         if isinstance(verdict, Refused):
             assert verdict.actual in (EMPTY, *map(at, places))
-            if write.after is None and (write.expected.sequence_id or 0) < len(log):
-                alone = judge([entry(write)], len(log), last, key_lasts)
-                assert isinstance(alone[0], Refused)
+        if not isinstance(verdict, Accepted) and write.after is None and (write.expected.sequence_id or 0) < len(log):
+            assert decided(log, [write], last_id) == [verdict]
+
+
+FALLING_TABLE = [
+    # ids of the records, the last one before, what falls
+    ((), None, None),
+    ((5,), None, None),
+    ((5,), 4, None),
+    ((5,), 5, None),
+    ((5,), 6, (5, 6)),
+    ((None,), 6, None),
+    ((5, 6), None, None),
+    ((5, None, 4), None, (4, 5)),
+    ((5, None, 4), 3, (4, 5)),
+    ((2, 1), 3, (2, 3)),
+]
+
+
+@pytest.mark.parametrize(("ids", "before", "falls"), FALLING_TABLE)
+@pytest.mark.parametrize("rising", [True, False])
+def test_transaction_ids_that_fall(
+    ids: tuple[int | None, ...], before: int | None, falls: tuple[int, int] | None, rising: bool
+) -> None:
+    write = Write((b"a",) * max(len(ids), 1), Scope.SEGMENT, ANY, None, ids, rising)
+    [verdict] = decided([], [write], before)
+    assert verdict == Falling(*falls) if rising and falls else isinstance(verdict, Accepted)
+
+
+def test_another_record_than_expected_is_told_before_an_id_that_falls() -> None:
+    [verdict] = decided([b"a"], [Write((b"a",), Scope.SEGMENT, EMPTY, None, (1,), rising=True)], 2)
+    assert verdict == Refused(EMPTY, at(0))
 
 
 def test_a_chain_and_a_run_need_one_check() -> None:

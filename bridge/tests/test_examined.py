@@ -14,7 +14,7 @@ KEYS = [b"a", b"b", b"c", b"d"]
 
 def seen(log: list[bytes | None], start: int, end: int) -> list[Seen]:
     return [
-        Seen(place, key, SN(DLSN(0, 0, place), None, place))
+        Seen(place, key, SN(DLSN(0, 0, place), 100 + place if key == b"a" else None, place))
         for place, key in enumerate(log[start:end], start)
         if key is not None
     ]
@@ -32,6 +32,8 @@ def test_it_knows_what_the_log_says(log: list[bytes | None], keys_max: int, data
         known.extend(known.end, end, seen(log, known.end, end))
         records = seen(log, known.last_from, known.end)
         assert known.last == (records[-1].sn if records else None)
+        ids = [record.sn.transaction_id for record in records if record.sn.transaction_id is not None]
+        assert known.last_id == (ids[-1] if ids else None)
         assert known.last_from <= known.keys_from <= known.end or known.keys_from == known.last_from
         for key in KEYS:
             of_key = [record.sn for record in seen(log, known.keys_from, known.end) if record.key == key]

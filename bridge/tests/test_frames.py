@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +30,7 @@ from bridge.model.frames import (
     unpack_header,
 )
 from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from bridge.model.terminated import RETAIN_DEFAULT
 from bridge.tests.strategies import stream_names, transaction_ids
 
 int32 = st.integers(0, (1 << 31) - 1)
@@ -180,13 +183,19 @@ def test_the_hand_made_begin_frame_is_one() -> None:
         begin_with(),
         begin_with(("s/a", 0), ("s/a", 1)),
         begin_with(("s/a", -1)),
-        BeginFrame("c", 0, None, 1, {"s/a": 0}).encode()[:-1],
+        BeginFrame("c", 0, None, 1, {"s/a": 0}).encode()[:-2],
         BeginFrame("c", 0, None, 1, {"s/a": 0}).encode() + b"\0",
     ],
 )
 def test_corrupt_begin_frames(raw: bytes) -> None:
     with pytest.raises(CorruptDataError):
         decode_begin(raw)
+
+
+def test_a_begin_frame_of_an_earlier_version_asks_for_no_retention_of_its_own() -> None:
+    written = BeginFrame("c", 3, "l", 1, {"s/a": 0}, retain_ms=RETAIN_DEFAULT)
+    assert decode_begin(written.encode()[:-1]) == written
+    assert decode_begin(replace(written, retain_ms=5_000).encode()).retain_ms == 5_000
 
 
 def with_streams(names: list[str], client_name: str = "c", label: str | None = None) -> bytes:

@@ -76,7 +76,7 @@ def test_a_frame_with_what_there_can_not_be_is_corrupt() -> None:
             }
         ],
     }
-    with pytest.raises(CorruptDataError, match="offsets that there can not be"):
+    with pytest.raises(CorruptDataError, match="offsets or conditions that there can not be"):
         decode_manifest(schemas.codec("commit_frame").encode(datum))
 
 

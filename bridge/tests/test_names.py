@@ -118,8 +118,8 @@ def test_a_stream_name_one_longer_is_refused_with_the_limit() -> None:
 
 
 def test_a_group_name_beyond_kafkas_limit_is_refused() -> None:
-    fits = TOPIC_NAME_MAX - len("s..commit-log")
-    assert len(GroupName("s", "g" * fits).commit_log_topic) == TOPIC_NAME_MAX
+    fits = TOPIC_NAME_MAX - len("__terminated_txn_state_s.")
+    assert len(GroupName("s", "g" * fits).terminated_topic) == TOPIC_NAME_MAX
     with pytest.raises(InvalidNameError, match="exceeds Kafka's 249 characters"):
         GroupName("s", "g" * (fits + 1))
 

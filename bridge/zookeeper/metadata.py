@@ -291,6 +291,8 @@ class Metadata:
                 return False  # both take the node away with the first thing that they write
             case RequestKind.TRUNCATE_STREAM | RequestKind.UPDATE_STREAM:
                 return self.leader(group) is not None  # no harm is done by asking again
+            case RequestKind.LOOK_UP | RequestKind.FENCE:
+                return False  # neither changes what anybody has asked for before
             case RequestKind.DELETE_STREAM:
                 config = self.stream(StreamName.parse(request.stream))
                 return config is None or config.state is StreamState.DELETING

@@ -16,7 +16,6 @@ from bridge.model.transaction import State
 from coordinator.effects import (
     Steps,
     abort_round,
-    append_control,
     append_together,
     commit_round,
     merge_frames,
@@ -32,6 +31,7 @@ from coordinator.procedures.conditions import (
     Verdict,
     check_conditions,
 )
+from coordinator.procedures.outcomes import Outcomes, adopt
 
 
 def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
@@ -69,15 +69,21 @@ def append_round(
 
     # A forecast that is wrong aborts the round, and consumer groups' offsets with it: no forecasts beside them.
     expected = None if with_offsets else group.forecast.offsets(items)
+    outcomes = Outcomes(group, transactions)
     if expected is not None:
-        offsets = yield from append_together(items, expected, group.commit_log, records(expected))
+        control = records(expected)
+        offsets, positions = yield from append_together(
+            items, expected, group.commit_log, control, outcomes.foretell(control)
+        )
         group.forecast.note(items, offsets, expected)
         if list(offsets) == expected:
+            yield from outcomes.settle(control, positions)
             return
+        outcomes.drop(positions)
         group.counts["rounds_repeated"] += 1
     offsets = (yield from merge_frames(items)) if items else ()
     group.forecast.note(items, offsets)
-    yield from append_control(group.commit_log, records(offsets))
+    yield from outcomes.append(records(offsets))
 
 
 def _append_if(
@@ -88,6 +94,7 @@ def _append_if(
     rolled: Mapping[str, Before],
 ) -> Steps[None]:
     """The same for one transaction, of which nothing stays but its ABORT record unless its conditions hold."""
+    outcomes = Outcomes(group, [transaction])
     for _ in range(TRIES):
         with_offsets = yield from _append_offsets(group, [transaction], now_ms)
         items, _ = _items([transaction], topics)
@@ -99,7 +106,7 @@ def _append_if(
             verdict = yield from check_conditions(group, transaction, items, offsets, rolled)
         if verdict is Verdict.HOLD:
             record = _control_record(group, transaction, items, offsets, 0, len(items), now_ms)
-            yield from append_control(group.commit_log, [record])
+            yield from outcomes.append([record])
             return
         if with_offsets or items:
             yield from abort_round()
@@ -111,8 +118,7 @@ def _append_if(
     transaction.refused = verdict.condition
     group.fold.refuse(transaction.id, verdict.reason, now_ms)
     group.counts["conditions_refused"] += 1
-    record = _control_record(group, transaction, (), (), 0, 0, now_ms)
-    yield from append_control(group.commit_log, [record])
+    yield from outcomes.append([_control_record(group, transaction, (), (), 0, 0, now_ms)])
 
 
 def _items(transactions: Sequence[BufferedTransaction], topics: Target) -> tuple[list[tuple[str, FrameRef]], list[int]]:
@@ -149,7 +155,8 @@ def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransactio
 
 
 def settle(group: GroupState, transactions: Sequence[BufferedTransaction]) -> None:
-    """Forget transactions whose outcome has become durable."""
+    """Forget transactions whose outcome has become durable, but for what the preserver remembers of them."""
+    adopt(group)
     for transaction in transactions:
         outcome = "committed" if transaction.state is State.COMMITTING else "aborted"
         group.counts[f"transactions_{outcome}"] += 1

@@ -9,6 +9,7 @@ from bridge.model.nodes import CreateNode, DeleteNode
 from bridge.model.records import Answer, Request, RequestKind
 from coordinator.effects import Steps, read_children, read_node, write
 from coordinator.group import GroupState, StreamState
+from coordinator.procedures.questions import put_question
 from coordinator.procedures.retention import truncate_stream, update_stream
 from coordinator.procedures.scale import scale
 from coordinator.procedures.streams import create_stream, delete_stream
@@ -17,7 +18,7 @@ from coordinator.procedures.streams import create_stream, delete_stream
 def handle_requests(group: GroupState, now_ms: int) -> Steps[bool]:
     """Handle the oldest waiting requests; False when none are left."""
     names = yield from read_children(paths.requests(group.name))
-    waiting = {name for names_of in group.answers.values() for name in names_of}
+    waiting = {name for names_of in group.answers.values() for name in names_of} | group.questions.keys()
     todo = sorted(name for name in names if name not in waiting)
     for name in todo[: group.settings.requests_per_turn]:
         raw = yield from read_node(f"{paths.requests(group.name)}/{name}")
@@ -49,6 +50,8 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
                 yield from truncate_stream(group, _stream(group, request), name, request, now_ms)
             case RequestKind.ABORT_TRANSACTION:
                 _abort(group, name, request, now_ms)
+            case RequestKind.LOOK_UP | RequestKind.FENCE:
+                yield from put_question(group, name, request)
     except RollbridgeError as refusal:
         group.counts["requests_refused"] += 1
         yield from _answer(group, name, Answer(ok=False, answered_ms=now_ms, code=refusal.code, message=str(refusal)))

@@ -48,7 +48,11 @@ def roll(
 ) -> Steps[None]:
     """Commit transactions whose epochs are no longer active."""
     committing = Committing(
-        tuple(transaction.transaction_id for transaction in transactions), rolls, now_ms, group.controller_epoch
+        tuple(transaction.transaction_id for transaction in transactions),
+        rolls,
+        now_ms,
+        group.controller_epoch,
+        tuple(transaction.owners.part for transaction in transactions),
     )
     if not (yield from write(CreateNode(paths.committing(group.name), committing.to_json()))):
         raise StaleStateError(f"a rolling commit of {group.name} is under way already")

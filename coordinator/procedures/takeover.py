@@ -10,6 +10,7 @@ Source: PDP-24 (the temporary node), PIP-196 (recovery); Kafka's controller epoc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from bridge.errors import CorruptDataError
 from bridge.model import paths
@@ -43,9 +44,11 @@ from coordinator.effects import (
 )
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, LeaderSettings, StreamState
+from coordinator.procedures.outcomes import open_preserver
 from coordinator.procedures.retention import load_retention
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
+from coordinator.procedures.sessions import load_sessions
 from coordinator.procedures.streams import finish_delete
 from coordinator.procedures.truncation import begin_behind_truncation
 from coordinator.topics import commit_log_topic_spec
@@ -69,13 +72,16 @@ def take_over(
     """
     yield from take_identity(name)
     yield from ensure_nodes(paths.group_skeleton(name))
+    preserver = yield from open_preserver(name, settings, replication_factor)
     yield from _check_commit_log(name, replication_factor)
     summary = yield from read_commit_log(name.commit_log_topic)
     group = GroupState(name, controller_epoch, make_fold(summary.terminated), settings)
     group.begun = set(summary.begun)
+    group.preserver = preserver
     yield from _load_streams(group)
     raw = yield from read_node(paths.scaling(name))
     yield from _load_records(group)
+    yield from load_sessions(group)
     yield from confirm_leadership()
     for stream in [item for item in group.streams.values() if item.config.state is Lifecycle.DELETING]:
         yield from finish_delete(group, stream)
@@ -102,6 +108,7 @@ def finish_pending(group: GroupState) -> Steps[None]:
             )
         yield from finish_roll(group, committing, transactions or None)
     group.fold.caught_up()
+    group.fold.fences.caught_up()
     gone = [item for item in group.recorded if item not in group.fold.open]
     group.finished.extend(gone)
     group.recorded.difference_update(gone)
@@ -116,7 +123,7 @@ def _check_commit_log(name: GroupName, replication_factor: int) -> Steps[None]:
     known = Group.from_json(raw)
     if not known.commit_log_topic_id:
         ids = yield from create_topics([commit_log_topic_spec(name, replication_factor)])
-        fresh = Group(name, known.created_ms, ids[name.commit_log_topic])
+        fresh = replace(known, commit_log_topic_id=ids[name.commit_log_topic])
         if not (yield from write(SetNode(paths.group(name), fresh.to_json()))):
             raise StaleStateError(f"group {name} is gone")
     else:

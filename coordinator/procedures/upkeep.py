@@ -13,6 +13,7 @@ from coordinator.effects import Steps, append_control, commit_round, end_offsets
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState
 from coordinator.procedures.merge import begin_record
+from coordinator.procedures.outcomes import log_end_after
 
 RECORDS_PER_WRITE = 500
 RECORD_BYTES_PER_WRITE = 500_000
@@ -68,8 +69,11 @@ def _record(
 ) -> Steps[None]:
     unlogged = [item for item in due if item.id not in group.begun]
     if unlogged:
-        yield from append_control(group.commit_log, [begin_record(group, item, now_ms) for item in unlogged])
+        positions = yield from append_control(
+            group.commit_log, [begin_record(group, item, now_ms) for item in unlogged]
+        )
         yield from commit_round()
+        group.log_end = log_end_after(positions)
         group.begun.update(item.id for item in unlogged)
     if not (yield from write(*nodes)):
         raise StaleStateError(f"a transaction record of {group.name} exists that this leader has not written")

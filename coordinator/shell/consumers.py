@@ -164,22 +164,48 @@ def read_commit_log(brokers: str, security: Mapping[str, str], topic: str, timeo
     """
     begun: set[bytes] = set()
     ended: set[bytes] = set()
+    for message in _read_committed(brokers, security, topic, 0, timeout_s):
+        record = decode_control(message.key(), message.value())
+        (begun if record.kind is ControlKind.BEGIN else ended).add(record.transaction.bytes)
+    return LogSummary(frozenset(ended), frozenset(begun - ended))
+
+
+def read_compacted(
+    brokers: str, security: Mapping[str, str], topic: str, timeout_s: float = 120.0
+) -> Mapping[bytes, bytes]:
+    """The latest value of each key of a compacted topic, without tombstones.
+
+    Raises:
+        KafkaUnavailable: no broker answered in time.
+    """
+    latest: dict[bytes, bytes] = {}
+    for message in _read_committed(brokers, security, topic, 0, timeout_s):
+        key, value = message.key() or b"", message.value()
+        latest.pop(key, None)
+        if value is not None:
+            latest[key] = value
+    return latest
+
+
+def _read_committed(
+    brokers: str, security: Mapping[str, str], topic: str, start: int, timeout_s: float
+) -> Iterator[Message]:
+    """The committed messages of a topic of one partition from an offset up to its present end."""
     consumer = _consumer(brokers, security, "read_committed", **{"enable.partition.eof": True})
     try:
-        consumer.assign([TopicPartition(topic, 0, 0)])
+        consumer.assign([TopicPartition(topic, 0, start)])
         while True:
             first = consumer.poll(timeout_s)
             if first is None:
-                raise KafkaUnavailable(f"no broker gave the commit log {topic} within {timeout_s:g} s")
+                raise KafkaUnavailable(f"no broker gave the topic {topic} within {timeout_s:g} s")
             for message in (first, *consumer.consume(MESSAGES_AT_ONCE, 0)):
                 error = message.error()
-                if error is not None:
-                    if error.code() == KafkaError._PARTITION_EOF:
-                        return LogSummary(frozenset(ended), frozenset(begun - ended))
+                if error is None:
+                    yield message
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    return
+                else:
                     _report(error)
-                    continue
-                record = decode_control(message.key(), message.value())
-                (begun if record.kind is ControlKind.BEGIN else ended).add(record.transaction.bytes)
     finally:
         consumer.close()
 

@@ -15,7 +15,6 @@ from bridge.kafka.group_offsets import GroupMember
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
 from bridge.model.buffer import FrameRef, Partition
-from bridge.model.control import ControlRecord
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, NodeOperation
@@ -24,8 +23,8 @@ from bridge.zookeeper.session import ZooKeeperSession
 from coordinator import effects as fx
 from coordinator.config import CoordinatorSettings
 from coordinator.errors import DeposedError
-from coordinator.shell.consumers import FrameReader, read_commit_log
-from coordinator.shell.control_batch import control_batches
+from coordinator.shell.consumers import FrameReader, read_commit_log, read_compacted
+from coordinator.shell.control_batch import control_batches, message_batches
 from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
 from coordinator.shell.measures import Measures
@@ -113,10 +112,12 @@ class Interpreter:
         match effect:
             case fx.MergeFrames(items):
                 return self._merge(items)
-            case fx.AppendControl(topic, records):
-                return self._append_control(topic, records)
+            case fx.AppendControl():
+                return self._append_control(effect)
             case fx.AppendTogether():
                 return self._append_together(effect)
+            case fx.AppendMessages(messages):
+                self._current.append(message_batches(messages))
             case fx.SendOffsets(offsets):
                 return self._send_offsets(offsets)
             case fx.Look(queries):
@@ -164,6 +165,8 @@ class Interpreter:
                     appender.init()
             case fx.ReadCommitLog(topic):
                 return read_commit_log(self._settings.bootstrap_servers, self._settings.security, topic)
+            case fx.ReadCompacted(topic):
+                return read_compacted(self._settings.bootstrap_servers, self._settings.security, topic)
             case _:
                 assert_never(effect)
         return None
@@ -182,19 +185,22 @@ class Interpreter:
         feed = FrameFeed(items, self._reader.read)
         return feed.offsets(self._current.append(feed.batches()))
 
-    def _append_together(self, effect: fx.AppendTogether) -> Sequence[int]:
+    def _append_together(self, effect: fx.AppendTogether) -> tuple[Sequence[int], Sequence[int]]:
         feed = FrameFeed(effect.items, self._reader.read)
-        control, _ = control_batches(effect.records)
-        bases = self._current.append(chain(feed.batches(), ((effect.topic, batch) for batch in control)))
+        control, places = control_batches(effect.records)
+        beside = message_batches(effect.beside)
+        bases = self._current.append(chain(feed.batches(), ((effect.topic, batch) for batch in control), beside))
         offsets = feed.offsets(bases)
+        first = len(bases) - len(beside) - len(control)
         if offsets != list(effect.expected):
             self._current.abort()
             self._current = next(self._turn)
-        return offsets
+        return offsets, [bases[first + batch] + delta for batch, delta in places]
 
-    def _append_control(self, topic: str, records: Sequence[ControlRecord]) -> Sequence[int]:
-        batches, places = control_batches(records)
-        bases = self._current.append((topic, batch) for batch in batches)
+    def _append_control(self, effect: fx.AppendControl) -> Sequence[int]:
+        batches, places = control_batches(effect.records)
+        beside = message_batches(effect.beside)
+        bases = self._current.append(chain(((effect.topic, batch) for batch in batches), beside))
         return [bases[batch] + delta for batch, delta in places]
 
     def _send_offsets(self, items: Sequence[GroupOffsets]) -> tuple[int, str] | None:

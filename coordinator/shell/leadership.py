@@ -26,6 +26,7 @@ from coordinator.agenda import work
 from coordinator.config import CoordinatorSettings
 from coordinator.errors import DeposedError, StaleStateError
 from coordinator.group import GroupState
+from coordinator.procedures.outcomes import coalescing
 from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.shell.clock import Clock
 from coordinator.shell.consumers import BufferTail
@@ -37,7 +38,14 @@ logger = logging.getLogger(__name__)
 PAUSE_MAX_S = 5.0
 UNFIT_S = 1.0
 """How often a daemon without Kafka looks whether it may lead again."""
-NOTABLE = ("scales", "rolling_commits", "transactions_expired", "requests_refused", "offsets_refused")
+NOTABLE = (
+    "scales",
+    "rolling_commits",
+    "transactions_expired",
+    "requests_refused",
+    "offsets_refused",
+    "sessions_forgotten",
+)
 """Counts of a group whose changes are worth a line in the log."""
 
 
@@ -251,6 +259,17 @@ class Leadership(threading.Thread):
                     group.counts[name],
                 )
                 reported[name] = group.counts[name]
+        if group.preserver is not None and group.expiry_checked_ms != reported["expiry_checked_ms"]:
+            reported["expiry_checked_ms"] = group.expiry_checked_ms
+            logger.info(
+                "%s: preserver_coalescing_ratio %.2f: %d outcomes in %d records in this term, %d expired, %d clients",
+                self._group,
+                coalescing(group),
+                group.counts["preserver_appended"],
+                group.counts["preserver_flushed"],
+                group.counts["preserver_expired"],
+                len(group.preserver),
+            )
 
     def _should_give_way(self) -> bool:
         self._changed.clear()

@@ -41,6 +41,7 @@ PROCEDURES = (
     "retain_streams",
     "expire_bookkeeping",
 )
+REMEMBERED = 6
 SETTINGS = LeaderSettings(
     round_bytes_max=2_000,
     round_transactions_max=5,
@@ -51,6 +52,7 @@ SETTINGS = LeaderSettings(
     retention_check_ms=100,
     bookkeeping_ms=500,
     answers_keep_ms=2_000,
+    transaction_meta_persist_count=REMEMBERED,
 )
 
 
@@ -65,6 +67,8 @@ class Attempt:
     offsets: tuple[GroupOffsets, ...] = ()
     conditions: tuple[StreamCondition, ...] = ()
     ended: str = ""
+    part: int = 0
+    sent: dict[PieceKey, list[tuple[StreamName, Record]]] = field(default_factory=dict)
     outcome: ControlRecord | None = None
 
 
@@ -87,6 +91,7 @@ class Client:
         self.serial = 0
         self.read = 0
         self.stopping = False
+        self.epoch = 0
 
     def step(self, clock_ms: int, log: str) -> None:
         """Do one thing."""
@@ -114,11 +119,15 @@ class Client:
         epochs = {str(item): int(history_of(self.world, item).active.reference_epoch) for item in chosen}
         self.serial += 1
         counter = self.serial << 8 | int(self.name[1:])
-        begin = BeginFrame(self.name, 0, None, LEASE_MS, epochs)
-        self.current = Attempt(TransactionId.of(epochs[str(chosen[0])], counter), begin)
-        self.attempts.append(self.current)
-        for name in epochs:
-            self._send(name, FrameHeader(FrameKind.BEGIN, self.current.id.bytes), begin.encode())
+        begin = BeginFrame(self.name, self.epoch, None, LEASE_MS, epochs)
+        self.current = self._begin(TransactionId.of(epochs[str(chosen[0])], counter), begin)
+
+    def _begin(self, identifier: TransactionId, begin: BeginFrame) -> Attempt:
+        attempt = Attempt(identifier, begin)
+        self.attempts.append(attempt)
+        for name in begin.streams:
+            self._send(name, FrameHeader(FrameKind.BEGIN, identifier.bytes), begin.encode())
+        return attempt
 
     def _go_on(self) -> None:
         assert self.current is not None
@@ -131,11 +140,11 @@ class Client:
                 self.current.offsets = (self._offsets(),)
             if self.rng.random() < 0.4:
                 self.current.conditions = tuple(self._conditions(self.current.begin))
-            manifest = Manifest(dict(self.current.pieces), self.current.offsets, self.current.conditions)
-            self._send(self.current.begin.home, FrameHeader(FrameKind.COMMIT, self.current.id.bytes), manifest.encode())
+            self._send(self.current.begin.home, *commit_frame(self.current))
         elif chance < 0.96:
             self.current.ended = "abort"
-            self._send(self.current.begin.home, FrameHeader(FrameKind.ABORT, self.current.id.bytes), encode_abort("no"))
+            header = FrameHeader(FrameKind.ABORT, self.current.id.bytes, self.current.part)
+            self._send(self.current.begin.home, header, encode_abort("no"))
         elif chance < 0.98:
             self.current.ended = "silent"
 
@@ -169,13 +178,14 @@ class Client:
             self.counts[stream, first.key] = count
             rows.append(Record(first.key, f"{first.key}={count}"))
         place = attempt.begin.places[str(stream)]
-        base = len(attempt.records)
+        base = sum(len(rows) for rows in attempt.sent.values())
         made = [Record(row.key, row.value, str(attempt.id), base + place) for place, row in enumerate(rows)]
         attempt.records.extend((stream, record) for record in made)
-        piece = PieceKey(0, place, number)
+        piece = PieceKey(attempt.part, place, number)
         attempt.pieces[piece] = attempt.pieces.get(piece, 0) + len(made)
+        attempt.sent.setdefault(piece, []).extend((stream, record) for record in made)
         batch = json.dumps([[item.key, item.value, item.transaction, item.sequence] for item in made]).encode()
-        header = FrameHeader(FrameKind.DATA, attempt.id.bytes, 0, number, base, len(made))
+        header = FrameHeader(FrameKind.DATA, attempt.id.bytes, attempt.part, number, base, len(made))
         self._send(str(stream), header, batch)
         if self.rng.random() < 0.1:
             self._send(str(stream), header, batch)  # a retry whose first try had arrived
@@ -219,6 +229,12 @@ class HastyFold(BufferFold):
     def low_water(self) -> dict[Partition, int]:
         """Not what it promises."""
         return dict(self.positions)
+
+
+def commit_frame(attempt: Attempt) -> tuple[FrameHeader, bytes]:
+    """The COMMIT frame of a transaction."""
+    header = FrameHeader(FrameKind.COMMIT, attempt.id.bytes, attempt.part)
+    return header, Manifest(dict(attempt.pieces), attempt.offsets, attempt.conditions).encode()
 
 
 class Leader:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.control import FENCED, ControlKind, ControlRecord
 from bridge.model.epochs import check_chain
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName
-from coordinator.tests.sim_actors import Client
+from bridge.model.terminated import decode_terminated
+from coordinator.tests.sim_actors import REMEMBERED, Client
 from coordinator.tests.sim_conditions import condition_faults, refusal_faults
+from coordinator.tests.sim_sessions import RestartingClient, answer_faults
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Record, World
 
@@ -39,7 +41,31 @@ def faults(world: World, group: GroupName, streams: list[StreamName], clients: l
             if numbers != sorted(numbers):
                 found.append(f"records of key {key} in {stream} are out of order: {numbers}")
     _check_clients(world, streams, clients, outcomes, placed, found)
+    _check_memory(world, group, log, found)
+    ended = {str(record.transaction): (record.kind is ControlKind.COMMIT, offset) for offset, record in log}
+    for client in clients:
+        if isinstance(client, RestartingClient):
+            found.extend(answer_faults(client, ended))
     return found
+
+
+def _check_memory(world: World, group: GroupName, log: list[tuple[int, ControlRecord]], found: list[str]) -> None:
+    """What is remembered is what the commit log says of each client's latest transactions, position included."""
+    ended: dict[str, list[tuple[str, bool, int, int]]] = {}
+    for offset, record in log:
+        if record.kind is not ControlKind.BEGIN:
+            outcome = (str(record.transaction), record.kind is ControlKind.COMMIT, offset, record.records)
+            ended.setdefault(record.client_name, []).append(outcome)
+    remembered = {
+        key.decode(): [
+            (str(item.transaction), item.committed, item.position, item.records) for item in decode_terminated(value)[0]
+        ]
+        for key, value in world.compacted(group.terminated_topic).items()
+    }
+    for client in ended.keys() | remembered.keys():
+        expected = ended.get(client, [])[-REMEMBERED:]
+        if remembered.get(client) != expected:
+            found.append(f"of client {client} is remembered {remembered.get(client)}, but the log says {expected}")
 
 
 def _outcomes(log: list[tuple[int, ControlRecord]], found: list[str]) -> dict[str, ControlRecord]:
@@ -100,6 +126,8 @@ def _check_clients(
                 found.append(f"transaction {attempt.id} ended with {attempt.ended!r} but has no outcome")
                 continue
             committed = outcome.kind is ControlKind.COMMIT
+            if outcome.reason == FENCED and attempt.ended != "fenced":
+                found.append(f"{attempt.id}, {attempt.ended!r}, has ended as {outcome.kind} {outcome.reason!r}")
             if committed and attempt.ended != "commit":
                 found.append(f"transaction {attempt.id} is committed but its client asked for {attempt.ended!r}")
             if outcome.reason == "offsets refused" and not attempt.offsets:

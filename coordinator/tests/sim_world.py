@@ -18,6 +18,7 @@ from bridge.model.buffer import FrameRef
 from bridge.model.cas import Scope
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.group_offsets import GroupOffsets
+from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
@@ -98,7 +99,10 @@ class World:
     does not keep writers out), ``blind-forecast`` (offsets are believed, not looked at), ``blind-look`` (conditions
     hold whatever stands there), ``unwatched`` (nobody looks at what others wrote between own records),
     ``greedy-truncation`` (more is truncated than was asked for), ``hasty-truncation`` (it is asked for what was read),
-    ``deaf-retention`` (what a group has read is not asked).
+    ``deaf-retention`` (what a group has read is not asked),
+    ``untied-outcomes`` (what is remembered of outcomes is written outside of the round), ``first-guess`` (positions
+    that were foretold wrongly are not put right), ``forgotten-sessions`` (a new leader does not know of the sessions of
+    clients).
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -109,6 +113,8 @@ class World:
         self.identity = 0
         self.open: dict[int, Native] = {}
         self.made = 0
+        self.ended = 0
+        self.late_markers: set[str] = set()
         self.generations: dict[str, int] = {}
         self.group_offsets: list[GroupOffsets] = []
         self.commits: dict[str, dict[str, int]] = {}
@@ -136,7 +142,8 @@ class World:
             case fx.ReadNodes(names):
                 return {path: self.nodes.get(path) for path in names}
             case fx.ReadChildren(names):
-                return {path: self.children(path) for path in names}
+                unseen = "/sessions" if "forgotten-sessions" in self.faults else "/nowhere"
+                return {path: [] if path.endswith(unseen) else self.children(path) for path in names}
             case fx.EnsureNodes(names):
                 for path in names:
                     self.ensure(path)
@@ -158,10 +165,15 @@ class World:
                 return self.seal(names)
             case fx.MergeFrames(items):
                 return self.merge(items, leader)
-            case fx.AppendControl(topic, records):
-                return self.append_control(topic, records, leader)
-            case fx.AppendTogether(items, expected, topic, records):
-                return self.append_together(items, expected, topic, records, leader)
+            case fx.AppendControl(topic, records, beside):
+                offsets = self.append_control(topic, records, leader)
+                self.append_messages(beside, leader)
+                return offsets
+            case fx.AppendTogether():
+                return self.append_together(effect, leader)
+            case fx.AppendMessages(messages):
+                if "first-guess" not in self.faults:
+                    self.append_messages(messages, leader)
             case fx.SendOffsets(offsets):
                 return self.send_offsets(offsets, leader)
             case fx.Look(queries):
@@ -192,6 +204,8 @@ class World:
                 self.identity = leader
             case fx.ReadCommitLog(topic):
                 return self.summary(topic)
+            case fx.ReadCompacted(topic):
+                return self.compacted(topic)
         return None
 
     def execute_partly(self, effect: fx.Effect, leader: int, share: float) -> None:
@@ -205,10 +219,10 @@ class World:
                 self.execute(fx.Seal(topics[: int(len(topics) * share)]), leader)
             case fx.MergeFrames(items):
                 self.execute(fx.MergeFrames(items[: int(len(items) * share)]), leader)
-            case fx.AppendTogether(items, _, topic, records):
+            case fx.AppendTogether(items, _, topic, records, beside):
                 # Partitions do not wait for each other: any part of each may have arrived.
                 self.execute(fx.MergeFrames(items[: int(len(items) * share)]), leader)
-                self.execute(fx.AppendControl(topic, records[: int(len(records) * (1 - share))]), leader)
+                self.execute(fx.AppendControl(topic, records[: int(len(records) * (1 - share))], beside), leader)
             case fx.DeleteRecords(before):
                 self.execute(fx.DeleteRecords(dict(list(before.items())[: int(len(before) * share)])), leader)
             case fx.SendOffsets(offsets):
@@ -311,20 +325,28 @@ class World:
             self._append(topic, record, leader)
         return offsets
 
-    def append_together(
-        self,
-        items: Sequence[tuple[str, FrameRef]],
-        expected: Sequence[int],
-        topic: str,
-        records: Sequence[ControlRecord],
-        leader: int,
-    ) -> list[int]:
+    def append_together(self, effect: fx.AppendTogether, leader: int) -> tuple[list[int], list[int]]:
         """Append frames and control records; abort unless the frames stand where they were expected."""
-        offsets = self.merge(items, leader)
-        self.append_control(topic, records, leader)
-        if offsets != list(expected) and "blind-forecast" not in self.faults:
+        offsets = self.merge(effect.items, leader)
+        positions = self.append_control(effect.topic, effect.records, leader)
+        self.append_messages(effect.beside, leader)
+        expected = list(effect.expected)
+        if offsets != expected and "blind-forecast" not in self.faults:
             self.end(leader, "aborted")
-        return offsets if "blind-forecast" not in self.faults else list(expected)
+        return offsets if "blind-forecast" not in self.faults else expected, positions
+
+    def append_messages(self, messages: fx.Messages | None, leader: int) -> None:
+        """Append keys and values inside the leader's native transaction."""
+        for item in messages.items if messages is not None else ():
+            if "untied-outcomes" in self.faults:
+                self.topics[messages.topic].entries.append(Entry(item))  # type: ignore[union-attr]
+            else:
+                self._append(messages.topic, item, leader)  # type: ignore[union-attr]
+
+    def compacted(self, topic: str) -> dict[bytes, bytes]:
+        """The latest value of each key that a ``read_committed`` reader sees."""
+        latest = dict(item for _, item in self.topics[topic].visible())
+        return {key: value for key, value in latest.items() if value is not None}
 
     def send_offsets(self, items: Sequence[GroupOffsets], leader: int) -> tuple[int, str] | None:
         """Offsets become part of the leader's native transaction, unless a group has moved on, which empties it."""
@@ -399,15 +421,24 @@ class World:
         if topic not in native.topics:
             native.topics.append(topic)
         log.entries.append(Entry(item, native))
+        if topic in self.late_markers:
+            self.late_markers.discard(topic)
+            log.entries.append(Entry(None))
 
     def _finish(self, native: Native, state: str) -> None:
         native.state = state
         if state == "committed":
             self.group_offsets.extend(native.offsets)
+        self.ended += 1
         for topic in native.topics:
-            self.topics[topic].entries.append(Entry(None))
+            if topic.endswith(".commit-log") and self.ended % 5 == 0:
+                self.late_markers.add(topic)  # brokers write markers after they have answered
+            else:
+                self.topics[topic].entries.append(Entry(None))
 
-    def request(self, group: Any, body: bytes) -> None:
-        """A client asks for something."""
+    def request(self, group: GroupName, body: bytes) -> str:
+        """A client asks for something; gives the path where it finds the answer."""
         self.made += 1
-        self.nodes[f"{paths.requests(group)}/{paths.REQUEST_PREFIX}{self.made:010d}"] = body
+        name = f"{paths.REQUEST_PREFIX}{self.made:010d}"
+        self.nodes[f"{paths.requests(group)}/{name}"] = body
+        return f"{paths.answers(group)}/{name}"

@@ -1,0 +1,144 @@
+"""Inquiries: asking the leaders of transaction groups what they know of transactions.
+
+An id does not say to which group its transaction belongs, so without a group all leaders are asked, at the same time.
+One that knows the transaction settles the matter; that nobody knows it can only be said once all have answered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Final
+
+from bridge.admin import refusal
+from bridge.client.results import Outcome
+from bridge.errors import (
+    NotFoundError,
+    OutcomeExpired,
+    RollbridgeError,
+    TransactionNotFound,
+    TransactionPreserverClosed,
+    UnavailableError,
+)
+from bridge.model.identifiers import TransactionId
+from bridge.model.known import KnownTransaction
+from bridge.model.names import GroupName
+from bridge.model.records import Request, RequestKind
+from bridge.zookeeper.errors import UnknownWriteError
+from bridge.zookeeper.metadata import Metadata
+
+_ASKED_AT_ONCE: Final = 16
+
+Known = tuple[GroupName, KnownTransaction]
+
+
+class Inquiry:
+    """Asks leaders. Safe to use from several threads."""
+
+    def __init__(self, metadata: Metadata, client_name: str) -> None:
+        self._metadata = metadata
+        self._client_name = client_name
+
+    def groups(self, group: GroupName | None) -> list[GroupName]:
+        """The group, or all of them; raises NotFoundError if there is no such group."""
+        known = self._metadata.groups()
+        if group is not None and group not in known:
+            raise NotFoundError(f"there is no transaction group {group}: no stream was ever created in it")
+        return known if group is None else [group]
+
+    def transaction(
+        self, identifier: TransactionId, timeout_s: float, *, group: GroupName | None = None, client: str | None = None
+    ) -> Known:
+        """What is known of a transaction.
+
+        Raises:
+            TransactionNotFound: it is not open and has no outcome.
+            OutcomeExpired, TransactionPreserverClosed: nobody remembers.
+            CoordinatorUnavailable, ZooKeeperUnavailable: somebody who might know did not answer in time.
+        """
+        request = self._request(transaction=str(identifier), owner=client or "")
+        return self._one(request, f"transaction {identifier}", group, timeout_s)
+
+    def labelled(self, label: str, client: str, timeout_s: float, *, group: GroupName | None = None) -> Known:
+        """What is known of a client's latest transaction with a label. Raises as :meth:`transaction` does."""
+        request = self._request(owner=client, label=label)
+        return self._one(request, f"a transaction of client {client} with label {label!r}", group, timeout_s)
+
+    def unfinished(self, client: str, timeout_s: float, *, group: GroupName | None = None) -> list[Known]:
+        """A client's open transactions in all groups, oldest first.
+
+        Raises:
+            CoordinatorUnavailable, ZooKeeperUnavailable: somebody who might know did not answer in time.
+        """
+        found, faults = self._ask(self._request(owner=client), self.groups(group), timeout_s, first=False)
+        for fault in faults:
+            raise fault
+        return sorted(found, key=lambda item: (item[1].decided_ms, item[1].id))
+
+    def _one(self, request: Request, what: str, group: GroupName | None, timeout_s: float) -> Known:
+        found, faults = self._ask(request, self.groups(group), timeout_s, first=True)
+        if found:
+            return max(found, key=lambda item: item[1].decided_ms)
+        for kind in (UnavailableError, UnknownWriteError, TransactionPreserverClosed, OutcomeExpired):
+            for fault in faults:
+                if isinstance(fault, kind):
+                    raise fault
+        for fault in faults:
+            if not isinstance(fault, NotFoundError):
+                raise fault
+        raise TransactionNotFound(f"{what} is not open in any transaction group, and it has no outcome there")
+
+    def _ask(
+        self, request: Request, groups: Sequence[GroupName], timeout_s: float, *, first: bool
+    ) -> tuple[list[Known], list[RollbridgeError]]:
+        """What the leaders of the groups know, and why some of them say nothing.
+
+        ``first`` asks no further once one of them has found something.
+        """
+        found: list[Known] = []
+        faults: list[RollbridgeError] = []
+        pool = ThreadPoolExecutor(min(_ASKED_AT_ONCE, max(len(groups), 1)), "rollbridge-inquiry")
+        try:
+            for answered in as_completed([pool.submit(self._ask_one, request, item, timeout_s) for item in groups]):
+                try:
+                    found += answered.result()
+                except RollbridgeError as fault:
+                    faults.append(fault)
+                if found and first:
+                    break
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return found, faults
+
+    def _ask_one(self, request: Request, group: GroupName, timeout_s: float) -> list[Known]:
+        answer = self._metadata.ask(group, request, timeout_s)
+        if not answer.ok:
+            raise refusal(answer, request.transaction)
+        return [(group, item) for item in answer.transactions]
+
+    def _request(self, *, owner: str, transaction: str = "", label: str | None = None) -> Request:
+        return Request(
+            kind=RequestKind.LOOK_UP,
+            transaction=transaction,
+            owner=owner,
+            label=label,
+            client_name=self._client_name,
+            created_ms=int(time.time() * 1000),
+        )
+
+
+def outcome_of(known: Known) -> Outcome:
+    """The public form of what is known."""
+    group, item = known
+    return Outcome(
+        transaction=item.id,
+        group=group,
+        state=item.state,
+        client_name=item.client_name,
+        label=item.label,
+        position=None if item.position < 0 else item.position,
+        records=item.records,
+        since_ms=item.decided_ms,
+        reason=item.reason,
+    )

@@ -1,0 +1,139 @@
+"""Sessions of this client's name: each one fences the one before, in each group in which it begins transactions.
+
+A session registers in ZooKeeper when it first begins, resumes or lists transactions in a group. If there was a session
+before it, the group's leader is told, and answers once nothing that the older one asked for is under way any more. So
+whoever has begun a transaction knows that an older process of the same name can not change anything behind its back.
+
+Connections without a name of their own do none of this: nobody else has their name. Their epoch is 0.
+
+Source: Kafka's ``InitProducerId`` and producer epochs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from bridge.errors import Fenced, UnavailableError
+from bridge.model import paths
+from bridge.model.names import GroupName
+from bridge.model.records import ClientSession, Request, RequestKind
+from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
+from bridge.zookeeper.metadata import Metadata
+
+logger = logging.getLogger(__name__)
+
+_MINUTE_MS: Final = 60_000
+"""An epoch is at least the minutes since 1970, so epochs rise also where the record of an old session has expired."""
+
+
+class ClientSessions:
+    """The sessions of one connection, one in each group. Safe to use from several threads."""
+
+    def __init__(self, metadata: Metadata, client_name: str, *, named: bool, changed: Callable[[], None]) -> None:
+        """Start without any.
+
+        Args:
+            metadata: Where they are registered.
+            client_name: Whose they are.
+            named: Whether others may use the same name; otherwise nothing is registered.
+            changed: Called when :meth:`look` has something to do.
+        """
+        self._metadata = metadata
+        self._client_name = client_name
+        self._named = named
+        self._changed = changed
+        self._epochs: dict[GroupName, int] = {}
+        self._suspect: set[GroupName] = set()
+        self._lock = threading.Lock()
+        self.fenced: dict[GroupName, int] = {}
+        """Groups in which a newer session has begun, with its epoch."""
+
+    def epoch(self, group: GroupName, timeout_s: float) -> int:
+        """The epoch of this session in a group; registers it at the first time.
+
+        Raises:
+            Fenced: a newer session has begun.
+            CoordinatorUnavailable, UnknownWriteError: an older one could not be fenced in time; nothing was begun.
+            ZooKeeperUnavailable.
+        """
+        self.check()
+        if not self._named:
+            return 0
+        known = self._epochs.get(group)
+        if known is not None:
+            return known
+        with self._lock:
+            if group not in self._epochs:
+                self._epochs[group] = self._register(group, timeout_s)
+            return self._epochs[group]
+
+    def take_over(self, groups: Iterable[GroupName], timeout_s: float) -> None:
+        """Fence the older sessions in all groups that have one. Raises as :meth:`epoch` does."""
+        self.check()
+        wanted = [group for group in groups if self._named and group not in self._epochs]
+        nodes = self._metadata.session.get_many([paths.session(group, self._client_name) for group in wanted])
+        for group, node in zip(wanted, nodes, strict=True):
+            if node is not None:
+                self.epoch(group, timeout_s)
+
+    def check(self) -> None:
+        """Raise Fenced if a newer session has begun in any group: this process is not the one to go on."""
+        for group, epoch in self.fenced.items():
+            raise Fenced(
+                f"a newer session of client {self._client_name} (epoch {epoch}) has begun in group {group}, so this "
+                "one is over; nothing was written; what became of a transaction can be asked for by its id"
+            )
+
+    def look(self) -> None:
+        """Find out whether a newer session has begun, if something has changed; tried again after errors."""
+        while self._suspect:
+            group = self._suspect.pop()
+            try:
+                self._watch(group)
+            except UnavailableError as fault:
+                logger.info("whether a newer session has begun in group %s can not be said now: %s", group, fault)
+                self._suspect.add(group)
+                return
+
+    def _register(self, group: GroupName, timeout_s: float) -> int:
+        session, path = self._metadata.session, paths.session(group, self._client_name)
+        while True:
+            node = session.get(path)
+            now_ms = int(time.time() * 1000)
+            before = 0 if node is None else ClientSession.from_json(node.value).epoch
+            fresh = ClientSession(self._client_name, max(before + 1, now_ms // _MINUTE_MS), now_ms)
+            try:
+                if node is None:
+                    session.create(path, fresh.to_json(), parents=True)
+                else:
+                    session.set(path, fresh.to_json(), node.version)
+            except (NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError):
+                continue  # somebody else was faster, or nobody knows: an epoch that nobody has does no harm
+            break
+        if before:
+            request = Request(
+                kind=RequestKind.FENCE,
+                owner=self._client_name,
+                owner_epoch=fresh.epoch,
+                client_name=self._client_name,
+                created_ms=now_ms,
+            )
+            self._metadata.ask(group, request, timeout_s)
+        self._epochs[group] = fresh.epoch
+        self._watch(group)
+        return fresh.epoch
+
+    def _watch(self, group: GroupName) -> None:
+        node = self._metadata.session.get(paths.session(group, self._client_name), lambda: self._suspect_change(group))
+        newest = 0 if node is None else ClientSession.from_json(node.value).epoch
+        if newest > self._epochs[group] and group not in self.fenced:
+            logger.warning("client %s is fenced in group %s by epoch %d", self._client_name, group, newest)
+            self.fenced[group] = newest
+
+    def _suspect_change(self, group: GroupName) -> None:
+        self._suspect.add(group)
+        self._changed()

@@ -1,0 +1,110 @@
+"""Fences: whose word counts. Newer sessions of a client keep older ones out, and so do later owners of a transaction.
+
+Two rules, since they protect from two things:
+
+- A *session* of a client has an epoch, higher than that of the session before. What an older session still begins is
+  refused, and what it still asks for, a commit or an abort, is not heard. Its open transactions stay as they are, for
+  the newer session to go on with.
+- A transaction that is *resumed* gets a new owner, known by a part number of its own. From its BEGIN frames on, which
+  stand in the buffers behind all that counted before, former owners can neither write nor end it, whoever they are.
+
+The second rule follows from the buffer alone. The first does not: a leader knows from ZooKeeper, from requests and from
+BEGIN frames which sessions there are. A later leader, which knows of newer sessions, reads the same frames again: then
+nothing that was begun is refused, because it may have been begun before these; and a commit that was decided for good
+is the one that counts.
+
+Source: Kafka's producer epochs and ``InitProducerId``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from bridge.model.frames import BeginFrame
+from bridge.model.identifiers import OWNER_PART
+
+_FIRST: Final = (int(OWNER_PART),)
+Session = tuple[str, int]
+"""Name and epoch of a client's session; epoch 0 is none: a client without a name of its own, or an old version."""
+
+
+@dataclass(slots=True)
+class Fences:
+    """The newest session of each client that a fold knows of.
+
+    Attributes:
+        replaying: Whether frames are read that an earlier leader may have read.
+        decided_before: Transactions whose commit was decided for good, with the part of the owner who asked for it.
+    """
+
+    replaying: bool = False
+    decided_before: Mapping[bytes, int] = field(default_factory=dict)
+    _epochs: dict[str, int] = field(default_factory=dict)
+
+    def epoch_of(self, client: str) -> int:
+        """The epoch of the client's newest session; 0 if it never had one."""
+        return self._epochs.get(client, 0)
+
+    def raise_to(self, client: str, epoch: int) -> None:
+        """A session is known; it fences those with lower epochs."""
+        if epoch > self.epoch_of(client):
+            self._epochs[client] = epoch
+
+    def forget(self, client: str) -> None:
+        """No session of the client is on record any more."""
+        self._epochs.pop(client, None)
+
+    def caught_up(self) -> None:
+        """What was to be read again has been; nothing has to be spared any more."""
+        self.replaying, self.decided_before = False, {}
+
+    def refuses(self, session: Session) -> bool:
+        """Whether nothing may be begun by a session."""
+        return not self.replaying and self.holds_off(session)
+
+    def holds_off(self, session: Session) -> bool:
+        """Whether a newer session has begun."""
+        client, epoch = session
+        return epoch < self._epochs.get(client, 0)
+
+
+class Owners:
+    """Who may write and end one transaction: the latest of those who began or resumed it.
+
+    Somebody who resumes it says so in the buffer of each stream, as at the begin. The end is asked for in that of the
+    home stream, so that one tells whose it is; what former owners still write is kept out by that of its own stream,
+    because there is no order between two buffers.
+
+    Attributes:
+        part: The present owner's part number; the end is asked for with it.
+        session: Of the present owner.
+    """
+
+    __slots__ = ("_home", "_parts", "part", "session")
+
+    def __init__(self, begin: BeginFrame) -> None:
+        self._home = begin.home
+        self._parts: dict[str, tuple[int, ...]] = {}
+        self.part: int = OWNER_PART
+        self.session: Session = (begin.client_name, begin.client_epoch)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The part numbers of all owners, former ones included."""
+        return self._parts.get(self._home, _FIRST)
+
+    def hand_over(self, stream: str, part: int, begin: BeginFrame) -> None:
+        """Somebody resumes it; changes nothing if a later one has done so before."""
+        known = self._parts.get(stream, _FIRST)
+        if part > known[-1]:
+            self._parts[stream] = (*known, part)
+            if stream == self._home:
+                self.part = part
+                self.session = (begin.client_name, begin.client_epoch)
+
+    def is_former(self, stream: str, part: int) -> bool:
+        """Whether a part is that of a former owner. What other processes write as parts of it is not."""
+        known = self._parts.get(stream, _FIRST)
+        return part != known[-1] and part in known

@@ -1,0 +1,226 @@
+"""What a connection does with transactions that it did not begin: ask for outcomes, find open ones, go on with them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from typing import Final
+
+from bridge.client.catalog import Catalog
+from bridge.client.futures import Completion
+from bridge.client.inquiry import Inquiry, outcome_of
+from bridge.client.options import ClientOptions
+from bridge.client.outcomes import OutcomeTail
+from bridge.client.results import Outcome
+from bridge.client.resumed import ResumedTransaction, settled
+from bridge.client.runtime import Plan, Runtime
+from bridge.client.sessions import ClientSessions
+from bridge.errors import InvalidRequestError, NotFoundError, UnavailableError
+from bridge.model.frames import BeginFrame
+from bridge.model.identifiers import TransactionId
+from bridge.model.known import KnownTransaction
+from bridge.model.names import GroupName
+from bridge.model.transaction import State
+from bridge.timeouts import Timeout, as_seconds
+from bridge.zookeeper.metadata import Metadata
+
+logger = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S: Final = 0.05
+_FENCED_ASK_S: Final = 5.0
+
+
+class Resuming(ABC):
+    """What a connection offers for transactions that it did not begin."""
+
+    @abstractmethod
+    def _resumer_if_open(self) -> Resumer:
+        """Who does it; raises InvalidRequestError once the connection is closed."""
+
+    def outcome(
+        self,
+        transaction: TransactionId | str | None = None,
+        *,
+        label: str | None = None,
+        client: str | None = None,
+        group: str | GroupName | None = None,
+        timeout: Timeout = None,
+    ) -> Outcome:
+        """What became of a transaction, whoever began it, for as long as that is remembered.
+
+        A commit that was asked for is waited for; so ``state`` is ``"open"`` only if nobody has asked for an end that
+        counts. The answer comes from the group's leader, and is asked for again until the time is up.
+
+        Args:
+            transaction: Its id.
+            label: Instead of the id, the label of the latest transaction of a client with that label.
+            client: Name of that client, this one's own by default. With an id it is not needed, but makes it surer
+                that a transaction that never began is told from one that has been forgotten.
+            group: ``scope/group`` that it belongs to; all are asked by default.
+            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            TransactionNotFound: it is not open, and it is certain that there is no outcome of it.
+            OutcomeExpired: it is not open, and may have ended so long ago that it has been forgotten.
+            TransactionPreserverClosed: outcomes are not remembered here.
+            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
+            InvalidRequestError: no id, and no label either; or both.
+        """
+        return self._resumer_if_open().outcome(transaction, label, client, group, timeout)
+
+    def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> list[Outcome]:
+        """The open transactions of this client name, oldest first, at most 500 of a group.
+
+        Earlier sessions of this name are fenced before: what they had asked for has been carried out, and nothing
+        else of theirs ever will be. So what is listed stays open until somebody resumes or aborts it, or its lease
+        ends.
+
+        Args:
+            group: ``scope/group``; all by default.
+            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            Fenced: a newer session of this client name has begun.
+            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
+        """
+        return self._resumer_if_open().unfinished(group, timeout)
+
+    def resume(self, transaction: TransactionId | str, timeout: Timeout = None) -> ResumedTransaction:
+        """Take over a transaction that another process began, to go on writing, or to commit or abort it.
+
+        What was written before counts as far as it has arrived, which is everything that was flushed. Whoever owned
+        it before can not write or end it any more. One that has ended may be resumed, too: its commit and its abort
+        give the same answers as before.
+
+        Args:
+            transaction: Its id.
+            timeout: How long to wait for the answers of the leader; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: as :meth:`outcome`.
+            Fenced: a newer session of this client name has begun.
+            CoordinatorUnavailable, KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
+        """
+        return self._resumer_if_open().resume(transaction, timeout)
+
+
+class Resumer:
+    """The part of a connection that knows of transactions begun elsewhere. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        client_name: str,
+        options: ClientOptions,
+        metadata: Metadata,
+        catalog: Catalog,
+        runtime: Runtime,
+        sessions: ClientSessions,
+    ) -> None:
+        self._client_name = client_name
+        self._options = options
+        self._metadata = metadata
+        self._catalog = catalog
+        self._runtime = runtime
+        self._sessions = sessions
+        self._inquiry = Inquiry(metadata, client_name)
+
+    def outcome(
+        self,
+        transaction: TransactionId | str | None,
+        label: str | None,
+        client: str | None,
+        group: str | GroupName | None,
+        timeout: Timeout,
+    ) -> Outcome:
+        """See :meth:`Resuming.outcome`."""
+        if (transaction is None) == (label is None):
+            raise InvalidRequestError("ask for the outcome of a transaction id or of a label, and not of both")
+        timeout_s = as_seconds(timeout, self._options.commit_timeout_s)
+        where = GroupName.parse(group) if isinstance(group, str) else group
+        if label is not None:
+            return outcome_of(self._inquiry.labelled(label, client or self._client_name, timeout_s, group=where))
+        assert transaction is not None
+        return outcome_of(self._inquiry.transaction(_parsed(transaction), timeout_s, group=where, client=client))
+
+    def unfinished(self, group: str | GroupName | None, timeout: Timeout) -> list[Outcome]:
+        """See :meth:`Resuming.unfinished`."""
+        timeout_s = as_seconds(timeout, self._options.commit_timeout_s)
+        where = GroupName.parse(group) if isinstance(group, str) else group
+        self._sessions.take_over(self._inquiry.groups(where), timeout_s)
+        return [outcome_of(item) for item in self._inquiry.unfinished(self._client_name, timeout_s, group=where)]
+
+    def resume(self, transaction: TransactionId | str, timeout: Timeout) -> ResumedTransaction:
+        """See :meth:`Resuming.resume`. What this connection held of the transaction before is fenced."""
+        identifier = _parsed(transaction)
+        deadline = time.monotonic() + as_seconds(timeout, self._options.commit_timeout_s)
+        self._sessions.check()
+        group, known = self._inquiry.transaction(identifier, _left(deadline))
+        if known.state is State.OPEN:
+            epoch = self._sessions.epoch(group, _left(deadline))
+            self._runtime.outcomes.follow(group, self._options.connect_timeout_s)
+            self._await_record(identifier, deadline)
+            # Asked again now that no older session of this client is heard any more, and the outcome would be told.
+            group, known = self._inquiry.transaction(identifier, _left(deadline), group=group)
+            if known.state is State.OPEN:
+                return self._take_over(group, known, epoch)
+        plan = Plan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
+        return ResumedTransaction(self._runtime, plan, settled(known), 0, known)
+
+    def look_at_sessions(self) -> None:
+        """After a newer session has begun, let those go who wait for what will not be carried out any more."""
+        self._sessions.look()
+        outcomes: OutcomeTail = self._runtime.outcomes
+        if not self._sessions.fenced or not outcomes.waiting:
+            return
+        for group in self._sessions.fenced:
+            # The answer comes once nothing that was asked for in time is under way: these are not heard any more.
+            try:
+                left = self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, group=group)
+            except (UnavailableError, NotFoundError) as fault:
+                logger.info("what a newer session of this client has taken over is not known yet: %s", fault)
+                return
+            for _, item in left:
+                completion = outcomes.waiting.pop(item.id.bytes, None)
+                if completion is not None:
+                    completion.fence()
+
+    def _take_over(self, group: GroupName, known: KnownTransaction, epoch: int) -> ResumedTransaction:
+        plan = self._plan(group, known, epoch)
+        part = self._metadata.claim_part(group, known.id)
+        waiting = self._runtime.outcomes.waiting
+        before = waiting.get(known.id.bytes)
+        completion = waiting[known.id.bytes] = Completion(known.id.bytes)
+        try:
+            resumed = ResumedTransaction(self._runtime, plan, completion, part, known)
+        except BaseException:
+            waiting.pop(known.id.bytes, None)
+            raise
+        finally:
+            if before is not None:
+                before.fence()
+        return resumed
+
+    def _plan(self, group: GroupName, known: KnownTransaction, epoch: int) -> Plan:
+        return Plan(
+            group=group,
+            begin=BeginFrame(self._client_name, epoch, known.label, known.lease_ms, known.streams, known.retain_ms),
+            routes=tuple(self._catalog.route(name, number) for name, number in known.streams.items()),
+            generation=self._catalog.generation,
+        )
+
+    def _await_record(self, identifier: TransactionId, deadline: float) -> None:
+        """Wait until the transaction is on record, or has ended: with the record goes what else there is of it."""
+        while self._metadata.find_transaction(identifier) is None and _left(deadline) > 0:
+            _, known = self._inquiry.transaction(identifier, _left(deadline))
+            if known.state is not State.OPEN:
+                return
+            time.sleep(_LOOK_AGAIN_S)
+
+
+def _parsed(transaction: TransactionId | str) -> TransactionId:
+    return TransactionId.parse(transaction) if isinstance(transaction, str) else transaction
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.0)

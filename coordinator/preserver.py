@@ -1,0 +1,214 @@
+"""The preserver: what a group's leader remembers of terminated transactions, so that an end can be asked for again.
+
+A round's outcomes are *appended* to a draft, which is then *flushed*: one record for each client name, however many of
+its transactions the round ends. The draft is adopted once the native transaction that holds these records, and the
+outcomes themselves, is committed. Pure: the caller writes the records.
+
+Source: PIP-255, ``TransactionMetadataPreserver`` with ``append`` and ``flush``. Differs: what is flushed is atomic with
+the outcome, and a horizon tells what is unknown from what has been forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from bridge.errors import CorruptDataError
+from bridge.model.identifiers import TransactionId
+from bridge.model.terminated import GONE, Terminated, decode_terminated, encode_terminated
+
+Record = tuple[bytes, bytes | None]
+"""Key and value of a message of the compacted topic; None is a tombstone."""
+
+RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of one client's record, however many transactions it may hold: with long labels or reasons these are fewer."""
+ITEMS_HARMLESS: Final = 400
+"""So many transactions fit into a record, with the longest label and reason that there may be."""
+_HOUR_MS: Final = 3_600_000
+
+
+class Absence(Enum):
+    """Why a transaction is not among those that are remembered."""
+
+    UNKNOWN = "no outcome of it was ever logged"
+    FORGOTTEN = "it may have ended so long ago that it has been forgotten"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHistory:
+    """What is remembered of one client: its latest terminated transactions, each with its encoding, oldest first."""
+
+    items: tuple[tuple[Terminated, bytes], ...] = ()
+    forgotten_below: int = 0
+
+    def encode(self) -> bytes:
+        """The value of the client's record."""
+        return encode_terminated([raw for _, raw in self.items], self.forgotten_below)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is to be written, and what is remembered once that is durable; None for a name that goes."""
+
+    records: Sequence[Record]
+    histories: Mapping[str, ClientHistory | None]
+    gone_below: int
+    added: Sequence[tuple[str, Terminated]] = ()
+    removed: Sequence[Terminated] = ()
+    appended: int = 0
+
+
+class TransactionMetadataPreserver:
+    """The latest terminated transactions of each client of a group. Not thread-safe.
+
+    Attributes:
+        gone_below: The horizon of clients of which nothing is remembered.
+    """
+
+    def __init__(self, count: int, hours: int) -> None:
+        """Start without memory.
+
+        Args:
+            count: How many transactions are remembered of each client, at least 1.
+            hours: For how long, unless a transaction says otherwise.
+        """
+        self._count = count
+        self._default_ms = hours * _HOUR_MS
+        self._histories: dict[str, ClientHistory] = {}
+        self._index: dict[bytes, tuple[str, Terminated]] = {}
+        self.gone_below = 0
+
+    def __len__(self) -> int:
+        """How many client names are remembered."""
+        return len(self._histories)
+
+    def restore(self, records: Mapping[bytes, bytes]) -> list[str]:
+        """Take what the compacted topic holds: the latest value of each key.
+
+        Returns:
+            What was wrong: records that can not be read are left out, and :attr:`gone_below` has to be raised.
+        """
+        faults = []
+        for key, value in records.items():
+            try:
+                client = key.decode()
+                found, forgotten_below = decode_terminated(value)
+            except (UnicodeDecodeError, CorruptDataError) as fault:
+                faults.append(f"client {key!r}: {fault}")
+                continue
+            if client == GONE:
+                self.gone_below = max(self.gone_below, forgotten_below)
+                continue
+            self._histories[client] = ClientHistory(tuple((item, item.encode()) for item in found), forgotten_below)
+            self._index.update((item.transaction.bytes, (client, item)) for item in found)
+        return faults
+
+    def flush(self, appended: Sequence[tuple[str, Terminated]], positions: Sequence[int]) -> Draft:
+        """The draft of a round: one record for each client.
+
+        Args:
+            appended: Client name and transaction, in the order of the commit log.
+            positions: The offset of each one's record on the commit log.
+        """
+        by_client: dict[str, list[Terminated]] = {}
+        for (client, item), position in zip(appended, positions, strict=True):
+            by_client.setdefault(client, []).append(replace(item, position=position))
+        histories: dict[str, ClientHistory | None] = {}
+        records: list[Record] = []
+        added: list[tuple[str, Terminated]] = []
+        removed: list[Terminated] = []
+        for client, fresh in by_client.items():
+            before = self._histories.get(client, ClientHistory())
+            items = (*before.items, *((item, item.encode()) for item in fresh if item.retain_ms != 0))
+            over = [item for item, _ in items[: _excess(items, self._count)]]
+            unkept = [item for item in fresh if item.retain_ms == 0]
+            after = ClientHistory(items[len(over) :], _raised(before.forgotten_below, [*over, *unkept]))
+            histories[client] = after
+            records.append((client.encode(), after.encode()))
+            added += [(client, item) for item in fresh if item.retain_ms != 0]
+            removed += over
+        return Draft(records, histories, self.gone_below, added, removed, len(appended))
+
+    def raise_horizon(self, gone_below: int) -> Draft:
+        """The draft that makes it known that transactions with a lower counter may have been forgotten."""
+        return Draft([_horizon(gone_below)], {}, max(self.gone_below, gone_below))
+
+    def expire(self, now_ms: int) -> Draft | None:
+        """The draft that forgets what is due; None if nothing is. Names of which nothing is left get a tombstone."""
+        changed: dict[str, ClientHistory | None] = {}
+        removed: list[Terminated] = []
+        gone_below = self.gone_below
+        for client, history in self._histories.items():
+            due = [item for item, _ in history.items if item.forgotten_at_ms(self._default_ms) <= now_ms]
+            if due or not history.items:
+                left = tuple(entry for entry in history.items if entry[0] not in due)
+                horizon = _raised(history.forgotten_below, due)
+                changed[client] = ClientHistory(left, horizon) if left else None
+                gone_below = gone_below if left else max(gone_below, horizon)
+                removed += due
+        if not changed:
+            return None
+        records: list[Record] = [] if gone_below == self.gone_below else [_horizon(gone_below)]
+        records += [
+            (client.encode(), None if history is None else history.encode()) for client, history in changed.items()
+        ]
+        return Draft(records, changed, gone_below, removed=removed)
+
+    def adopt(self, draft: Draft) -> None:
+        """Remember what has become durable."""
+        for client, history in draft.histories.items():
+            if history is None:
+                self._histories.pop(client, None)
+            else:
+                self._histories[client] = history
+        self._index.update((item.transaction.bytes, (client, item)) for client, item in draft.added)
+        for item in draft.removed:
+            self._index.pop(item.transaction.bytes, None)
+        self.gone_below = draft.gone_below
+
+    def find(self, transaction: TransactionId, client: str = "") -> tuple[str, Terminated] | Absence:
+        """A terminated transaction and its client, or why it is not here.
+
+        Args:
+            transaction: Its id.
+            client: Whose it is, if that is known: then what others have forgotten does not matter.
+        """
+        found = self._index.get(transaction.bytes)
+        if found is not None:
+            return found
+        of_clients = [self._histories.get(client)] if client else self._histories.values()
+        horizon = max((item.forgotten_below for item in of_clients if item is not None), default=0)
+        return Absence.FORGOTTEN if transaction.counter < max(horizon, self.gone_below) else Absence.UNKNOWN
+
+    def labelled(self, client: str, label: str) -> Terminated | Absence:
+        """The client's latest transaction with a label, or why there is none."""
+        history = self._histories.get(client, ClientHistory())
+        found = next((item for item, _ in reversed(history.items) if item.label == label), None)
+        if found is not None:
+            return found
+        return Absence.FORGOTTEN if history.forgotten_below or self.gone_below else Absence.UNKNOWN
+
+    def contents(self) -> Mapping[str, tuple[Terminated, ...]]:
+        """Everything that is remembered, by client."""
+        return {client: tuple(item for item, _ in history.items) for client, history in self._histories.items()}
+
+
+def _excess(items: Sequence[tuple[Terminated, bytes]], count: int) -> int:
+    """How many of the oldest have to go, so that there are not too many and their record does not become too large."""
+    excess = max(len(items) - count, 0)
+    if len(items) - excess > ITEMS_HARMLESS:
+        size = sum(len(raw) for _, raw in items[excess:])
+        while size > RECORD_BYTES_MAX:
+            size -= len(items[excess][1])
+            excess += 1
+    return excess
+
+
+def _raised(horizon: int, forgotten: Iterable[Terminated]) -> int:
+    return max([horizon, *(item.transaction.counter + 1 for item in forgotten)])
+
+
+def _horizon(gone_below: int) -> Record:
+    return GONE.encode(), encode_terminated((), gone_below)

@@ -1,0 +1,189 @@
+"""Outcomes that are remembered: a round's, written with it; those of earlier leaders, restored; old ones, forgotten.
+
+What is remembered names the position of each outcome on the commit log, which is known only when the control records
+have been appended. Since nobody but the leader writes there, the leader foretells it and sends both in one request. If
+it was wrong, because a marker came in between, it appends the same again with the right positions: of the records of a
+key the last one counts.
+
+Source: PIP-255, ``append``, ``flush`` and the timer of ``TransactionMetaExpireCheckIntervalInSecond``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bridge.model import paths
+from bridge.model.buffer import BufferedTransaction
+from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.frames import REASON_CHARACTERS_MAX
+from bridge.model.names import GroupName
+from bridge.model.nodes import SetNode
+from bridge.model.records import Group
+from bridge.model.terminated import Terminated
+from coordinator.effects import (
+    Messages,
+    Steps,
+    append_control,
+    append_messages,
+    commit_round,
+    create_topics,
+    read_compacted,
+    read_node,
+    topic_ids,
+    write,
+)
+from coordinator.errors import StaleStateError
+from coordinator.group import GroupState, LeaderSettings
+from coordinator.preserver import Draft, TransactionMetadataPreserver
+from coordinator.topics import terminated_topic_spec
+
+logger = logging.getLogger(__name__)
+
+
+class Outcomes:
+    """What a round adds to the memory of the group, while its records are being appended."""
+
+    def __init__(self, group: GroupState, transactions: Sequence[BufferedTransaction]) -> None:
+        self._group = group
+        self._retain_ms = [transaction.begin.retain_ms for transaction in transactions]
+        self._foretold: list[int] | None = None
+
+    def append(self, records: Sequence[ControlRecord]) -> Steps[None]:
+        """Append control records, and what is remembered beside them."""
+        positions = yield from append_control(self._group.commit_log, records, self.foretell(records))
+        yield from self.settle(records, positions)
+
+    def foretell(self, records: Sequence[ControlRecord]) -> Messages | None:
+        """What to append beside the control records; None if nothing is remembered, or nothing can be foretold."""
+        first = self._group.log_end
+        self._foretold = None
+        if self._group.preserver is None or first is None:
+            return None
+        self._foretold = list(range(first, first + len(records)))
+        return self._flush(self._group.preserver, records, self._foretold)
+
+    def settle(self, records: Sequence[ControlRecord], positions: Sequence[int]) -> Steps[None]:
+        """Make sure that what was appended is right, now that the positions are known."""
+        group = self._group
+        group.log_end = log_end_after(positions)
+        if group.preserver is None or list(positions) == self._foretold:
+            return
+        if self._foretold is not None:
+            group.counts["preserver_repeated"] += 1
+        yield from append_messages(self._flush(group.preserver, records, positions))
+
+    def drop(self, positions: Sequence[int]) -> None:
+        """What was appended has been aborted, control records included, and will be appended again."""
+        self._group.log_end = log_end_after(positions)
+
+    def _flush(
+        self, preserver: TransactionMetadataPreserver, records: Sequence[ControlRecord], positions: Sequence[int]
+    ) -> Messages:
+        appended = [
+            (
+                record.client_name,
+                Terminated(
+                    record.transaction,
+                    record.kind is ControlKind.COMMIT,
+                    -1,
+                    record.records,
+                    record.decided_ms,
+                    retain_ms,
+                    record.label,
+                    record.reason[:REASON_CHARACTERS_MAX],
+                ),
+            )
+            for record, retain_ms in zip(records, self._retain_ms, strict=True)
+        ]
+        self._group.draft = preserver.flush(appended, positions)
+        return _messages(self._group.name, self._group.draft)
+
+
+def adopt(group: GroupState) -> None:
+    """Remember the outcomes of a round that has been committed."""
+    draft, group.draft = group.draft, None
+    if draft is not None and group.preserver is not None:
+        group.preserver.adopt(draft)
+        group.counts["preserver_appended"] += draft.appended
+        group.counts["preserver_flushed"] += len(draft.histories)
+
+
+def coalescing(group: GroupState) -> float:
+    """Records written for each outcome that was to be remembered, in this term; 1.0 if there was none."""
+    appended = group.counts["preserver_appended"]
+    return group.counts["preserver_flushed"] / appended if appended else 1.0
+
+
+def forget_expired(group: GroupState, now_ms: int) -> Steps[None]:
+    """Forget the outcomes that are due, now and then."""
+    preserver = group.preserver
+    interval_ms = group.settings.transaction_meta_expire_check_interval_in_second * 1000
+    if preserver is None or now_ms < group.expiry_checked_ms + interval_ms:
+        return
+    group.expiry_checked_ms = now_ms
+    draft = preserver.expire(now_ms)
+    if draft is not None:
+        yield from append_messages(_messages(group.name, draft))
+        yield from commit_round()
+        preserver.adopt(draft)
+        group.counts["preserver_expired"] += len(draft.removed)
+
+
+def open_preserver(
+    name: GroupName, settings: LeaderSettings, replication_factor: int
+) -> Steps[TransactionMetadataPreserver | None]:
+    """What is remembered of terminated transactions, as earlier leaders left it; None if that is switched off.
+
+    If the topic is new, but the group is not, or part of it can not be read, then it is remembered that outcomes have
+    been forgotten: whoever asks for one is not told that there was none.
+    """
+    raw = yield from read_node(paths.group(name))
+    if raw is None:
+        raise StaleStateError(f"group {name} is gone")
+    known = Group.from_json(raw)
+    if not settings.transaction_meta_persist_count:
+        if known.terminated_topic_id:
+            yield from _note_topic(replace(known, terminated_topic_id=""))
+        return None
+    preserver = TransactionMetadataPreserver(
+        settings.transaction_meta_persist_count, settings.transaction_meta_persist_time_in_hour
+    )
+    topic = name.terminated_topic
+    identity = (yield from topic_ids([topic])).get(topic)
+    is_known = identity is not None and identity == known.terminated_topic_id
+    if identity is None:
+        ids = yield from create_topics([terminated_topic_spec(name, replication_factor)])
+        identity = ids[topic]
+        faults = []
+    else:
+        faults = preserver.restore((yield from read_compacted(topic)))
+    if known.terminated_topic_id and not is_known:
+        faults.append(f"topic {topic} was deleted or made again; the outcomes in it are forgotten")
+    for fault in faults:
+        logger.warning("%s: %s", name, fault)
+    is_new_group = not known.commit_log_topic_id
+    if faults or not (is_known or is_new_group):
+        counter = yield from read_node(paths.TRANSACTION_COUNTER)
+        draft = preserver.raise_horizon(int(counter or b"0"))
+        yield from append_messages(_messages(name, draft))
+        yield from commit_round()
+        preserver.adopt(draft)
+    if not is_known:
+        yield from _note_topic(replace(known, terminated_topic_id=identity))
+    return preserver
+
+
+def log_end_after(positions: Sequence[int]) -> int:
+    """Where the next round's control records will stand if the marker of this one is there by then."""
+    return positions[-1] + 2
+
+
+def _note_topic(group: Group) -> Steps[None]:
+    if not (yield from write(SetNode(paths.group(group.name), group.to_json()))):
+        raise StaleStateError(f"group {group.name} is gone")
+
+
+def _messages(name: GroupName, draft: Draft) -> Messages:
+    return Messages(name.terminated_topic, draft.records)

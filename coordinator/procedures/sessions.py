@@ -1,0 +1,61 @@
+"""Sessions of clients: the newest one of each name, on record in ZooKeeper, for whoever leads the group next.
+
+A session registers before it begins its first transaction in a group, so that a leader that takes over knows of every
+session that an earlier leader may have been told of. Clients without a name of their own never register.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from bridge.errors import CorruptDataError
+from bridge.model import paths
+from bridge.model.nodes import DeleteNode
+from bridge.model.records import ClientSession, Committing
+from coordinator.effects import Steps, read_children, read_node, read_nodes, write
+from coordinator.group import GroupState
+
+logger = logging.getLogger(__name__)
+
+KEPT_MS: Final = 30 * 24 * 3_600_000
+"""How long a session is on record after it has registered: far longer than any lease, or memory of an outcome."""
+LOOK_MS: Final = 24 * 3_600_000
+READ_AT_ONCE: Final = 500
+
+
+def load_sessions(group: GroupState) -> Steps[None]:
+    """Know the sessions, and what they must not be held against: what may have been begun, or was decided, before."""
+    for session in (yield from _read_sessions(group)):
+        group.fold.fences.raise_to(session.client_name, session.epoch)
+    raw = yield from read_node(paths.committing(group.name))
+    if raw is not None:
+        group.fold.fences.decided_before = Committing.from_json(raw).owner_parts()
+    group.fold.fences.replaying = True
+
+
+def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
+    """Remove the records of sessions that registered long ago, once a day; such a client may register again."""
+    if now_ms < group.sessions_checked_ms + LOOK_MS:
+        return
+    group.sessions_checked_ms = now_ms
+    writing = {item.owners.session[0] for item in group.fold.open.values()}
+    for session in (yield from _read_sessions(group)):
+        if session.registered_ms < now_ms - KEPT_MS and session.client_name not in writing:
+            yield from write(DeleteNode(paths.session(group.name, session.client_name)))
+            group.fold.fences.forget(session.client_name)
+            group.counts["sessions_forgotten"] += 1
+
+
+def _read_sessions(group: GroupState) -> Steps[list[ClientSession]]:
+    names = yield from read_children(paths.sessions(group.name))
+    found = []
+    for first in range(0, len(names), READ_AT_ONCE):
+        wanted = [paths.session(group.name, name) for name in names[first : first + READ_AT_ONCE]]
+        for path, raw in (yield from read_nodes(wanted)).items():
+            try:
+                if raw is not None:
+                    found.append(ClientSession.from_json(raw))
+            except CorruptDataError as fault:
+                logger.warning("%s: %s: %s", group.name, path, fault)
+    return found

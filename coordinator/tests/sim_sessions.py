@@ -1,0 +1,136 @@
+"""Clients of the simulation that ask for outcomes again, and that are replaced by newer sessions in the middle."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from bridge.errors import OutcomeExpired
+from bridge.model import paths
+from bridge.model.frames import BeginFrame, FrameHeader, FrameKind
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName, StreamName
+from bridge.model.records import Answer, ClientSession, Request, RequestKind
+from bridge.model.transaction import State
+from coordinator.tests.sim_actors import LEASE_MS, Attempt, Client, commit_frame
+from coordinator.tests.sim_world import World
+
+Answered = Callable[[Answer], None]
+
+
+class RestartingClient(Client):
+    """Is killed now and then while a transaction is open or its commit under way, and goes on as a newer session.
+
+    What was killed may only have been paused: it asks for its commit, or begins another transaction, after the newer
+    session has been told that the older one is fenced.
+
+    Attributes:
+        answers: What was answered about transactions, in the order of the answers.
+    """
+
+    def __init__(
+        self, name: str, world: World, group: GroupName, streams: list[StreamName], rng: random.Random
+    ) -> None:
+        super().__init__(name, world, streams, rng)
+        self.group = group
+        self.answers: list[tuple[TransactionId, Answer]] = []
+        self.restarts = 0
+        self._asked: tuple[str, Answered] | None = None
+        self._register()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return super().idle and self._asked is None
+
+    def step(self, clock_ms: int, log: str) -> None:
+        """Do one thing, or wait for an answer."""
+        if self._asked is not None:
+            path, answered = self._asked
+            raw = self.world.nodes.pop(path, None)
+            if raw is not None:
+                self._asked = None
+                answered(Answer.from_json(raw))
+        elif self.pending is None and not self.stopping and self.rng.random() < 0.08:
+            if self.current is not None and self.current.ended in ("", "commit") and self.rng.random() < 0.5:
+                self._restart(self.current)
+            elif self.attempts:
+                asked = self.rng.choice(self.attempts[-8:])
+                self._look_up(asked.id, lambda answer: self.answers.append((asked.id, answer)))
+        else:
+            super().step(clock_ms, log)
+
+    def _register(self) -> None:
+        self.epoch += 1
+        path = paths.session(self.group, self.name)
+        self.world.ensure(path)
+        self.world.nodes[path] = ClientSession(self.name, self.epoch, 0).to_json()
+
+    def _ask(self, answered: Answered, kind: RequestKind, **what: object) -> None:
+        request = Request(kind=kind, owner=self.name, created_ms=0, **what)  # type: ignore[arg-type]
+        self._asked = self.world.request(self.group, request.to_json()), answered
+
+    def _look_up(self, transaction: TransactionId, answered: Answered) -> None:
+        self._ask(answered, RequestKind.LOOK_UP, transaction=str(transaction))
+
+    def _restart(self, attempt: Attempt) -> None:
+        self.restarts += 1
+        before = self.epoch
+        self._register()
+        self._ask(lambda _: self._fenced(attempt, before), RequestKind.FENCE, owner_epoch=self.epoch)
+
+    def _fenced(self, attempt: Attempt, before: int) -> None:
+        """The older session can not change anything any more, try as it may."""
+        self._look_up(attempt.id, lambda answer: self._resume(attempt, answer))
+        if self.rng.random() < 0.5:
+            self._send(attempt.begin.home, *commit_frame(attempt))
+        if self.rng.random() < 0.3:
+            self.serial += 1
+            begin = BeginFrame(self.name, before, None, LEASE_MS, attempt.begin.streams)
+            zombie = self._begin(TransactionId.of(attempt.id.epoch, self.serial << 8 | int(self.name[1:])), begin)
+            zombie.ended = "fenced"
+            self._send(begin.home, *commit_frame(zombie))
+
+    def _resume(self, attempt: Attempt, answer: Answer) -> None:
+        self.answers.append((attempt.id, answer))
+        known = answer.transactions[0] if answer.transactions else None
+        if known is None or known.state is not State.OPEN:
+            return  # it ended before the fence; the log says how
+        attempt.offsets, attempt.conditions = (), ()
+        if self.rng.random() < 0.3:
+            attempt.ended = "silent"
+            return
+        attempt.ended = ""
+        attempt.part += 8  # 7 is that of a zombie part
+        attempt.pieces = dict(known.pieces)
+        attempt.records = [row for piece, count in known.pieces.items() for row in attempt.sent[piece][:count]]
+        header = FrameHeader(FrameKind.BEGIN, attempt.id.bytes, attempt.part)
+        begin = BeginFrame(self.name, self.epoch, None, LEASE_MS, attempt.begin.streams)
+        for name in attempt.begin.streams:
+            self._send(name, header, begin.encode())
+
+
+def answer_faults(client: RestartingClient, log: dict[str, tuple[bool, int]]) -> list[str]:
+    """What is wrong with what a client was told.
+
+    Args:
+        client: The client.
+        log: For each transaction whether it is committed, and the position of its outcome.
+    """
+    found = []
+    told: dict[TransactionId, bool] = {}
+    for transaction, answer in client.answers:
+        known = answer.transactions[0] if answer.transactions else None
+        if known is None:
+            if answer.code != OutcomeExpired.code:
+                found.append(f"{transaction} was answered with {answer.code}: {answer.message}")
+        elif known.state is State.OPEN:
+            if told.get(transaction):
+                found.append(f"{transaction} is open again, after it had ended")
+        else:
+            told[transaction] = True
+            if (known.state is State.COMMITTED, known.position) != log.get(str(transaction)):
+                found.append(
+                    f"{transaction} was said to be {known.state} at {known.position}; {log.get(str(transaction))}"
+                )
+    return found

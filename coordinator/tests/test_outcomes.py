@@ -1,0 +1,269 @@
+"""The memory of a group across leaders, and the answers that its leader gives, against the simulated world."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import pytest
+
+from bridge.errors import InvalidRequestError, OutcomeExpired, TransactionNotFound, TransactionPreserverClosed
+from bridge.model import paths
+from bridge.model.buffer import BufferedTransaction
+from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.identifiers import TransactionId
+from bridge.model.records import Answer, ClientSession, Group, Request, RequestKind
+from bridge.model.terminated import GONE
+from bridge.model.transaction import State
+from coordinator.effects import Steps, commit_round
+from coordinator.group import GroupState, LeaderSettings
+from coordinator.preserver import Absence
+from coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
+from coordinator.procedures.questions import answer_questions, put_question
+from coordinator.procedures.sessions import KEPT_MS, forget_sessions, load_sessions
+from coordinator.tests.makers import GROUP, Bench
+from coordinator.tests.sim_world import World
+
+T = TypeVar("T")
+ORDERS = "sales/orders"
+HOUR_MS = 3_600_000
+
+
+class House:
+    """A world with one group whose leader knows what :class:`Bench` feeds it."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.world.identity = self.world.controller_epoch = 1
+        for path in (paths.requests(GROUP), paths.answers(GROUP), paths.sessions(GROUP), paths.TRANSACTION_COUNTER):
+            self.world.ensure(path)
+        self.world.create(GROUP.commit_log_topic)
+        self.world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
+        self.world.nodes[paths.TRANSACTION_COUNTER] = b"5001"
+        self.bench = Bench({ORDERS: 1})
+        self.world.create("sales.orders.transaction-buffer")
+
+    @property
+    def group(self) -> GroupState:
+        return self.bench.group
+
+    def do(self, steps: Steps[T]) -> T:
+        """Carry out a procedure."""
+        result: Any = None
+        while True:
+            try:
+                effect = steps.send(result)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            result = self.world.execute(effect, 1)
+
+    def open(self, **settings: int) -> None:
+        """Begin a term."""
+        self.group.settings = LeaderSettings(**settings)
+        self.group.preserver = self.do(open_preserver(GROUP, self.group.settings, -1))
+        self.group.log_end = None
+        known = Group.from_json(self.world.nodes[paths.group(GROUP)])
+        if not known.commit_log_topic_id:
+            self.world.nodes[paths.group(GROUP)] = Group(GROUP, 0, "log", known.terminated_topic_id).to_json()
+
+    def end(self, *transactions: BufferedTransaction, at_ms: int = 1_000) -> None:
+        """Log outcomes as the leader does."""
+        records = [
+            ControlRecord(
+                item.transaction_id,
+                ControlKind.COMMIT if item.state is State.COMMITTING else ControlKind.ABORT,
+                item.begin.client_name,
+                0,
+                at_ms,
+                1,
+            )
+            for item in transactions
+        ]
+        self.do(Outcomes(self.group, transactions).append(records))
+        self.do(commit_round())
+        adopt(self.group)
+        for item in transactions:
+            self.group.fold.settle(item.id)
+
+    def ask(self, **what: Any) -> Answer | None:
+        """Ask a question; None while there is no answer."""
+        request = Request(created_ms=0, **{"kind": RequestKind.LOOK_UP, **what})
+        path = self.world.request(GROUP, request.to_json())
+        self.do(put_question(self.group, path.rpartition("/")[2], request))
+        return self.answer(path)
+
+    def answer(self, path: str = "") -> Answer | None:
+        self.do(answer_questions(self.group, 0))
+        names = self.world.children(paths.answers(GROUP))
+        raw = self.world.nodes.pop(path or f"{paths.answers(GROUP)}/{names[-1]}", None) if path or names else None
+        return None if raw is None else Answer.from_json(raw)
+
+
+@pytest.fixture
+def house() -> House:
+    house = House()
+    house.open()
+    return house
+
+
+def topic_id(house: House) -> str:
+    return Group.from_json(house.world.nodes[paths.group(GROUP)]).terminated_topic_id
+
+
+def test_a_new_group_has_forgotten_nothing_and_notes_its_topic(house: House) -> None:
+    assert house.group.preserver is not None
+    assert house.group.preserver.gone_below == 0
+    assert topic_id(house) == house.world.topics[GROUP.terminated_topic].id
+
+
+def test_the_next_leader_remembers_what_the_one_before_did(house: House) -> None:
+    first, second = house.bench.one(ORDERS, 0), house.bench.abort(house.bench.begin(ORDERS, client="d"))
+    house.end(first, second)
+    third = house.bench.one(ORDERS, 0)
+    house.end(third)
+    assert coalescing(house.group) == 1.0
+    before = house.group.preserver
+    house.open()
+    assert before is not None
+    assert house.group.preserver is not None
+    assert house.group.preserver.contents() == before.contents()
+    positions = [item.position for items in before.contents().values() for item in items]
+    assert sorted(positions) == [0, 1, 3], "a marker stands between the rounds"
+
+
+def test_a_round_counts_what_it_appends_and_what_it_writes(house: House) -> None:
+    house.end(*(house.bench.one(ORDERS, 0) for _ in range(4)))
+    assert (house.group.counts["preserver_appended"], house.group.counts["preserver_flushed"]) == (4, 1)
+    assert coalescing(house.group) == 0.25
+
+
+def test_a_position_that_was_foretold_wrongly_is_put_right_in_the_same_round(house: House) -> None:
+    house.end(house.bench.one(ORDERS, 0))
+    house.group.log_end = 77
+    item = house.bench.one(ORDERS, 0)
+    house.end(item)
+    house.open()
+    assert house.group.counts["preserver_repeated"] == 1
+    assert house.group.preserver is not None
+    found = house.group.preserver.find(item.transaction_id)
+    assert not isinstance(found, Absence)
+    assert found[1].position == 2
+
+
+def test_switched_off_nobody_tells_and_what_ended_meanwhile_is_forgotten_and_not_denied(house: House) -> None:
+    before = house.bench.one(ORDERS, 0)
+    house.end(before)
+    house.open(transaction_meta_persist_count=0)
+    assert house.group.preserver is None
+    assert topic_id(house) == ""
+    meanwhile = house.bench.one(ORDERS, 0)
+    house.end(meanwhile)
+    closed = house.ask(transaction=str(meanwhile.transaction_id))
+    assert closed is not None
+    assert closed.code == TransactionPreserverClosed.code
+    house.open()
+    assert topic_id(house)
+    for item, code in ((before, ""), (meanwhile, OutcomeExpired.code)):
+        answer = house.ask(transaction=str(item.transaction_id))
+        assert answer is not None
+        assert answer.code == code
+    later = house.ask(transaction=str(TransactionId.of(0, 5001)))
+    assert later is not None
+    assert later.code == TransactionNotFound.code, "its counter had not been given out"
+
+
+@pytest.mark.parametrize("damage", ["deleted", "made again", "corrupt"])
+def test_memory_that_is_lost_is_forgotten_and_not_denied(
+    house: House, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.end(house.bench.one(ORDERS, 0))
+    topic = GROUP.terminated_topic
+    if damage == "corrupt":
+        house.world.topics[topic].entries[0].item = (b"c", b"\xff\xff")
+    else:
+        del house.world.topics[topic]
+    if damage == "made again":
+        house.world.create(topic)
+    house.open()
+    assert house.group.preserver is not None
+    assert house.group.preserver.gone_below == 5001
+    assert "forgotten" in caplog.text or "is none" in caplog.text
+    assert topic_id(house) == house.world.topics[topic].id
+    house.open()
+    assert house.group.preserver is not None
+    assert house.group.preserver.gone_below == 5001
+
+
+def test_what_is_due_is_forgotten_at_intervals(house: House) -> None:
+    house.end(house.bench.one(ORDERS, 0), at_ms=0)
+    group = house.group
+    house.do(forget_expired(group, 300_000))
+    assert group.preserver is not None
+    assert len(group.preserver) == 1
+    house.do(forget_expired(group, 72 * HOUR_MS))
+    assert len(group.preserver) == 0
+    assert group.counts["preserver_expired"] == 1
+    assert list(house.world.compacted(GROUP.terminated_topic)) == [GONE.encode()]
+    house.end(house.bench.one(ORDERS, 0), at_ms=0)
+    house.do(forget_expired(group, 72 * HOUR_MS + 299_999))
+    assert len(group.preserver) == 1, "it is not looked again so soon"
+
+
+def test_an_answer_waits_for_what_was_in_the_buffers(house: House) -> None:
+    house.world.produce("sales.orders.transaction-buffer", ("key", "value"))
+    house.world.produce("sales.orders.transaction-buffer", ("key", "value"))
+    assert house.ask(transaction=str(TransactionId.of(0, 99))) is None
+    house.bench.begin(ORDERS)
+    assert house.answer() is None
+    item = house.bench.begin(ORDERS)
+    unknown = house.answer()
+    assert unknown is not None
+    assert unknown.code == TransactionNotFound.code
+    known = house.ask(transaction=str(item))
+    assert known is not None
+    assert [found.state for found in known.transactions] == [State.OPEN]
+
+
+def test_an_answer_waits_for_the_outcome_of_what_is_decided(house: House) -> None:
+    item = house.bench.one(ORDERS, 0)
+    assert house.ask(transaction=str(item.transaction_id)) is None
+    assert house.ask(owner="c") is None
+    assert house.ask(kind=RequestKind.FENCE, owner="c", owner_epoch=5) is None
+    assert house.group.fold.fences.epoch_of("c") == 5
+    house.end(item)
+    house.do(answer_questions(house.group, 0))
+    answers = [
+        Answer.from_json(house.world.nodes[f"{paths.answers(GROUP)}/{name}"])
+        for name in house.world.children(paths.answers(GROUP))
+    ]
+    assert [answer.ok for answer in answers] == [True] * 3
+    assert [[found.state for found in answer.transactions] for answer in answers] == [[State.COMMITTED], [], []]
+    assert not house.group.questions
+
+
+def test_an_answer_that_fits_into_no_node_is_refused_and_does_no_harm(house: House) -> None:
+    identifier = house.bench.begin(ORDERS)
+    for segment in range(20_000):
+        house.bench.data(identifier, ORDERS, segment)
+    answer = house.ask(transaction=str(identifier))
+    assert answer is not None
+    assert answer.code == InvalidRequestError.code
+    listed = house.ask(owner="c")
+    assert listed is not None
+    assert [item.records for item in listed.transactions] == [20_000]
+
+
+def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: House) -> None:
+    for name, registered_ms in (("old", 0), ("busy", 0), ("new", KEPT_MS)):
+        house.world.ensure(paths.session(GROUP, name))
+        house.world.nodes[paths.session(GROUP, name)] = ClientSession(name, 7, registered_ms).to_json()
+    house.world.ensure(paths.session(GROUP, "damaged"))
+    house.world.nodes[paths.session(GROUP, "damaged")] = b"{"
+    house.do(load_sessions(house.group))
+    fences = house.group.fold.fences
+    assert [fences.epoch_of(name) for name in ("old", "busy", "new", "damaged")] == [7, 7, 7, 0]
+    assert fences.replaying
+    house.bench.begin(ORDERS, client="busy")
+    house.do(forget_sessions(house.group, KEPT_MS + 1))
+    assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "new"]
+    assert fences.epoch_of("old") == 0
