@@ -10,14 +10,25 @@ import pytest
 
 import bridge
 from bridge.embedded import EmbeddedCluster
-from bridge.errors import CasWriteError, ConflictError, InvalidRequestError, StreamNotFound, TruncatedError
-from bridge.kafka.topics import TopicAdmin
+from bridge.errors import (
+    CasWriteError,
+    ConflictError,
+    CorruptDataError,
+    InvalidRequestError,
+    StreamNotFound,
+    TruncatedError,
+)
+from bridge.kafka.topics import TopicAdmin, TopicSpec
+from bridge.model.buffer import FrameRef
+from bridge.model.frames import PieceKey
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
 from bridge.model.position import ReadPosition
 from bridge.model.sn import ANY, EMPTY
+from coordinator.shell.consumers import FrameReader
 from integration_tests.adapter_tools import eventually
 from integration_tests.clients import Site
+from integration_tests.kafka_tools import produce
 
 SETTINGS = {
     "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": "100",
@@ -251,3 +262,24 @@ def test_bad_input(client: bridge.Bridge, orders: str, payments: str, scope: str
     assert values(client, orders) == [b"0"], "nothing is older than 1970"
     client.admin.truncate(orders, "2200-01-01")
     assert values(client, orders) == []
+
+
+def test_frames_are_read_again_although_what_lies_between_them_was_truncated_meanwhile(
+    site: Site, topics: TopicAdmin, topic_prefix: str
+) -> None:
+    size, count = 300_000, 100
+    topics.create_topics([TopicSpec(name=topic_prefix)])
+    produce(site.cluster.bootstrap_servers, topic_prefix, [b"%06d" % number * (size // 6) for number in range(count)])
+    reader = FrameReader(site.cluster.bootstrap_servers, {})
+
+    def read(offset: int) -> bytes:
+        return reader.read(FrameRef((topic_prefix, 0), offset, PieceKey(0, 0, 0), 0, 1, size, None))
+
+    try:
+        assert read(0)[:6] == b"000000"
+        topics.delete_records({topic_prefix: count - 5})  # the library reads ahead, but not as far
+        assert read(count - 3)[:6] == b"000097"
+        with pytest.raises(CorruptDataError):
+            read(1)
+    finally:
+        reader.close()

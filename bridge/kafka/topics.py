@@ -249,9 +249,7 @@ class TopicAdmin:
         found = list_offsets(self._admin, keys, earliest, Isolation.READ_UNCOMMITTED, "first offset", self._timeout_s)
         return {keys[place]: start for place, start in found.items()}
 
-    def delete_records(
-        self, before: Mapping[Partition, int], *, timeout_s: float | None = None
-    ) -> dict[Partition, int]:
+    def delete_records(self, before: Mapping[Partition, int]) -> dict[Partition, int]:
         """Delete the records below the given offsets; returns the new first offsets (not less than asked for).
 
         Raises:
@@ -262,9 +260,10 @@ class TopicAdmin:
         if not keys:
             return {}
         request = [TopicPartition(topic, index, before[key]) for (topic, index), key in keys.items()]
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
         futures = self._call(
-            lambda: self._admin.delete_records(request, request_timeout=limit_s, operation_timeout=limit_s),
+            lambda: self._admin.delete_records(
+                request, request_timeout=self._timeout_s, operation_timeout=self._timeout_s
+            ),
             "delete records",
         )
         first = {}

@@ -113,15 +113,16 @@ def load_retention(stream: StreamState) -> Steps[StreamState]:
 
 def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
     """Delete, now and then, what no retention asks to keep; and topics of segments that were removed."""
-    settings = group.settings
     for stream in [item for item in group.streams.values() if item.removing]:
         yield from _delete_topics(group, stream, now_ms)
+    if not group.housekeeping.is_due("retention", now_ms, group.settings.retention_check_ms):
+        return
     limited = [
         item
         for item in group.streams.values()
         if item.config.retention.is_limited and item.config.state is Lifecycle.ACTIVE
     ]
-    if not limited or not group.housekeeping.is_due("retention", now_ms, settings.retention_check_ms):
+    if not limited:
         return
     ends = yield from stable_ends(
         [stream.topic_of(item) for stream in limited for item in stream.history.active.segment_ids]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, cycle
 from typing import Any, Final, TypeVar, assert_never
 
-from bridge.errors import InvalidRequestError, KafkaUnavailable
+from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.errors import AppendRefusedError, AppendUnknownError
 from bridge.kafka.group_offsets import GroupMember
@@ -39,7 +39,7 @@ OFFSETS_S: Final = 15.0
 """How long the coordinator of a consumer group may fail to take offsets before their transaction is refused."""
 
 DELETE_S: Final = 5.0
-"""How long brokers may take to delete records, before that is left for another time."""
+"""How long brokers may take to delete what nobody waits for, before that is left for another time."""
 
 T = TypeVar("T")
 
@@ -67,6 +67,7 @@ class Interpreter:
         self._session = session
         self._fence = CheckNode(paths.controller(group), controller_version)
         self._admin = TopicAdmin(settings.bootstrap_servers, security=settings.security)
+        self._keeper = TopicAdmin(settings.bootstrap_servers, security=settings.security, timeout_s=DELETE_S)
         self._reader = FrameReader(settings.bootstrap_servers, settings.security)
         self._outlook = Outlook(settings)
         self._measures = Measures(settings)
@@ -247,7 +248,7 @@ class Interpreter:
 
     def _delete_topics(self, topics: Sequence[str], optional: bool) -> bool:
         try:
-            self._admin.delete_topics(topics)
+            (self._keeper if optional else self._admin).delete_topics(topics)
         except (InvalidRequestError, KafkaUnavailable) as fault:
             if not optional:
                 raise
@@ -259,8 +260,8 @@ class Interpreter:
     def _delete_records(self, before: Mapping[Partition, int]) -> frozenset[Partition]:
         """Refusals are reported and not raised: that something is deleted later is no reason to give up the lead."""
         try:
-            self._admin.delete_records(dict(before.items()), timeout_s=DELETE_S)
-        except (InvalidRequestError, KafkaUnavailable) as fault:
+            self._keeper.delete_records(dict(before.items()))
+        except (InvalidRequestError, KafkaUnavailable, NotFoundError) as fault:
             logger.warning("%s: records could not be deleted: %s", self._group, fault)
             return frozenset(before)
         return frozenset()
