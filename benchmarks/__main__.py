@@ -12,7 +12,20 @@ from typing import Final
 import click
 from rich.console import Console
 
-from benchmarks import bulk, conditional, jetstream, machine, memory, outcomes, plain, reader, reading, report, small
+from benchmarks import (
+    bulk,
+    conditional,
+    jetstream,
+    machine,
+    memory,
+    outcomes,
+    plain,
+    reader,
+    reading,
+    recovery,
+    report,
+    small,
+)
 from benchmarks.harness import Experiment, Result, run
 from benchmarks.site import Site, open_site
 from bridge.errors import EnvironmentProblem, RollbridgeError
@@ -40,6 +53,10 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "outcomes": lambda site, rounds, quick: outcomes.experiment(
         site, rounds=rounds or (2 if quick else 9), quick=quick
     ),
+    "recovery": lambda site, rounds, quick: recovery.experiment(
+        site, rounds=rounds or (1 if quick else 3), quick=quick
+    ),
+    "snapshot-growth": lambda _site, _rounds, quick: recovery.growth(quick=quick),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }
 

@@ -355,6 +355,31 @@ class Admin:
         )
         self._ask(owner, request, timeout_s)
 
+    def clear_snapshots(self, stream: str, *, timeout_s: float | None = None) -> None:
+        """Delete the snapshots of a stream's buffer. The leader reads the buffer again, and takes new ones in time.
+
+        Raises:
+            StreamNotFound: it does not exist.
+            CoordinatorUnavailable: nobody answered; nothing was deleted.
+            UnknownWriteError: being carried out, but not answered yet.
+        """
+        self._ask_about_snapshots(RequestKind.CLEAR_SNAPSHOTS, stream, timeout_s)
+
+    def rebuild_snapshots(self, stream: str, *, timeout_s: float | None = None) -> None:
+        """Have the leader make the snapshots of a stream anew from its buffer and the commit log, and wait for that.
+
+        Raises:
+            StreamNotFound: it does not exist.
+            CoordinatorUnavailable: nobody answered; nothing was changed.
+            UnknownWriteError: being carried out, but not answered yet.
+        """
+        self._ask_about_snapshots(RequestKind.REBUILD_SNAPSHOTS, stream, timeout_s)
+
+    def _ask_about_snapshots(self, kind: RequestKind, stream: str, timeout_s: float | None) -> None:
+        name = StreamName.parse(stream)
+        request = Request(kind=kind, stream=str(name), client_name=self._client_name, created_ms=_now_ms())
+        self._ask(self._config(name).group, request, timeout_s)
+
     def _ask(self, group: GroupName, request: Request, timeout_s: float | None) -> Answer:
         try:
             answer = self._metadata.ask(group, request, self._timeout_s if timeout_s is None else timeout_s)

@@ -16,6 +16,7 @@ from coordinator.procedures.requests import answer_waiting, handle_requests
 from coordinator.procedures.retention import retain_streams
 from coordinator.procedures.rolling import roll
 from coordinator.procedures.sessions import forget_sessions
+from coordinator.procedures.snapshots import take_snapshots
 from coordinator.procedures.truncation import truncate_buffers
 from coordinator.procedures.upkeep import await_frames, expire_overdue, record_long, remove_records
 
@@ -48,6 +49,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from expire_bookkeeping(group, now_ms)
     yield from forget_expired(group, now_ms)
     yield from forget_sessions(group, now_ms)
+    yield from take_snapshots(group, now_ms)
     return left
 
 

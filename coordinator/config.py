@@ -2,7 +2,8 @@
 
 Addresses and security come from where clients have them from (:mod:`bridge.config`). Everything else comes from
 ``ROLLBRIDGE_COORDINATOR_...`` variables, such as ``ROLLBRIDGE_COORDINATOR_CACHE_BYTES_MAX``, or from the table
-``[coordinator]`` of the TOML file that ``ROLLBRIDGE_CONFIG`` names; flags win over both.
+``[coordinator]`` of the TOML file that ``ROLLBRIDGE_CONFIG`` names; flags win over both. In the file, names may also be
+spelt as in PIP-196: ``transactionBufferSnapshotSegmentSize``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import socket
 import tomllib
 from collections.abc import Mapping
@@ -21,10 +23,15 @@ from bridge.config import CONFIG_VARIABLE, load_settings
 from bridge.errors import ConfigError
 from bridge.model.buffer import BufferLimits
 from coordinator.group import LeaderSettings
+from coordinator.snapshots import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SnapshotSettings
 
 PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _TABLE: Final = "coordinator"
 _MAY_BE_ZERO: Final = {"transaction_meta_persist_count"}
+_SNAPSHOTS: Final = "snapshots"
+_TEXTS: Final = {"name", "metrics_dir"}
+_SWITCH: Final = "transaction_buffer_segmented_snapshot_enabled"
+_CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 
 
 def _default_name() -> str:
@@ -53,8 +60,11 @@ class CoordinatorSettings:
     """Longest wait for new frames before other work is looked at."""
     replication_factor: int = -1
     """Replication factor of commit logs; -1 is the brokers' default."""
+    metrics_dir: str = ""
+    """Directory for one file of metrics for each group that is led, in Prometheus' text format; none if empty."""
     limits: BufferLimits = field(default_factory=BufferLimits)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
+    """Also holds when snapshots are taken, and how."""
     security: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Security settings for Kafka, named as in confluent-kafka's configuration."""
 
@@ -65,7 +75,8 @@ class CoordinatorSettings:
             "seal_timeout_s": self.seal_timeout_s,
             "poll_s": self.poll_s,
             **{item.name: getattr(self.limits, item.name) for item in dataclasses.fields(self.limits)},
-            **{item.name: getattr(self.leader, item.name) for item in dataclasses.fields(self.leader)},
+            **{name: getattr(self.leader, name) for name in _fields(LeaderSettings) - {_SNAPSHOTS}},
+            **{name: getattr(self.leader.snapshots, name) for name in _fields(SnapshotSettings) - {_SWITCH}},
         }
         faults = [
             f"{name}: {value} is not positive"
@@ -73,6 +84,11 @@ class CoordinatorSettings:
             if value < 0 or (not value and name not in _MAY_BE_ZERO)
         ]
         faults += [f"{name}: missing" for name in ("bootstrap_servers", "zookeeper", "name") if not getattr(self, name)]
+        size = self.leader.snapshots.transaction_buffer_snapshot_segment_size
+        if not SEGMENT_BYTES_MIN <= size <= SEGMENT_BYTES_MAX:
+            faults.append(
+                f"transaction_buffer_snapshot_segment_size: {size} is not in {SEGMENT_BYTES_MIN}..{SEGMENT_BYTES_MAX}"
+            )
         if "/" in self.name:
             faults.append(f"name: {self.name!r} holds a slash")
         if faults:
@@ -92,23 +108,21 @@ def load_coordinator_settings(
     given = {name: flags.get(name) for name in addresses}
     connection = load_settings({name: None if value is None else str(value) for name, value in given.items()})
     own = _fields(CoordinatorSettings) - {*addresses, "security", "limits", "leader"}
-    limits, leader = _fields(BufferLimits), _fields(LeaderSettings)
+    limits, leader, snapshots = _fields(BufferLimits), _fields(LeaderSettings) - {_SNAPSHOTS}, _fields(SnapshotSettings)
+    known = own | limits | leader | snapshots
     values = _from_file(environ) | {
-        name: environ[variable]
-        for name in sorted(own | limits | leader)
-        if environ.get(variable := PREFIX + name.upper())
+        name: environ[variable] for name in sorted(known) if environ.get(variable := PREFIX + name.upper())
     }
     values |= {name: value for name, value in flags.items() if value is not None and name not in addresses}
-    faults = [
-        f"{_TABLE}.{name}: is unknown{_nearest(name, own | limits | leader)}"
-        for name in values.keys() - own - limits - leader
-    ]
+    faults = [f"{_TABLE}.{name}: is unknown{_nearest(name, known)}" for name in values.keys() - known]
     parsed: dict[str, Any] = {}
-    for name in values.keys() & (own | limits | leader):
+    for name in values.keys() & known:
         try:
             parsed[name] = _parse(name, values[name])
-        except ValueError:
-            faults.append(f"{_TABLE}.{name}: {values[name]!r} is not a number")
+        except (ValueError, KeyError):
+            faults.append(
+                f"{_TABLE}.{name}: {values[name]!r} is not {'true or false' if name == _SWITCH else 'a number'}"
+            )
     if faults:
         raise ConfigError("; ".join(sorted(faults)))
     return CoordinatorSettings(
@@ -117,7 +131,10 @@ def load_coordinator_settings(
         zookeeper_root=connection.zookeeper_root,
         security=connection.kafka,
         limits=BufferLimits(**{name: parsed[name] for name in parsed.keys() & limits}),
-        leader=LeaderSettings(**{name: parsed[name] for name in parsed.keys() & leader}),
+        leader=LeaderSettings(
+            **{name: parsed[name] for name in parsed.keys() & leader},
+            snapshots=SnapshotSettings(**{name: parsed[name] for name in parsed.keys() & snapshots}),
+        ),
         **{name: parsed[name] for name in parsed.keys() & own},
     )
 
@@ -127,9 +144,11 @@ def _fields(kind: type) -> set[str]:
 
 
 def _parse(name: str, value: object) -> object:
-    """Names are text, delays in seconds may be fractions, everything else is a whole number."""
-    if name == "name":
+    """Names and paths are text, delays in seconds may be fractions, one is a switch, all others are whole numbers."""
+    if name in _TEXTS:
         return str(value)
+    if name == _SWITCH:
+        return {"true": True, "false": False}[str(value).lower()]
     return float(str(value)) if name.endswith("_s") else int(str(value))
 
 
@@ -142,7 +161,7 @@ def _from_file(environ: Mapping[str, str]) -> dict[str, object]:
         table = tomllib.load(file).get(_TABLE, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{_TABLE} (in {path}): is {table!r}, but a table is expected")
-    return table
+    return {_CAPITAL.sub("_", name).lower(): value for name, value in table.items()}
 
 
 def _nearest(key: str, known: set[str]) -> str:

@@ -140,7 +140,7 @@ class AppendTogether:
 
 @dataclass(frozen=True, slots=True)
 class AppendMessages:
-    """Messages are appended inside the round, in order."""
+    """Messages are appended inside the round, in order; gives their offsets."""
 
     messages: Messages
 
@@ -272,16 +272,35 @@ class GroupCommits:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadCompacted:
+    """The latest committed value of each key of a compacted topic of one partition; deleted keys are left out."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecords:
+    """The committed values at offsets of a topic of one partition, None where there is none (any more)."""
+
+    topic: str
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LogSummary:
-    """What a commit log says of transactions, by the 16 bytes of their ids.
+    """What a commit log says of transactions from some offset on, by the 16 bytes of their ids.
 
     Attributes:
-        terminated: Those with an outcome.
+        terminated: Those with an outcome, with its offset, in order.
+        aborted: Those of them that are aborted.
         begun: Those with a BEGIN record and no outcome.
+        end: Offset that follows the last record.
     """
 
-    terminated: frozenset[bytes]
+    terminated: Mapping[bytes, int]
     begun: frozenset[bytes]
+    aborted: frozenset[bytes] = frozenset()
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,16 +312,10 @@ class TakeIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommitLog:
-    """The whole commit log up to its end, committed records only; gives a :class:`LogSummary`."""
+    """The commit log from ``start`` up to its end, committed records only; gives a :class:`LogSummary`."""
 
     topic: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCompacted:
-    """The latest committed value of each key of a compacted topic; without keys whose latest one is a tombstone."""
-
-    topic: str
+    start: int = 0
 
 
 Effect = (
@@ -320,6 +333,7 @@ Effect = (
     | SendOffsets
     | Look
     | AbortRound
+    | AppendMessages
     | CommitRound
     | EndOffsets
     | StartOffsets
@@ -327,10 +341,10 @@ Effect = (
     | StableEnds
     | DiskBytes
     | GroupCommits
+    | ReadCompacted
+    | ReadRecords
     | TakeIdentity
     | ReadCommitLog
-    | AppendMessages
-    | ReadCompacted
 )
 
 Steps = Generator[Effect, Any, T]
@@ -432,11 +446,6 @@ def append_together(
     return offsets
 
 
-def append_messages(messages: Messages) -> Steps[None]:
-    """See :class:`AppendMessages`."""
-    yield AppendMessages(messages)
-
-
 def send_offsets(items: Sequence[GroupOffsets]) -> Steps[tuple[int, str] | None]:
     """See :class:`SendOffsets`."""
     refused: tuple[int, str] | None = yield SendOffsets(tuple(items))
@@ -452,6 +461,12 @@ def look(queries: Sequence[Query]) -> Steps[Sequence[Found | Undecided]]:
 def abort_round() -> Steps[None]:
     """See :class:`AbortRound`."""
     yield AbortRound()
+
+
+def append_messages(messages: Messages) -> Steps[Sequence[int]]:
+    """See :class:`AppendMessages`."""
+    offsets: Sequence[int] = yield AppendMessages(messages)
+    return offsets
 
 
 def commit_round() -> Steps[None]:
@@ -495,18 +510,24 @@ def group_commits(groups: Sequence[str]) -> Steps[Mapping[str, Mapping[str, int]
     return found
 
 
+def read_compacted(topic: str) -> Steps[Mapping[bytes, bytes]]:
+    """See :class:`ReadCompacted`."""
+    records: Mapping[bytes, bytes] = yield ReadCompacted(topic)
+    return records
+
+
+def read_records(topic: str, offsets: Sequence[int]) -> Steps[Mapping[int, bytes | None]]:
+    """See :class:`ReadRecords`."""
+    values: Mapping[int, bytes | None] = yield ReadRecords(topic, tuple(offsets))
+    return values
+
+
 def take_identity(group: GroupName) -> Steps[None]:
     """See :class:`TakeIdentity`."""
     yield TakeIdentity(group)
 
 
-def read_commit_log(topic: str) -> Steps[LogSummary]:
+def read_commit_log(topic: str, start: int = 0) -> Steps[LogSummary]:
     """See :class:`ReadCommitLog`."""
-    summary: LogSummary = yield ReadCommitLog(topic)
+    summary: LogSummary = yield ReadCommitLog(topic, start)
     return summary
-
-
-def read_compacted(topic: str) -> Steps[Mapping[bytes, bytes]]:
-    """See :class:`ReadCompacted`."""
-    records: Mapping[bytes, bytes] = yield ReadCompacted(topic)
-    return records

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from bridge.model.buffer import BufferedTransaction, BufferFold, Partition
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import buffer_partition
-from bridge.model.identifiers import SegmentId
+from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.names import GroupName
 from bridge.model.records import Mark, Request, StreamConfig
 from coordinator.forecast import Forecast
 from coordinator.housekeeping import Housekeeping
 from coordinator.preserver import Draft, TransactionMetadataPreserver
 from coordinator.retention import ByteCounter
+from coordinator.snapshots import Snapshots, SnapshotSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,9 @@ class LeaderSettings:
     """For how long they are remembered, unless a transaction says otherwise. PIP-255's name."""
     transaction_meta_expire_check_interval_in_second: int = 300
     """How often those are looked for that are due to be forgotten. PIP-255's name."""
+    outcomes_again: int = 20_000
+    """How far before the position in a snapshot the commit log is read, for BEGIN frames that a writer has doubled."""
+    snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
 
 
 @dataclass(slots=True)
@@ -70,8 +74,11 @@ class StreamState:
 
     def partition_of(self, transaction: BufferedTransaction) -> Partition:
         """The partition of its buffer that holds a transaction's frames."""
-        number = buffer_partition(transaction.transaction_id, self.config.buffer_partitions)
-        return self.config.name.buffer_topic, number
+        return self.partition_for(transaction.transaction_id)
+
+    def partition_for(self, identifier: TransactionId) -> Partition:
+        """The same for a transaction's id."""
+        return self.config.name.buffer_topic, buffer_partition(identifier, self.config.buffer_partitions)
 
     def topic_of(self, segment: SegmentId) -> str:
         """The topic of a segment."""
@@ -111,6 +118,7 @@ class GroupState:
         expiry_checked_ms, sessions_checked_ms: When outcomes and sessions that are due to be forgotten were looked for.
         forecast: Where its segments end, as far as that is known.
         housekeeping: When it was done last, and what is known from it.
+        snapshots: The snapshots of its buffers.
         counts: What happened, for metrics.
     """
 
@@ -132,10 +140,12 @@ class GroupState:
     sessions_checked_ms: int = 0
     forecast: Forecast = field(init=False)
     housekeeping: Housekeeping = field(default_factory=Housekeeping)
+    snapshots: Snapshots = field(init=False)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.forecast = Forecast(self.settings.forecast_patience)
+        self.snapshots = Snapshots(self.name.scope, self.settings.snapshots)
 
     @property
     def commit_log(self) -> str:

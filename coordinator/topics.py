@@ -19,6 +19,8 @@ TERMINATED_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 TERMINATED_SEGMENT_MS: Final = 10 * 60 * 1000
 """What is in the newest segment of a compacted topic is not compacted."""
 
+SNAPSHOT_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
+
 _KEEP: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
 
@@ -83,6 +85,21 @@ def terminated_topic_spec(group: GroupName, replication_factor: int) -> TopicSpe
             "segment.ms": str(TERMINATED_SEGMENT_MS),
             "min.cleanable.dirty.ratio": "0.1",
             "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
+            "message.timestamp.type": "LogAppendTime",
+        },
+    )
+
+
+def snapshot_topic_spec(name: str, replication_factor: int) -> TopicSpec:
+    """A topic of snapshots: compacted soon, because a leader that takes over reads what it holds."""
+    return TopicSpec(
+        name,
+        replication_factor=replication_factor,
+        config={
+            "cleanup.policy": "compact",
+            "min.cleanable.dirty.ratio": "0.1",
+            "segment.bytes": str(SNAPSHOT_RECORD_BYTES_MAX),
+            "max.message.bytes": str(SNAPSHOT_RECORD_BYTES_MAX),
             "message.timestamp.type": "LogAppendTime",
         },
     )

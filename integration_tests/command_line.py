@@ -28,10 +28,11 @@ class Answer:
 class Cli:
     """Runs ``rollbridge`` against one cluster, which it is told of by environment variables."""
 
-    def __init__(self, cluster: EmbeddedCluster) -> None:
+    def __init__(self, cluster: EmbeddedCluster, root: str = "/rollbridge") -> None:
         self._environment = {
             "ROLLBRIDGE_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
             "ROLLBRIDGE_ZOOKEEPER": cluster.zookeeper,
+            "ROLLBRIDGE_ZOOKEEPER_ROOT": root,
         }
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> Answer:

@@ -13,9 +13,8 @@ from integration_tests.command_line import Cli
 
 
 @pytest.fixture
-def cli(site: Site, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER_ROOT", site.root)
-    return Cli(site.cluster)
+def cli(site: Site) -> Cli:
+    return Cli(site.cluster, site.root)
 
 
 @pytest.fixture

@@ -42,12 +42,10 @@ def patient(
     unique_name: Callable[[str], str],
     scope: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Patient]:
     root = f"/{unique_name('patient')}"
-    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER_ROOT", root)
     with Site(cluster, root, tmp_path) as site:
-        yield Patient(site, scope, Cli(cluster))
+        yield Patient(site, scope, Cli(cluster, root))
 
 
 def test_a_good_cluster_has_no_findings_and_each_fault_gets_one(
@@ -98,14 +96,13 @@ def test_a_native_transaction_that_is_open_is_seen(
 
 
 def test_nobody_to_lead_and_a_zookeeper_that_was_wiped(
-    patient: Patient, unique_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    patient: Patient, cluster: EmbeddedCluster, unique_name: Callable[[str], str]
 ) -> None:
     with patient.site.connect() as b:
         b.admin.create_stream(f"{patient.scope}/orders")
     patient.site.stop_coordinator()
     answer = patient.cli("doctor")
     assert (answer.code, "no-coordinator" in answer.out) == (ExitCode.FINDINGS, True)
-    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER_ROOT", f"/{unique_name('wiped')}")
-    answer = patient.cli("doctor")
+    answer = Cli(cluster, f"/{unique_name('wiped')}")("doctor")
     assert (answer.code, "PROBLEM zookeeper-empty" in answer.out) == (ExitCode.FINDINGS, True)
     assert "restore ZooKeeper" in answer.out

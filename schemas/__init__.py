@@ -32,6 +32,8 @@ NAMES: Final = (
     "request",
     "retention",
     "scaling",
+    "snapshot_indexes",
+    "snapshot_segment",
     "stream",
     "terminated_transactions",
     "transaction",

@@ -43,6 +43,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "coordinator": _Entry("bridge.cli.cluster", "Run a coordinator in the foreground."),
     "stream": _Entry("bridge.cli.stream", "Create, list, describe, scale and delete streams."),
     "txn": _Entry("bridge.cli.txn", "List, describe and abort transactions."),
+    "snapshot": _Entry("bridge.cli.snapshot", "List, describe, verify, rebuild and clear snapshots of buffers."),
     "produce": _Entry("bridge.cli.produce", "Write lines as one transaction."),
     "cas": _Entry("bridge.cli.cas", "Write a record if the last one is as expected."),
     "tail": _Entry("bridge.cli.cas", "Show the sequence number of the last record."),

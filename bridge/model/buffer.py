@@ -73,6 +73,14 @@ class FrameRef:
     """Where the batch begins in the message's value, if the frame came in a bundle."""
 
 
+@dataclass(frozen=True, slots=True)
+class LateBegin:
+    """BEGIN frames of a transaction that had an outcome before they were folded: where each stands."""
+
+    begin: BeginFrame
+    first_offsets: dict[Partition, int] = field(default_factory=dict)
+
+
 @dataclass(slots=True, eq=False)
 class BufferedTransaction:
     """What the fold knows of one transaction."""
@@ -91,6 +99,8 @@ class BufferedTransaction:
     last_count: dict[PieceKey, int] = field(default_factory=dict)
     begun_in: set[str] = field(default_factory=set)
     first_offsets: dict[Partition, int] = field(default_factory=dict)
+    log_position: int = 0
+    """The commit log holds no outcome of it, or of a transaction that began after it, before this offset."""
     owners: Owners = field(init=False)
 
     def __post_init__(self) -> None:
@@ -175,6 +185,8 @@ class BufferFold:
         positions: per buffer partition the next offset to fold.
         dropped: counts of messages that changed nothing, by reason.
         fences: the newest session of each client, and so whose frames are refused.
+        log_position: an offset that the commit log had reached before what is folded next was folded.
+        late: while it is not None, the ``terminated`` transactions whose BEGIN frames were met.
     """
 
     def __init__(
@@ -202,6 +214,8 @@ class BufferFold:
         self.dropped: Counter[str] = Counter()
         self.cached_bytes = 0
         self.fences = Fences()
+        self.log_position = 0
+        self.late: dict[bytes, LateBegin] | None = None
 
     def fold(
         self, stream: str, partition: Partition, offset: int, appended_ms: int, key: bytes | None, value: bytes | None
@@ -305,13 +319,36 @@ class BufferFold:
             heapq.heapify(self._deadlines)
         # A BEGIN frame of it may still stand unread, in another stream's buffer or doubled by a writer that is not
         # idempotent: it must not open the transaction again, which would end it a second time.
-        self._tombstones[transaction] = None
-        if len(self._tombstones) > TOMBSTONES_MAX:
-            self._tombstones.popitem(last=False)
+        self._bury(transaction)
 
     def caught_up(self) -> None:
-        """Drop the memory of terminated ids: everything that was written before the fold began has been folded."""
+        """Forget all but the latest terminated ids: what was written before the fold began has been folded."""
+        for transaction in list(self._terminated)[-TOMBSTONES_MAX:]:
+            self._bury(transaction)
         self._terminated = ()
+        self.late = None
+
+    def discard(self, transaction: bytes) -> None:
+        """Forget a transaction that turns out to have had an outcome before its BEGIN frame was folded.
+
+        Raises:
+            KeyError: no such transaction is open.
+        """
+        item = self.open.pop(transaction)
+        self.decided.pop(transaction, None)
+        self.cached_bytes -= item.cached_bytes
+        item.state = State.ABORTED
+        item.frames = []
+        self.dropped["late"] += 1
+        self._bury(transaction)
+
+    def log_floor(self) -> dict[Partition, int]:
+        """Per partition with open transactions: what became of those that began after them is said from here on."""
+        floor: dict[Partition, int] = {}
+        for item in self.open.values():
+            for partition in item.first_offsets:
+                floor[partition] = min(floor.get(partition, item.log_position), item.log_position)
+        return floor
 
     def low_water(self) -> dict[Partition, int]:
         """Per partition the offset below which no undecided transaction has a frame (PIP-196's max read position)."""
@@ -320,6 +357,11 @@ class BufferFold:
             for partition, offset in item.first_offsets.items():
                 low[partition] = min(low[partition], offset)
         return low
+
+    def _bury(self, transaction: bytes) -> None:
+        self._tombstones[transaction] = None
+        if len(self._tombstones) > TOMBSTONES_MAX:
+            self._tombstones.popitem(last=False)
 
     def _frame(
         self,
@@ -393,6 +435,9 @@ class BufferFold:
             return
         if header.transaction in self._terminated or header.transaction in self._tombstones:
             self.dropped["late"] += 1
+            if self.late is not None and header.transaction in self._terminated:
+                known = self.late.setdefault(header.transaction, LateBegin(decode_begin(value)))
+                known.first_offsets.setdefault(partition, offset)
             return
         begin = decode_begin(value)
         if stream not in begin.places or header.part != OWNER_PART:
@@ -400,7 +445,9 @@ class BufferFold:
             return
         if begin.lease_ms > self._limits.lease_ms_max:
             begin = replace(begin, lease_ms=self._limits.lease_ms_max)
-        item = BufferedTransaction(header.transaction, begin, appended_ms, begun_in={stream})
+        item = BufferedTransaction(
+            header.transaction, begin, appended_ms, begun_in={stream}, log_position=self.log_position
+        )
         item.first_offsets[partition] = offset
         self.open[header.transaction] = item
         heapq.heappush(self._deadlines, (item.deadline_ms, item.id))

@@ -9,6 +9,8 @@ segment of a transaction        qualified ``scope/stream/N/#epoch.E/#transaction
 transaction buffer of a stream  topic ``scope.stream.transaction-buffer``
 commit log of a group           topic ``scope.group.commit-log``
 terminated transactions         topic ``__terminated_txn_state_scope.group``
+snapshots of a scope's buffers  topics ``scope.__transaction_buffer_snapshot_indexes`` and ``..._segments``, or
+                                ``scope.__transaction_buffer_snapshot`` for the format without segments
 ==============================  ==============================================
 
 Everything that a client may write to starts with ``scope.stream.``, so a prefixed Kafka ACL gives a client one stream
@@ -115,6 +117,21 @@ class StreamName:
         return f"{self.scope}/{self.stream}"
 
 
+def snapshot_topic(scope: str) -> str:
+    """The Kafka topic of a scope's single snapshots. No stream's name begins with ``__``, so no client writes to it."""
+    return f"{scope}.__transaction_buffer_snapshot"
+
+
+def snapshot_segments_topic(scope: str) -> str:
+    """The Kafka topic of a scope's sealed snapshot segments (PIP-196)."""
+    return f"{snapshot_topic(scope)}_segments"
+
+
+def snapshot_indexes_topic(scope: str) -> str:
+    """The Kafka topic of a scope's snapshot indexes with the unsealed snapshots (PIP-196)."""
+    return f"{snapshot_topic(scope)}_indexes"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class GroupName:
     """A transaction group inside a scope: the unit of coordination."""
@@ -125,7 +142,7 @@ class GroupName:
     def __post_init__(self) -> None:
         check_name("scope", self.scope)
         check_name("group", self.group)
-        longest = max(self.commit_log_topic, self.terminated_topic, key=len)
+        longest = max(self.commit_log_topic, self.terminated_topic, snapshot_segments_topic(self.scope), key=len)
         if len(longest) > TOPIC_NAME_MAX:
             raise InvalidNameError(f"{longest[:60]!r}... exceeds Kafka's {TOPIC_NAME_MAX} characters for a topic name")
 

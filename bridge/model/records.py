@@ -449,6 +449,8 @@ class RequestKind(StrEnum):
     LOOK_UP = "look-up-transactions"
     """Of a transaction, of the latest with a label, or of all open ones of a client."""
     FENCE = "fence-client"
+    CLEAR_SNAPSHOTS = "clear-snapshots"
+    REBUILD_SNAPSHOTS = "rebuild-snapshots"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

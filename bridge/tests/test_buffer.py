@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import InvalidTransitionError
-from bridge.model.buffer import DEADLINES_MIN, BufferLimits
+from bridge.model import buffer as buffer_module
+from bridge.model.buffer import DEADLINES_MIN, BufferFold, BufferLimits
 from bridge.model.control import EXPIRED
 from bridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
 from bridge.model.identifiers import TransactionId
 from bridge.model.transaction import State
-from bridge.tests.buffers import STREAMS, Buffer, fold_all, new_fold
+from bridge.tests.buffers import STREAMS, Buffer, check_batch, fold_all
 
 A, B = STREAMS[:2]
 
@@ -432,15 +433,46 @@ def test_deadlines_of_ended_transactions_are_forgotten_long_before_they_pass() -
     assert [item.id for item in buffer.fold.overdue(10**10)] == [stays]
 
 
-def test_outcomes_from_the_commit_log_hold_until_the_fold_has_caught_up() -> None:
+def test_outcomes_from_the_commit_log_hold_after_the_fold_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_module, "TOMBSTONES_MAX", 1)
     first = Buffer()
     t = first.begin(1)
     first.commit(t, {})
-    again = fold_all(new_fold(terminated=[t]), first.log)
+    again = BufferFold(BufferLimits(), check_batch, {b"older": 0, t: 1})
+    again.late = {}
+    fold_all(again, first.log)
     assert not again.open
     assert again.dropped == {"late": 1, "zombie": 1}
+    assert {item: begun.first_offsets for item, begun in again.late.items()} == {t: {(f"{A}-buffer", 0): 0}}
     again.caught_up()
-    assert fold_all(again, [first.log[0]._replace(offset=2)]).open.keys() == {t}
+    assert not fold_all(again, [first.log[0]._replace(offset=2)]).open
+    assert list(again._tombstones) == [t], "the latest, up to the bound"
+
+
+def test_a_transaction_that_had_an_outcome_after_all_is_discarded() -> None:
+    buffer = Buffer()
+    t = buffer.begin(1)
+    buffer.data(t, 0, 1)
+    buffer.commit(t, {(0, 0, 0): 1})
+    buffer.fold.discard(t)
+    assert not buffer.fold.open
+    assert not buffer.fold.decided
+    assert buffer.fold.cached_bytes == 0
+    assert buffer.fold.come_of_age(10**9) == []
+    buffer.begin(1)
+    assert not buffer.fold.open
+
+
+def test_the_log_floor_is_where_the_oldest_open_transaction_began() -> None:
+    buffer = Buffer()
+    buffer.fold.log_position = 5
+    old = buffer.begin(1)
+    buffer.fold.log_position = 9
+    buffer.begin(2)
+    assert buffer.fold.log_floor() == {(f"{A}-buffer", 0): 5}
+    buffer.commit(old, {})
+    buffer.fold.settle(old)
+    assert buffer.fold.log_floor() == {(f"{A}-buffer", 0): 9}
 
 
 def test_the_low_water_mark_is_the_first_frame_of_what_is_undecided() -> None:

@@ -296,7 +296,7 @@ class Metadata:
             case RequestKind.DELETE_STREAM:
                 config = self.stream(StreamName.parse(request.stream))
                 return config is None or config.state is StreamState.DELETING
-            case RequestKind.ABORT_TRANSACTION:
+            case RequestKind.ABORT_TRANSACTION | RequestKind.CLEAR_SNAPSHOTS | RequestKind.REBUILD_SNAPSHOTS:
                 return self.leader(group) is not None
 
 

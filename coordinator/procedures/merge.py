@@ -32,6 +32,7 @@ from coordinator.procedures.conditions import (
     check_conditions,
 )
 from coordinator.procedures.outcomes import Outcomes, adopt
+from coordinator.procedures.snapshots import note_settled
 
 
 def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
@@ -160,6 +161,7 @@ def settle(group: GroupState, transactions: Sequence[BufferedTransaction]) -> No
     for transaction in transactions:
         outcome = "committed" if transaction.state is State.COMMITTING else "aborted"
         group.counts[f"transactions_{outcome}"] += 1
+        note_settled(group, transaction, is_aborted=outcome == "aborted")
         group.fold.settle(transaction.id)
         group.barriers.pop(transaction.id, None)
         group.begun.discard(transaction.id)

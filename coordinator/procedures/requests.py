@@ -8,10 +8,12 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.nodes import CreateNode, DeleteNode
 from bridge.model.records import Answer, Request, RequestKind
 from coordinator.effects import Steps, read_children, read_node, write
+from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.procedures.questions import put_question
 from coordinator.procedures.retention import truncate_stream, update_stream
 from coordinator.procedures.scale import scale
+from coordinator.procedures.snapshots import clear_snapshots, write_snapshots
 from coordinator.procedures.streams import create_stream, delete_stream
 
 
@@ -52,6 +54,10 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
                 _abort(group, name, request, now_ms)
             case RequestKind.LOOK_UP | RequestKind.FENCE:
                 yield from put_question(group, name, request)
+            case RequestKind.CLEAR_SNAPSHOTS:
+                yield from _clear(group, name, _stream(group, request), now_ms)
+            case RequestKind.REBUILD_SNAPSHOTS:
+                yield from _rebuild(group, name, _stream(group, request), now_ms)
     except RollbridgeError as refusal:
         group.counts["requests_refused"] += 1
         yield from _answer(group, name, Answer(ok=False, answered_ms=now_ms, code=refusal.code, message=str(refusal)))
@@ -65,6 +71,24 @@ def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> None:
     if not group.fold.request_abort(identifier.bytes, request.reason or "admin", now_ms):
         raise InvalidRequestError(f"the commit of transaction {identifier} is decided already; nothing was written")
     group.answers.setdefault(identifier.bytes, []).append(name)
+
+
+def _clear(group: GroupState, name: str, stream: StreamState, now_ms: int) -> Steps[None]:
+    """Delete a stream's snapshots, and begin anew: what is in sealed segments is in no leader's memory."""
+    yield from clear_snapshots(group, stream.partitions())
+    yield from _answer(group, name, Answer(ok=True, answered_ms=now_ms))
+    raise StaleStateError(f"the snapshots of {stream.config.name} were deleted as asked; the buffer is read again")
+
+
+def _rebuild(group: GroupState, name: str, stream: StreamState, now_ms: int) -> Steps[None]:
+    """Make a stream's snapshots anew: delete them, begin anew, and answer when the buffer has been read again."""
+    partitions = list(stream.partitions())
+    known = [group.snapshots.of(item, stream.config.buffer_topic_id) for item in partitions]
+    if any(item.is_restored or item.generation for item in known):
+        yield from clear_snapshots(group, partitions)
+        raise StaleStateError(f"the snapshots of {stream.config.name} are made anew as asked: the buffer is read again")
+    yield from write_snapshots(group, partitions, now_ms)
+    yield from _answer(group, name, Answer(ok=True, answered_ms=now_ms))
 
 
 def _answer(group: GroupState, name: str, answer: Answer) -> Steps[None]:

@@ -32,6 +32,7 @@ from coordinator.effects import (
     write,
 )
 from coordinator.errors import StaleStateError
+from coordinator.procedures.snapshots import clear_snapshots
 from coordinator.topics import buffer_topic_spec, segment_topic_spec
 
 BUFFER_PARTITIONS_MAX = 256
@@ -122,6 +123,7 @@ def finish_delete(group: state.GroupState, stream: state.StreamState) -> Steps[N
     name = stream.config.name
     segments = [stream.topic_of(item) for item in (*stream.history.stored(), *stream.removing)]
     yield from delete_topics([name.buffer_topic, *segments])
+    yield from clear_snapshots(group, stream.partitions())
     epochs = yield from read_children(paths.epochs(name))
     more = yield from read_nodes([paths.truncation(name), paths.retention(name)])
     gone = yield from write(

@@ -9,7 +9,7 @@ Source: PDP-24 (the temporary node), PIP-196 (recovery); Kafka's controller epoc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from bridge.errors import CorruptDataError
@@ -45,16 +45,16 @@ from coordinator.effects import (
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, LeaderSettings, StreamState
 from coordinator.procedures.outcomes import open_preserver
+from coordinator.procedures.restore import finish_restore, restore_snapshots
 from coordinator.procedures.retention import load_retention
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
 from coordinator.procedures.sessions import load_sessions
 from coordinator.procedures.streams import finish_delete
-from coordinator.procedures.truncation import begin_behind_truncation
 from coordinator.topics import commit_log_topic_spec
 
-MakeFold = Callable[[frozenset[bytes]], BufferFold]
-"""Makes an empty fold that drops the frames of the transactions named."""
+MakeFold = Callable[[Collection[bytes]], BufferFold]
+"""Makes an empty fold that drops the frames of the transactions in a collection, which may grow until it folds."""
 
 
 def take_over(
@@ -74,9 +74,8 @@ def take_over(
     yield from ensure_nodes(paths.group_skeleton(name))
     preserver = yield from open_preserver(name, settings, replication_factor)
     yield from _check_commit_log(name, replication_factor)
-    summary = yield from read_commit_log(name.commit_log_topic)
-    group = GroupState(name, controller_epoch, make_fold(summary.terminated), settings)
-    group.begun = set(summary.begun)
+    terminated: dict[bytes, int] = {}
+    group = GroupState(name, controller_epoch, make_fold(terminated), settings)
     group.preserver = preserver
     yield from _load_streams(group)
     raw = yield from read_node(paths.scaling(name))
@@ -86,7 +85,7 @@ def take_over(
     for stream in [item for item in group.streams.values() if item.config.state is Lifecycle.DELETING]:
         yield from finish_delete(group, stream)
     yield from _check_buffers(group)
-    yield from begin_behind_truncation(group)
+    yield from _read_logs(group, terminated, replication_factor)
     if raw is not None:
         yield from finish_scale(group, Scaling.from_json(raw))
     ends = yield from end_offsets(sorted(group.partitions()))
@@ -95,6 +94,7 @@ def take_over(
 
 def finish_pending(group: GroupState) -> Steps[None]:
     """Finish a rolling commit that was under way; the buffers have been folded up to the offsets of the takeover."""
+    yield from finish_restore(group)
     raw = yield from read_node(paths.committing(group.name))
     yield from confirm_leadership()
     if raw is not None:
@@ -107,12 +107,26 @@ def finish_pending(group: GroupState) -> Steps[None]:
                 "them are open: some have an outcome and some have not, which one native transaction rules out"
             )
         yield from finish_roll(group, committing, transactions or None)
-    group.fold.caught_up()
     group.fold.fences.caught_up()
     gone = [item for item in group.recorded if item not in group.fold.open]
     group.finished.extend(gone)
     group.recorded.difference_update(gone)
     group.begun &= group.fold.open.keys()
+
+
+def _read_logs(group: GroupState, terminated: dict[bytes, int], replication_factor: int) -> Steps[None]:
+    """Load the snapshots of the buffers, and the part of the commit log that says more than they do.
+
+    Its outcomes are put into ``terminated``, which is what the fold goes by.
+    """
+    group.snapshots.replication_factor = replication_factor
+    start = yield from restore_snapshots(group)
+    summary = yield from read_commit_log(group.commit_log, max(start - group.settings.outcomes_again, 0))
+    terminated.update(summary.terminated)
+    group.fold.log_position = start
+    group.fold.late = {}
+    group.begun = set(summary.begun)
+    group.snapshots.summary = summary
 
 
 def _check_commit_log(name: GroupName, replication_factor: int) -> Steps[None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bridge.model.buffer import Partition
-from coordinator.effects import Steps, delete_records, start_offsets
+from coordinator.effects import Steps, delete_records
 from coordinator.group import GroupState
 
 
@@ -41,12 +41,7 @@ def truncate_buffers(group: GroupState, now_ms: int) -> Steps[None]:
         if partition not in refused:
             work.starts[partition] = offset
             group.counts["buffer_truncations"] += 1
+            known = group.snapshots.partitions.get(partition)
+            if known is not None:
+                known.log_start = offset  # snapshot segments about what was below are of no use any more
     group.counts["truncations_refused"] += len(refused)
-
-
-def begin_behind_truncation(group: GroupState) -> Steps[None]:
-    """Have the fold of a new leader begin where the buffers begin."""
-    starts = yield from start_offsets(sorted(group.partitions()))
-    for partition, start in starts.items():
-        group.fold.positions[partition] = max(start, group.fold.positions.get(partition, 0))
-        group.housekeeping.starts[partition] = start

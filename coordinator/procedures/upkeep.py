@@ -12,6 +12,7 @@ from bridge.model.records import TransactionRecord
 from coordinator.effects import Steps, append_control, commit_round, end_offsets, read_nodes, write
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState
+from coordinator.procedures.aborted import drop_aborted
 from coordinator.procedures.merge import begin_record
 from coordinator.procedures.outcomes import log_end_after
 
@@ -46,8 +47,13 @@ def await_frames(group: GroupState, transaction: BufferedTransaction, now_ms: in
 
 
 def record_long(group: GroupState, now_ms: int) -> Steps[None]:
-    """Give transactions that outlive a moment a BEGIN record and a ZooKeeper record."""
+    """Give transactions that outlive a moment a BEGIN record and a ZooKeeper record.
+
+    One that was aborted long ago, and whose BEGIN frame in another buffer comes only now, is forgotten instead.
+    """
     aged = group.fold.come_of_age(now_ms - group.settings.record_after_ms)
+    yield from drop_aborted(group, aged)
+    aged = [item for item in aged if item.id in group.fold.open]
     due = [item for item in aged if item.id not in group.recorded]
     nodes: list[CreateNode] = []
     written = size = 0

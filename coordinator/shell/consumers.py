@@ -10,13 +10,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from bridge.errors import CorruptDataError, KafkaUnavailable
 from bridge.model.buffer import FrameRef, Partition
-from bridge.model.control import ControlKind, decode_control
+from bridge.model.control import ControlKind, decode_control, peek_kind
 from coordinator.effects import LogSummary
 
 logger = logging.getLogger(__name__)
 
 MESSAGES_AT_ONCE: Final = 2_000
 READ_AHEAD_KBYTES: Final = 16 * 1024
+TRANSACTION_ID_BYTES: Final = 16
 SEEK_GAP: Final = 2_000
 """Frames of others that are skipped by reading rather than by seeking."""
 _GONE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
@@ -155,36 +156,32 @@ class FrameReader:
             raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} is gone: the buffer was truncated")
 
 
-def read_commit_log(brokers: str, security: Mapping[str, str], topic: str, timeout_s: float = 120.0) -> LogSummary:
-    """Everything that a commit log says up to its end.
+def read_commit_log(
+    brokers: str, security: Mapping[str, str], topic: str, start: int = 0, timeout_s: float = 120.0
+) -> LogSummary:
+    """What a commit log says from an offset up to its end. There may be millions of records: none is read whole.
 
     Raises:
-        CorruptDataError: a message in it is not a control record.
+        CorruptDataError: a message in it can not be a control record.
         KafkaUnavailable: no broker answered in time.
     """
     begun: set[bytes] = set()
-    ended: set[bytes] = set()
-    for message in _read_committed(brokers, security, topic, 0, timeout_s):
-        record = decode_control(message.key(), message.value())
-        (begun if record.kind is ControlKind.BEGIN else ended).add(record.transaction.bytes)
-    return LogSummary(frozenset(ended), frozenset(begun - ended))
-
-
-def read_compacted(
-    brokers: str, security: Mapping[str, str], topic: str, timeout_s: float = 120.0
-) -> Mapping[bytes, bytes]:
-    """The latest value of each key of a compacted topic, without tombstones.
-
-    Raises:
-        KafkaUnavailable: no broker answered in time.
-    """
-    latest: dict[bytes, bytes] = {}
-    for message in _read_committed(brokers, security, topic, 0, timeout_s):
-        key, value = message.key() or b"", message.value()
-        latest.pop(key, None)
-        if value is not None:
-            latest[key] = value
-    return latest
+    ended: dict[bytes, int] = {}
+    aborted: set[bytes] = set()
+    end = start
+    for message in _read_committed(brokers, security, topic, start, timeout_s):
+        offset = message.offset() or 0
+        end = offset + 1
+        transaction, kind = message.key() or b"", peek_kind(message.value())
+        if kind is None or len(transaction) != TRANSACTION_ID_BYTES:
+            kind = decode_control(message.key(), message.value()).kind  # says what is wrong with it
+        if kind is ControlKind.BEGIN:
+            begun.add(transaction)
+            continue
+        ended[transaction] = offset
+        if kind is ControlKind.ABORT:
+            aborted.add(transaction)
+    return LogSummary(ended, frozenset(begun.difference(ended)), frozenset(aborted), end)
 
 
 def _read_committed(

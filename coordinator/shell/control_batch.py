@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import time
 from typing import Final
 
@@ -12,20 +12,24 @@ from coordinator.effects import Messages
 
 BATCH_BYTES_MAX: Final = 512 * 1024
 
+Batches = tuple[list[bytes], list[tuple[int, int]]]
+"""Batches that hold records in order, and for each record its batch and its place in it."""
 
-def control_batches(records: Sequence[ControlRecord]) -> tuple[list[bytes], list[tuple[int, int]]]:
-    """Batches that hold the records in order, and for each record its batch and its place in it.
 
-    A record larger than a batch should be gets one of its own.
-    """
+def control_batches(records: Sequence[ControlRecord]) -> Batches:
+    """Control records, stamped with the time of their decision."""
+    return record_batches((record.decided_ms, record.transaction.bytes, record.encode_value()) for record in records)
+
+
+def record_batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
+    """Records as (time in ms, key, value); one larger than a batch should be gets a batch of its own."""
     batches: list[bytes] = []
     places: list[tuple[int, int]] = []
     builder = BatchBuilder(BATCH_BYTES_MAX)
-    for record in records:
-        key, value = record.transaction.bytes, record.encode_value()
-        if not builder.append(record.decided_ms, key, value):
+    for timestamp, key, value in rows:
+        if not builder.append(timestamp, key, value):
             batches.append(builder.build())
-            builder.append(record.decided_ms, key, value)
+            builder.append(timestamp, key, value)
         places.append((len(batches), builder.count - 1))
     if builder.count:
         batches.append(builder.build())
@@ -34,14 +38,8 @@ def control_batches(records: Sequence[ControlRecord]) -> tuple[list[bytes], list
 
 def message_batches(messages: Messages | None) -> list[tuple[str, bytes]]:
     """Batches that hold the messages in order, each with its topic."""
-    if messages is None or not messages.items:
+    if messages is None:
         return []
-    batches: list[tuple[str, bytes]] = []
-    builder = BatchBuilder(BATCH_BYTES_MAX)
     now_ms = int(time() * 1000)
-    for key, value in messages.items:
-        if not builder.append(now_ms, key, value):
-            batches.append((messages.topic, builder.build()))
-            builder.append(now_ms, key, value)
-    batches.append((messages.topic, builder.build()))
-    return batches
+    batches, _ = record_batches((now_ms, key, value) for key, value in messages.items)
+    return [(messages.topic, batch) for batch in batches]

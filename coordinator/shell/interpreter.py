@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar, assert_never
 
 from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
 from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.compacted import read_latest, read_values
 from bridge.kafka.errors import AppendRefusedError, AppendUnknownError
 from bridge.kafka.group_offsets import GroupMember
 from bridge.kafka.topics import TopicAdmin, TopicSpec
@@ -23,8 +24,8 @@ from bridge.zookeeper.session import ZooKeeperSession
 from coordinator import effects as fx
 from coordinator.config import CoordinatorSettings
 from coordinator.errors import DeposedError
-from coordinator.shell.consumers import FrameReader, read_commit_log, read_compacted
-from coordinator.shell.control_batch import control_batches, message_batches
+from coordinator.shell.consumers import FrameReader, read_commit_log
+from coordinator.shell.control_batch import Batches, control_batches, message_batches, record_batches
 from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
 from coordinator.shell.measures import Measures
@@ -117,8 +118,6 @@ class Interpreter:
                 return self._append_control(effect)
             case fx.AppendTogether():
                 return self._append_together(effect)
-            case fx.AppendMessages(messages):
-                self._current.append(message_batches(messages))
             case fx.SendOffsets(offsets):
                 return self._send_offsets(offsets)
             case fx.Look(queries):
@@ -126,6 +125,9 @@ class Interpreter:
             case fx.AbortRound():
                 self._current.abort()
                 self._current = next(self._turn)
+            case fx.AppendMessages(fx.Messages(topic, rows)):
+                now_ms = int(time.time() * 1000)
+                return self._append_batches(topic, record_batches((now_ms, key, value) for key, value in rows))
             case fx.CommitRound():
                 self._current.commit()
                 self._current = next(self._turn)
@@ -161,13 +163,16 @@ class Interpreter:
                 return self._measures.disk_bytes(topics)
             case fx.GroupCommits(groups):
                 return self._measures.group_commits(groups)
+            case fx.ReadCompacted(topic):
+                latest = read_latest(self._settings.bootstrap_servers, self._settings.security, topic)
+                return {key: item.value for key, item in latest.items()}
+            case fx.ReadRecords(topic, offsets):
+                return read_values(self._settings.bootstrap_servers, self._settings.security, topic, offsets)
             case fx.TakeIdentity(_):
                 for appender in self._appenders:
                     appender.init()
-            case fx.ReadCommitLog(topic):
-                return read_commit_log(self._settings.bootstrap_servers, self._settings.security, topic)
-            case fx.ReadCompacted(topic):
-                return read_compacted(self._settings.bootstrap_servers, self._settings.security, topic)
+            case fx.ReadCommitLog(topic, start):
+                return read_commit_log(self._settings.bootstrap_servers, self._settings.security, topic, start)
             case _:
                 assert_never(effect)
         return None
@@ -202,6 +207,11 @@ class Interpreter:
         batches, places = control_batches(effect.records)
         beside = message_batches(effect.beside)
         bases = self._current.append(chain(((effect.topic, batch) for batch in batches), beside))
+        return [bases[batch] + delta for batch, delta in places]
+
+    def _append_batches(self, topic: str, made: Batches) -> Sequence[int]:
+        batches, places = made
+        bases = self._current.append((topic, batch) for batch in batches)
         return [bases[batch] + delta for batch, delta in places]
 
     def _send_offsets(self, items: Sequence[GroupOffsets]) -> tuple[int, str] | None:

@@ -31,6 +31,7 @@ from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.shell.clock import Clock
 from coordinator.shell.consumers import BufferTail
 from coordinator.shell.interpreter import Interpreter
+from coordinator.shell.metrics_file import MetricsFile
 from coordinator.shell.pulse import Pulse
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class Leadership(threading.Thread):
         self._session = session
         self._is_preferred = is_preferred
         self._health = health
+        self._metrics = MetricsFile(settings.metrics_dir, str(group))
         self._stopping = threading.Event()
         self._changed = threading.Event()
 
@@ -249,6 +251,10 @@ class Leadership(threading.Thread):
 
     def _report(self, group: GroupState, reported: Counter[str]) -> None:
         """One line for what does not happen all the time; ordinary commits are counted only."""
+        for text in group.snapshots.warnings:
+            logger.warning("%s: %s", self._group, text)
+        group.snapshots.warnings.clear()
+        self._metrics.write(group)
         for name in NOTABLE:
             if group.counts[name] != reported[name]:
                 logger.info(
@@ -280,6 +286,7 @@ class Leadership(threading.Thread):
 
     def _yield_lead(self) -> None:
         """Remove the leader node if it is ours."""
+        self._metrics.remove()
         try:
             present = self._session.exists(paths.leader(self._group))
             if present is not None and present.owner_session_id == self._session.session_id:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from bridge.model.buffer import BufferFold, BufferLimits, Partition
 from bridge.model.conditions import StreamCondition
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.fences import Fences
 from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import TransactionId
@@ -23,12 +25,16 @@ from coordinator import effects as fx
 from coordinator.agenda import work
 from coordinator.group import GroupState, LeaderSettings
 from coordinator.procedures.takeover import finish_pending, take_over
+from coordinator.snapshots import SnapshotSettings
 from coordinator.tests.sim_conditions import expectation
+from coordinator.tests.sim_snapshots import restored_faults
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
 
 LEASE_MS = 4_000
 PROCEDURES = (
+    "clear_snapshots",
+    "take_snapshots",
     "finish_pending",
     "take_over",
     "merge_direct",
@@ -42,18 +48,31 @@ PROCEDURES = (
     "expire_bookkeeping",
 )
 REMEMBERED = 6
-SETTINGS = LeaderSettings(
-    round_bytes_max=2_000,
-    round_transactions_max=5,
-    record_after_ms=50,
-    requests_per_turn=2,
-    forecast_patience=0,
-    truncate_buffers_ms=50,
-    retention_check_ms=100,
-    bookkeeping_ms=500,
-    answers_keep_ms=2_000,
-    transaction_meta_persist_count=REMEMBERED,
-)
+
+
+def settings_of(epoch: int) -> LeaderSettings:
+    """The settings of a leader: now and then one that writes single snapshots is among them."""
+    snapshots = SnapshotSettings(
+        transaction_buffer_segmented_snapshot_enabled=epoch % 4 != 0,
+        transaction_buffer_snapshot_segment_size=300,
+        transaction_buffer_snapshot_max_transaction_count=4,
+        transaction_buffer_snapshot_min_time_in_millis=500,
+        transaction_buffer_snapshot_cache_bytes_max=500,
+    )
+    return LeaderSettings(
+        round_bytes_max=2_000,
+        round_transactions_max=5,
+        record_after_ms=50,
+        requests_per_turn=2,
+        forecast_patience=0,
+        outcomes_again=1,
+        truncate_buffers_ms=50,
+        retention_check_ms=100,
+        bookkeeping_ms=500,
+        answers_keep_ms=2_000,
+        transaction_meta_persist_count=REMEMBERED,
+        snapshots=snapshots,
+    )
 
 
 @dataclass
@@ -248,12 +267,15 @@ class Leader:
         self.group: GroupState | None = None
         self.barrier: dict[Partition, int] = {}
         self.pending_done = False
+        self.fences = Fences()
         self.result: Any = None
         self.effect: fx.Effect | None = None
         self.forgetful = forgetful
-        self.procedure: Generator[fx.Effect, Any, Any] | None = take_over(name, self.epoch, self._fold, SETTINGS)
+        self.procedure: Generator[fx.Effect, Any, Any] | None = take_over(
+            name, self.epoch, self._fold, settings_of(self.epoch)
+        )
 
-    def _fold(self, terminated: frozenset[bytes]) -> BufferFold:
+    def _fold(self, terminated: Collection[bytes]) -> BufferFold:
         limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
         kind = HastyFold if "hasty-truncation" in self.world.faults else BufferFold
         return kind(limits, lambda *_: None, frozenset() if self.forgetful else terminated)
@@ -293,8 +315,11 @@ class Leader:
         self.procedure, self.result = None, None
         if self.group is None:
             self.group, self.barrier = value
-        else:
+            self.fences = deepcopy(self.group.fold.fences)
+        elif not self.pending_done:
             self.pending_done = True
+            if not self.forgetful:
+                self.world.broken.extend(restored_faults(self.world, self.group, self.fences))
 
     def crash(self, share: float) -> None:
         """Die, perhaps in the middle of an effect."""

@@ -60,7 +60,7 @@ def _check_memory(world: World, group: GroupName, log: list[tuple[int, ControlRe
         key.decode(): [
             (str(item.transaction), item.committed, item.position, item.records) for item in decode_terminated(value)[0]
         ]
-        for key, value in world.compacted(group.terminated_topic).items()
+        for key, value in world.latest(group.terminated_topic).items()
     }
     for client in ended.keys() | remembered.keys():
         expected = ended.get(client, [])[-REMEMBERED:]

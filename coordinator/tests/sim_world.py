@@ -123,6 +123,8 @@ class World:
         """Called with a topic between two frames that are appended to it."""
         self.may_delete: Callable[[str, int], None] = lambda *_: None
         """Called with a topic and an offset before what is below it is deleted; raises if that must not be."""
+        self.broken: list[str] = []
+        self.spoil: Callable[[bytes | None], bytes | None] = lambda value: value
 
     # What clients do.
 
@@ -171,7 +173,7 @@ class World:
                 return offsets
             case fx.AppendTogether():
                 return self.append_together(effect, leader)
-            case fx.AppendMessages(messages):
+            case fx.AppendMessages(messages) if messages.topic.startswith("__terminated"):
                 if "first-guess" not in self.faults:
                     self.append_messages(messages, leader)
             case fx.SendOffsets(offsets):
@@ -180,6 +182,8 @@ class World:
                 return [self.look(query) for query in queries]
             case fx.AbortRound():
                 self.end(leader, "aborted")
+            case fx.AppendMessages(fx.Messages(topic, rows)):
+                return self.append_rows(topic, rows, leader)
             case fx.CommitRound():
                 self.end(leader, "committed")
             case fx.EndOffsets(partitions):
@@ -202,10 +206,13 @@ class World:
                 if self.identity in self.open:
                     self._finish(self.open.pop(self.identity), "aborted")
                 self.identity = leader
-            case fx.ReadCommitLog(topic):
-                return self.summary(topic)
+            case fx.ReadCommitLog(topic, start):
+                return self.summary(topic, start)
             case fx.ReadCompacted(topic):
-                return self.compacted(topic)
+                return self.latest(topic)
+            case fx.ReadRecords(topic, offsets):
+                visible = dict(self.topics[topic].visible())
+                return {offset: visible[offset][1] if offset in visible else None for offset in offsets}
         return None
 
     def execute_partly(self, effect: fx.Effect, leader: int, share: float) -> None:
@@ -227,6 +234,8 @@ class World:
                 self.execute(fx.DeleteRecords(dict(list(before.items())[: int(len(before) * share)])), leader)
             case fx.SendOffsets(offsets):
                 self.execute(fx.SendOffsets(offsets[: int(len(offsets) * share)]), leader)
+            case fx.AppendMessages(fx.Messages(topic, rows)):
+                self.execute(fx.AppendMessages(fx.Messages(topic, rows[: int(len(rows) * share)])), leader)
             case fx.Write(operations) if "lossy-multi" in self.faults:
                 self.execute(fx.Write(operations[: int(len(operations) * share)]), leader)
             case _:
@@ -343,11 +352,6 @@ class World:
             else:
                 self._append(messages.topic, item, leader)  # type: ignore[union-attr]
 
-    def compacted(self, topic: str) -> dict[bytes, bytes]:
-        """The latest value of each key that a ``read_committed`` reader sees."""
-        latest = dict(item for _, item in self.topics[topic].visible())
-        return {key: value for key, value in latest.items() if value is not None}
-
     def send_offsets(self, items: Sequence[GroupOffsets], leader: int) -> tuple[int, str] | None:
         """Offsets become part of the leader's native transaction, unless a group has moved on, which empties it."""
         if leader != self.identity and "no-fencing" not in self.faults:
@@ -403,13 +407,51 @@ class World:
         if leader in self.open:
             self._finish(self.open.pop(leader), "aborted")
 
-    def summary(self, topic: str) -> fx.LogSummary:
+    def append_rows(self, topic: str, rows: Sequence[tuple[bytes, bytes | None]], leader: int) -> list[int]:
+        """Append records with keys inside the leader's native transaction."""
+        offsets = []
+        for key, value in rows:
+            offsets.append(len(self.topics[topic].entries))
+            self._append(topic, (key, self.spoil(value)), leader)
+        return offsets
+
+    def latest(self, topic: str) -> dict[bytes, bytes]:
+        """The latest committed value of each key."""
+        rows = dict(row for _, row in self.topics[topic].visible())
+        return {key: value for key, value in rows.items() if value is not None}
+
+    def compact(self, topic: str) -> None:
+        """Remove what a later record of the same key replaces, as brokers do at some time."""
+        log = self.topics[topic]
+        last = {row[0]: offset for offset, row in log.visible()}
+        for offset, row in log.visible():
+            if last[row[0]] != offset:
+                log.entries[offset].item = None
+
+    def damage(self, topic: str, place: float) -> None:
+        """Change a record of a topic behind everybody's back."""
+        rows = self.topics[topic].visible()
+        if rows:
+            offset, row = rows[int(place * len(rows))]
+            if row[1] is not None:
+                self.topics[topic].entries[offset].item = (row[0], row[1][:-1] + bytes([row[1][-1] ^ 1]))
+
+    def summary(self, topic: str, start: int = 0) -> fx.LogSummary:
         """What the commit log says."""
         begun: set[bytes] = set()
-        ended: set[bytes] = set()
-        for _, record in self.topics[topic].visible():
-            (begun if record.kind is ControlKind.BEGIN else ended).add(record.transaction.bytes)
-        return fx.LogSummary(frozenset(ended), frozenset(begun - ended))
+        ended: dict[bytes, int] = {}
+        aborted: set[bytes] = set()
+        for offset, record in self.topics[topic].visible():
+            if offset < start:
+                continue
+            if record.kind is ControlKind.BEGIN:
+                begun.add(record.transaction.bytes)
+            else:
+                ended[record.transaction.bytes] = offset
+                if record.kind is ControlKind.ABORT:
+                    aborted.add(record.transaction.bytes)
+        end = self.topics[topic].stable_end()
+        return fx.LogSummary(ended, frozenset(begun.difference(ended)), frozenset(aborted), end)
 
     def _append(self, topic: str, item: Any, leader: int) -> None:
         if leader != self.identity and "no-fencing" not in self.faults:

@@ -75,3 +75,50 @@ def test_every_faulty_limit_is_named(seen: list[CoordinatorSettings], tmp_path: 
     result = CliRunner().invoke(entry.main, ADDRESSES, env=negative)
     assert "round_bytes_max: -1 is not positive" in result.output
     assert seen == []
+
+
+def test_snapshot_settings_have_the_names_of_the_proposal(seen: list[CoordinatorSettings], tmp_path: Path) -> None:
+    file = tmp_path / "rollbridge.toml"
+    file.write_text(
+        "[coordinator]\ntransactionBufferSnapshotSegmentSize = 4096\n"
+        "transaction_buffer_snapshot_min_time_in_millis = 7\ntransactionBufferSegmentedSnapshotEnabled = true\n"
+    )
+    environment = {
+        "ROLLBRIDGE_CONFIG": str(file),
+        "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SEGMENTED_SNAPSHOT_ENABLED": "False",
+        "ROLLBRIDGE_COORDINATOR_METRICS_DIR": "/var/metrics",
+    }
+    result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
+    assert result.exit_code == 0, result.output
+    (settings,) = seen
+    snapshots = settings.leader.snapshots
+    assert snapshots.transaction_buffer_snapshot_segment_size == 4096
+    assert snapshots.transaction_buffer_snapshot_min_time_in_millis == 7
+    assert snapshots.transaction_buffer_snapshot_max_transaction_count == 1_000
+    assert snapshots.transaction_buffer_segmented_snapshot_enabled is False
+    assert settings.metrics_dir == "/var/metrics"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("SEGMENT_SIZE", "1000", "1000 is not in 1024..8388608"),
+        ("SEGMENT_SIZE", "9000000", "9000000 is not in 1024..8388608"),
+        ("MAX_TRANSACTION_COUNT", "0", "0 is not positive"),
+        ("MIN_TIME_IN_MILLIS", "soon", "'soon' is not a number"),
+    ],
+)
+def test_faulty_snapshot_settings_are_named(seen: list[CoordinatorSettings], name: str, value: str, words: str) -> None:
+    environment = {f"ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_{name}": value}
+    result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
+    assert result.exit_code == ConfigError.exit_code
+    assert words in result.output
+    assert not seen
+
+
+def test_a_switch_is_true_or_false(seen: list[CoordinatorSettings]) -> None:
+    environment = {"ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SEGMENTED_SNAPSHOT_ENABLED": "maybe"}
+    result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
+    assert result.exit_code == ConfigError.exit_code
+    assert "'maybe' is not true or false" in result.output
+    assert not seen

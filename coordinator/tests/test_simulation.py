@@ -15,6 +15,7 @@ from bridge.model import paths
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
 from bridge.model.records import Group, Request, RequestKind
 from coordinator.errors import StaleStateError
+from coordinator.tests import sim_snapshots as snapshots
 from coordinator.tests.sim_actors import Client, Leader, scale_request
 from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_sessions import RestartingClient
@@ -50,6 +51,7 @@ class Run:
         self.unseen = unseen
         self.rng = random.Random(seed)
         self.world = World(defects)
+        self.world.spoil = lambda value: snapshots.spoil(value, defects)
         self.clock_ms = 1_000_000
         self.forgetful = "forgetful" in defects
         self.crash_points: Counter[str] = Counter()
@@ -90,7 +92,9 @@ class Run:
                 self.world.request(GROUP, body.to_json())
             elif chance < 0.06:
                 audit(self.world, self.rng.choice(STREAMS), self.rng)
-            elif chance < 0.55:
+            elif chance < 0.063:
+                self._meddle()
+            elif chance < 0.58:
                 self.rng.choice(self.clients).step(self.clock_ms, GROUP.commit_log_topic)
             else:
                 self._lead()
@@ -98,7 +102,15 @@ class Run:
             client.stopping = True
         self.fragility = 0.0
         self._until(self._quiet)
-        return faults(self.world, GROUP, STREAMS, self.clients)
+        return faults(self.world, GROUP, STREAMS, self.clients) + self.world.broken
+
+    def _meddle(self) -> None:
+        """Topics of snapshots are compacted, and now and then a record in one is damaged."""
+        topic = self.rng.choice(snapshots.topics(GROUP.scope))
+        if topic in self.world.topics:
+            self.world.compact(topic)
+            if self.rng.random() < 0.2:
+                self.world.damage(topic, self.rng.random())
 
     def _quiet(self) -> bool:
         for client in self.clients:
@@ -191,6 +203,7 @@ MUST_CRASH_AT = {
         "truncate_stream": ("StableEnds", "GroupCommits", "Write", "DeleteRecords"),
         "expire_bookkeeping": ("Write",),
         "retain_streams": ("StableEnds", "DiskBytes", "GroupCommits", "Write", "DeleteRecords", "DeleteTopics"),
+        "take_snapshots": ("CreateTopics", "EndOffsets", "AppendMessages", "CommitRound"),
     }.items()
     for effect in effects
 }
@@ -226,7 +239,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     assert causes["rolling-transactions"] > 300
     assert causes["scale"] > 500
     assert not MUST_CRASH_AT - points.keys(), points
-    assert reasons["offsets refused"] > 20
+    assert reasons["offsets refused"] > 10
     assert truncated > 1_000
     assert offsets > 500
     assert min(conditional["refused"], conditional["COMMIT"]) > 150, conditional
@@ -251,6 +264,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "untied-outcomes",
         "first-guess",
         "forgotten-sessions",
+        *snapshots.SNAPSHOT_DEFECTS,
     ],
 )
 def test_the_checks_catch_a_defect(defect: str) -> None:

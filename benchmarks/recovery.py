@@ -1,0 +1,287 @@
+"""How long a new leader needs when a million transactions were aborted before it, and what their snapshots cost.
+
+The history is made directly in the logs: a BEGIN and an ABORT frame of each transaction in the buffer, and its outcome
+on the commit log. What is measured is what the leader itself says: from raising the controller epoch to serving.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Producer
+
+import bridge
+from benchmarks.harness import OURS, Better, Experiment, Measured, Row
+from benchmarks.site import Site
+from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.clients import producer_config
+from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, encode_abort, pack_bundle
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from bridge.snapshots import SnapshotReader
+from coordinator.shell.control_batch import control_batches
+from coordinator.snapshots import Marks, Snapshots, SnapshotSettings
+
+REPLAY: Final = "replay of the buffer"
+SINGLE: Final = "single snapshot"
+CLIENT: Final = "benchmark"
+PATIENCE_S: Final = 600.0
+_TOOK: Final = re.compile(r"took over in ([0-9.]+) s")
+_UPDATE: Final = 1_000
+_AT_ONCE: Final = 20_000
+
+
+def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
+    """A million aborted transactions (a twentieth if ``quick``)."""
+    aborts = 50_000 if quick else 1_000_000
+    history = History(site, aborts)
+    return Experiment(
+        name="recovery",
+        rounds=rounds,
+        warm_ups=0,
+        sides={OURS: history.from_snapshot, REPLAY: history.from_buffer},
+        rows=[
+            Row(
+                name="recovery-extra",
+                title=f"a new leader after {aborts:,} aborted transactions, with snapshots: how much longer it needs "
+                "than one with no history",
+                metric="extra_s",
+                unit="s",
+                better=Better.LESS,
+                bar=2.0,
+            ),
+            Row(
+                name="recovery-replay",
+                title="the same: how long it needs, compared with reading the whole buffer and commit log",
+                metric="took_s",
+                unit="s",
+                better=Better.LESS,
+                bar=1 / 20,
+                peers=(REPLAY,),
+            ),
+        ],
+    )
+
+
+def growth(*, quick: bool) -> Experiment:
+    """What is written to the topics of snapshots for each abort, early and late."""
+    late = 200_000 if quick else 1_000_000
+    return Experiment(
+        name="snapshot-growth",
+        rounds=1,
+        warm_ups=0,
+        sides={
+            OURS: lambda: _bytes_per_abort(late, segmented=True),
+            SINGLE: lambda: _bytes_per_abort(late, segmented=False),
+        },
+        rows=[
+            Row(
+                name="snapshot-bytes",
+                title="bytes written to the topics of snapshots for each abort when 10,000 are listed, over the life "
+                "of a segment; an index every 1,000 transactions",
+                metric="early",
+                unit="B",
+                better=Better.LESS,
+                beside=(SINGLE,),
+            ),
+            Row(
+                name="snapshot-bytes-late",
+                title=f"the same when {late:,} are listed",
+                metric="late",
+                unit="B",
+                better=Better.LESS,
+                beside=(SINGLE,),
+            ),
+            Row(
+                name="snapshot-growth",
+                title="how many times as much that is",
+                metric="growth",
+                unit="x",
+                better=Better.LESS,
+                bar=1.1,
+                beside=(SINGLE,),
+            ),
+        ],
+    )
+
+
+class History:
+    """Two streams under ZooKeeper paths of their own: one with a history, one without."""
+
+    def __init__(self, site: Site, aborts: int) -> None:
+        self._site = site
+        self._aborts = aborts
+        self._logs = Path(tempfile.mkdtemp(prefix="recovery-", dir=site.cluster.home))
+        self._is_made = False
+
+    def from_snapshot(self) -> Measured:
+        """Take over from a snapshot, and where there is nothing."""
+        self._make()
+        if not self._is_listed():
+            self._replay()
+        took_s = self._take_over("history")
+        return {"took_s": took_s, "extra_s": took_s - self._take_over("empty")}
+
+    def from_buffer(self) -> Measured:
+        """Take over without a snapshot."""
+        self._make()
+        scope = self._stream("history").scope
+        topics = [snapshot_topic(scope), snapshot_indexes_topic(scope), snapshot_segments_topic(scope)]
+        self._site.topics.delete_topics(self._site.topics.topic_ids(topics))
+        return {"took_s": self._replay()}
+
+    def _replay(self) -> float:
+        """Take over, and wait until the snapshot lists everything; gives how long taking over has taken."""
+        with self._coordinator("history") as took_s:
+            self._wait(self._is_listed, "a snapshot")
+        return took_s
+
+    def _take_over(self, which: str) -> float:
+        with self._coordinator(which) as took_s:
+            return took_s
+
+    def _make(self) -> None:
+        if self._is_made:
+            return
+        for which in ("history", "empty"):
+            name = self._stream(which)
+            with self._connect(which) as b, self._running(which):
+                b.admin.create_stream(str(name))
+        write_aborted(self._site.bootstrap_servers, self._stream("history"), self._aborts)
+        self._is_made = True
+
+    def _stream(self, which: str) -> StreamName:
+        return StreamName(f"recovery-{which}-{self._aborts}", "orders")
+
+    def _connect(self, which: str) -> bridge.Bridge:
+        cluster = self._site.cluster
+        return bridge.connect(
+            cluster.bootstrap_servers,
+            zookeeper=cluster.zookeeper,
+            zookeeper_root=f"/recovery-{which}",
+            client_name=CLIENT,
+            options=bridge.ClientOptions(admin_timeout_s=60),
+        )
+
+    def _is_listed(self) -> bool:
+        """Whether a snapshot lists the whole history."""
+        name = self._stream("history")
+        with self._connect("history") as b:
+            config = b.admin.describe(str(name)).config
+            found = SnapshotReader(b.settings, name.scope).of(config)
+            return all(item.aborted == self._aborts for item in found)
+
+    @contextmanager
+    def _coordinator(self, which: str) -> Iterator[float]:
+        """A coordinator that has taken over; gives the seconds that it has needed for that."""
+        with self._running(which) as log:
+            self._wait(lambda: _TOOK.search(log.read_text()), "a new leader")
+            found = _TOOK.search(log.read_text())
+            assert found is not None
+            yield float(found[1])
+
+    @contextmanager
+    def _running(self, which: str) -> Iterator[Path]:
+        """A coordinator process; gives its log."""
+        cluster = self._site.cluster
+        handle, path = tempfile.mkstemp(suffix=".log", dir=self._logs)
+        command = [sys.executable, "-m", "coordinator", f"--zookeeper-root=/recovery-{which}", "--session-timeout=2"]
+        command += [f"--bootstrap-servers={cluster.bootstrap_servers}", f"--zookeeper={cluster.zookeeper}"]
+        with os.fdopen(handle, "wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            yield Path(path)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+    @staticmethod
+    def _wait(condition: object, what: str) -> None:
+        assert callable(condition)
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no {what} within {PATIENCE_S:g} s")
+            time.sleep(0.2)
+
+
+def write_aborted(bootstrap_servers: str, stream: StreamName, count: int) -> None:
+    """Write the history of aborted transactions straight into a stream's buffer and its group's commit log."""
+    begin = BeginFrame(CLIENT, 0, None, 60_000, {str(stream): 0}).encode()
+    lost: list[object] = []
+    producer = Producer(producer_config(bootstrap_servers, extra={"linger.ms": 20}))
+    log = GroupName(stream.scope).commit_log_topic
+    with TransactionalAppender(bootstrap_servers, f"rollbridge.benchmark.{stream.scope}") as appender:
+        appender.init()
+        for first in range(1, count + 1, _AT_ONCE):
+            ids = [TransactionId.of(0, number) for number in range(first, min(first + _AT_ONCE, count + 1))]
+            for identifier in ids:
+                header = FrameHeader(FrameKind.BEGIN, identifier.bytes)
+                ending = header._replace(kind=FrameKind.ABORT)
+                key, value = pack_bundle([(header.pack(), begin), (ending.pack(), encode_abort("client"))])
+                producer.produce(
+                    stream.buffer_topic,
+                    key=key,
+                    value=value,
+                    partition=0,
+                    on_delivery=lambda error, _: lost.append(error),
+                )
+            producer.flush()
+            now_ms = int(time.time() * 1000)
+            records = [
+                ControlRecord(item, ControlKind.ABORT, CLIENT, now_ms, now_ms, 1, reason="client") for item in ids
+            ]
+            appender.append((log, batch) for batch in control_batches(records)[0])
+            appender.commit()
+    if lost:
+        raise RuntimeError(f"{len(lost)} frames were not written: {lost[0]}")
+
+
+def _bytes_per_abort(late: int, *, segmented: bool) -> Measured:
+    early_bytes, late_bytes = (_bytes_at(count, segmented=segmented) for count in (10_000, late))
+    return {"early": early_bytes, "late": late_bytes, "growth": late_bytes / early_bytes}
+
+
+def _bytes_at(count: int, *, segmented: bool) -> float:
+    """Bytes of all records that are written from ``count`` aborts on until one more segment has been sealed.
+
+    A single snapshot knows no segments: there, of one update.
+    """
+    partition = ("bench.orders.transaction-buffer", 0)
+    state = Snapshots("bench", SnapshotSettings(transaction_buffer_segmented_snapshot_enabled=segmented))
+    known = state.of(partition, "5Yn1cXbfS9Gc8rVtJXf0lw")
+    written = listed = 0
+    sealed_at: list[int] = []
+    sizes: list[int] = []
+    while len(sealed_at) < 2 and (segmented or len(sizes) < 2):
+        for _ in range(_UPDATE):
+            listed += 1
+            known.aborted.add(TransactionId.of(0, listed * 2).bytes, listed * 2, listed * 2 + 2)
+        known.changes = _UPDATE
+        if listed < count and not segmented:
+            continue
+        plan = state.plan(partition, Marks(listed * 2 + 2, listed * 2, listed, listed), 1, listed)
+        if plan is None:
+            raise RuntimeError("a single snapshot is too small for this")
+        snapshot = plan.snapshot(range(len(plan.segments)))
+        if listed >= count:
+            written += sum(len(item.key) + len(item.encode()) for item in plan.segments)
+            written += len(snapshot.key) + len(snapshot.encode(plan.ids))
+            sizes.append(written)
+            if plan.segments or not segmented:
+                sealed_at.append(len(sizes))
+        state.taken(plan, snapshot)
+    if not segmented:
+        return (sizes[1] - sizes[0]) / _UPDATE
+    first, last = sealed_at
+    return (sizes[last - 1] - sizes[first - 1]) / ((last - first) * _UPDATE)

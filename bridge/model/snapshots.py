@@ -1,0 +1,330 @@
+"""Snapshot records of transaction buffers: sealed segments, and the index with the unsealed snapshot.
+
+A record's Kafka value is one byte with the version of its format, the CRC-32 of what follows, and Avro. What is of
+another version, or fails any check, is not used; who reads it falls back to what was written before it, or to the
+buffer itself.
+
+Source: PIP-196. Differs: the two latest indexes of a partition are kept, under keys that take turns; a position is an
+offset; an index entry says which transaction ids its segment can hold.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any, Final
+
+import schemas
+from bridge.errors import CorruptDataError
+from bridge.model.avro import encode_long
+from bridge.model.buffer import Partition
+
+VERSION: Final = 1
+"""Of what no schema can grow into; fields that are added are read as the schemas say (see :mod:`schemas`)."""
+_FRONT: Final = Struct(">BI")
+COUNTER_SHOWN_MAX: Final = (1 << 63) - 1
+_LOW_BITS: Final = 64
+_LOW_MASK: Final = (1 << _LOW_BITS) - 1
+_LOW_HALF: Final = 1 << (_LOW_BITS - 1)
+_NO_IDS: Final[Mapping[str, list[int]]] = {"epochs": [], "counters_high": [], "counters_low": []}
+"""Takes a byte for each array."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentIndex:
+    """Where a sealed segment is and what it covers; see ``schemas/snapshot_indexes.avsc``."""
+
+    sequence_id: int
+    persistent_position: int
+    first_position: int
+    max_read_position: int
+    aborts: int
+    lowest_counter: int
+    highest_counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSegment:
+    """A sealed segment: ids of aborted transactions, 16 bytes each, in the order in which they were aborted."""
+
+    partition: Partition
+    topic_id: str
+    sequence_id: int
+    controller_epoch: int
+    first_position: int
+    max_read_position: int
+    aborts: tuple[bytes, ...]
+
+    @property
+    def key(self) -> bytes:
+        """Its Kafka key."""
+        return segment_key(self.partition, self.sequence_id)
+
+    def index(self, persistent_position: int) -> SegmentIndex:
+        """Its entry in the index once its offset is known."""
+        shown = [min(counter_of(item), COUNTER_SHOWN_MAX) for item in self.aborts]
+        return SegmentIndex(
+            self.sequence_id,
+            persistent_position,
+            self.first_position,
+            self.max_read_position,
+            len(self.aborts),
+            min(shown),
+            max(shown),
+        )
+
+    def encode(self) -> bytes:
+        """Its Kafka value."""
+        topic, partition = self.partition
+        return _pack(
+            "snapshot_segment",
+            {
+                "topic": topic,
+                "partition": partition,
+                "topic_id": self.topic_id,
+                "sequence_id": self.sequence_id,
+                "controller_epoch": self.controller_epoch,
+                "first_position": self.first_position,
+                "max_read_position": self.max_read_position,
+                **_NO_IDS,
+            },
+            EncodedIds(self.aborts).encode(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The state of a buffer partition; see ``schemas/snapshot_indexes.avsc``."""
+
+    partition: Partition
+    topic_id: str
+    generation: int
+    controller_epoch: int
+    taken_ms: int
+    position: int
+    max_read_position: int
+    commit_log_position: int
+    commit_log_end: int
+    sequence_id: int
+    indexes: tuple[SegmentIndex, ...]
+    first_position: int
+    aborts: tuple[bytes, ...]
+
+    @property
+    def key(self) -> bytes:
+        """Its Kafka key, which the generation after the next takes over."""
+        return index_keys(self.partition)[self.generation % 2]
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Sorts snapshots, the newest first."""
+        return -self.controller_epoch, -self.generation
+
+    def encode(self, ids: bytes | None = None) -> bytes:
+        """Its Kafka value; ``ids`` are the aborted transactions as :class:`EncodedIds` gives them, if that is known."""
+        topic, partition = self.partition
+        return _pack(
+            "snapshot_indexes",
+            {
+                "topic": topic,
+                "partition": partition,
+                "topic_id": self.topic_id,
+                "generation": self.generation,
+                "controller_epoch": self.controller_epoch,
+                "taken_ms": self.taken_ms,
+                "position": self.position,
+                "max_read_position": self.max_read_position,
+                "commit_log_position": self.commit_log_position,
+                "commit_log_end": self.commit_log_end,
+                "sequence_id": self.sequence_id,
+                "indexes": [{name: getattr(item, name) for name in SegmentIndex.__slots__} for item in self.indexes],
+                "first_position": self.first_position,
+                **_NO_IDS,
+            },
+            EncodedIds(self.aborts).encode() if ids is None else ids,
+        )
+
+
+def partition_name(partition: Partition) -> str:
+    """``topicName`` of a key: topic and partition of a buffer."""
+    return f"{partition[0]}-partition-{partition[1]}"
+
+
+def segment_key(partition: Partition, sequence_id: int) -> bytes:
+    """Kafka key of a sealed segment."""
+    return f"{sequence_id}-{partition_name(partition)}".encode()
+
+
+def index_keys(partition: Partition) -> tuple[bytes, bytes]:
+    """The two Kafka keys of a partition's indexes, of even and of odd generations."""
+    name = partition_name(partition)
+    return f"0-{name}".encode(), f"1-{name}".encode()
+
+
+def decode_segment(value: bytes | None) -> SnapshotSegment:
+    """The sealed segment in a record.
+
+    Raises:
+        CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
+    """
+    datum = _unpack("snapshot_segment", value)
+    aborts = _ids_of_datum(datum)
+    return SnapshotSegment((datum.pop("topic"), datum.pop("partition")), aborts=aborts, **datum)
+
+
+def decode_snapshot(value: bytes | None) -> Snapshot:
+    """The snapshot in a record.
+
+    Raises:
+        CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
+    """
+    datum = _unpack("snapshot_indexes", value)
+    aborts = _ids_of_datum(datum)
+    indexes = tuple(SegmentIndex(**item) for item in datum.pop("indexes"))
+    if datum["max_read_position"] > datum["position"] or [item.sequence_id for item in indexes] != sorted(
+        {item.sequence_id for item in indexes if item.sequence_id < datum["sequence_id"]}
+    ):
+        raise CorruptDataError("a snapshot contradicts itself: its positions or sequence ids are out of order")
+    return Snapshot(partition=(datum.pop("topic"), datum.pop("partition")), indexes=indexes, aborts=aborts, **datum)
+
+
+def segment_of(index: SegmentIndex, partition: Partition, topic_id: str, value: bytes | None) -> SnapshotSegment:
+    """The segment that an index entry means, from the record at its position.
+
+    Raises:
+        CorruptDataError: missing, damaged, or another segment.
+    """
+    segment = decode_segment(value)
+    if (
+        segment.partition != partition
+        or segment.topic_id != topic_id
+        or segment.index(index.persistent_position) != (index)
+    ):
+        raise CorruptDataError(
+            f"the record at offset {index.persistent_position} is segment {segment.sequence_id} of "
+            f"{partition_name(segment.partition)}, not segment {index.sequence_id} of {partition_name(partition)}"
+        )
+    return segment
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which snapshot of a partition is used, its place, and what is wrong with those that can not be, by theirs."""
+
+    snapshot: Snapshot | None
+    place: int = -1
+    faults: Mapping[int, str] = field(default_factory=dict)
+
+
+def choose(
+    found: Iterable[bytes | None], partition: Partition, topic_id: str, buffer_end: int, commit_log_end: int
+) -> Choice:
+    """The newest usable one of a partition's snapshots, whatever format each is in.
+
+    A later leader's is newer than an earlier one's, whatever their generations: it may have begun to count anew.
+
+    Args:
+        found: Values of the records with the partition's keys; None where there is none.
+        partition: Topic and partition of the buffer.
+        topic_id: Kafka's id of that topic.
+        buffer_end: Its end offset: what says more has seen another buffer.
+        commit_log_end: The end offset of the commit log.
+    """
+    best: Snapshot | None = None
+    used = -1
+    faults: dict[int, str] = {}
+    for place, value in enumerate(found):
+        if value is None:
+            continue
+        try:
+            snapshot = decode_snapshot(value)
+        except CorruptDataError as fault:
+            faults[place] = str(fault)
+            continue
+        if snapshot.partition != partition or snapshot.topic_id != topic_id:
+            faults[place] = f"it is of another topic, with id {snapshot.topic_id}"
+        elif snapshot.position > buffer_end or snapshot.commit_log_end > commit_log_end:
+            faults[place] = "it knows more than the buffer and the commit log hold"
+        elif best is None or snapshot.age < best.age:
+            best, used = snapshot, place
+    return Choice(best, used, faults)
+
+
+def counter_of(transaction: bytes) -> int:
+    """The 96-bit counter of an id."""
+    return int.from_bytes(transaction[4:], "big")
+
+
+class EncodedIds:
+    """Ids of transactions as a record holds them: three Avro arrays, each of which grows at its end.
+
+    The unsealed snapshot is written again and again with a few more ids; so only these have to be encoded.
+    """
+
+    __slots__ = ("_count", "_epochs", "_high", "_low", "_low_before")
+
+    def __init__(self, transactions: Iterable[bytes] = ()) -> None:
+        self._count = 0
+        self._epochs, self._high, self._low = bytearray(), bytearray(), bytearray()
+        self._low_before = 0
+        for transaction in transactions:
+            self.append(transaction)
+
+    def append(self, transaction: bytes) -> None:
+        """Add an id."""
+        low = int.from_bytes(transaction[8:], "big")
+        self._epochs += encode_long(int.from_bytes(transaction[:2], "big"))
+        self._high += encode_long(int.from_bytes(transaction[4:8], "big"))
+        # Modulo 2^64, as a signed number.
+        self._low += encode_long((low - self._low_before + _LOW_HALF & _LOW_MASK) - _LOW_HALF)
+        self._low_before = low
+        self._count += 1
+
+    @property
+    def size(self) -> int:
+        """Bytes that the ids take in a record."""
+        return len(self._epochs) + len(self._high) + len(self._low)
+
+    def encode(self) -> bytes:
+        """The three arrays."""
+        end = encode_long(0)
+        count = encode_long(self._count) if self._count else b""
+        return b"".join(part for items in (self._epochs, self._high, self._low) for part in (count, items, end))
+
+
+def _ids_of_datum(datum: dict[str, Any]) -> tuple[bytes, ...]:
+    """The ids in a record; takes their fields out of it."""
+    ids: list[bytes] = []
+    low = 0
+    try:
+        for epoch, high, difference in zip(
+            datum.pop("epochs"), datum.pop("counters_high"), datum.pop("counters_low"), strict=True
+        ):
+            low = low + difference & _LOW_MASK
+            ids.append((epoch << 112 | high << _LOW_BITS | low).to_bytes(16, "big"))
+    except (ValueError, OverflowError) as fault:
+        raise CorruptDataError(f"a snapshot lists what is no transaction id: {fault}") from fault
+    return tuple(ids)
+
+
+def _pack(schema: str, datum: Mapping[str, Any], ids: bytes) -> bytes:
+    """A record; the ids are its last three fields, which are empty in ``datum``."""
+    content = schemas.codec(schema).encode(dict(datum))[: -len(_NO_IDS)] + ids
+    return _FRONT.pack(VERSION, zlib.crc32(content)) + content
+
+
+def _unpack(schema: str, value: bytes | None) -> dict[str, Any]:
+    if value is None or len(value) < _FRONT.size:
+        raise CorruptDataError("there is no snapshot record where one should be")
+    version, checksum = _FRONT.unpack_from(value)
+    content = value[_FRONT.size :]
+    if version != VERSION:
+        raise CorruptDataError(f"a snapshot record has format version {version}; this code knows {VERSION}")
+    if zlib.crc32(content) != checksum:
+        raise CorruptDataError("a snapshot record is damaged: its checksum does not fit")
+    try:
+        return schemas.codec(schema).decode(content)
+    except schemas.SchemaError as fault:
+        raise CorruptDataError(f"a snapshot record can not be read: {fault}") from fault

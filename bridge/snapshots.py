@@ -1,0 +1,171 @@
+"""Snapshots of transaction buffers as they stand in Kafka: what there is, and whether it says what the logs say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from bridge.config import ConnectionSettings
+from bridge.errors import CorruptDataError
+from bridge.kafka.compacted import Latest, read_all, read_latest, read_values
+from bridge.kafka.topics import TopicAdmin
+from bridge.model.buffer import Partition
+from bridge.model.control import ControlKind, peek_kind
+from bridge.model.frames import FrameKind, unpack_bundle, unpack_header
+from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from bridge.model.records import StreamConfig
+from bridge.model.snapshots import Choice, Snapshot, choose, index_keys, segment_of
+
+SEGMENTED: Final = "segmented"
+SINGLE: Final = "single"
+NO_FORMAT: Final = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSnapshot:
+    """The snapshot of one buffer partition.
+
+    Attributes:
+        stream: Configuration of the stream.
+        partition: Topic and partition of the buffer.
+        format: ``segmented``, ``single``, or ``none``.
+        snapshot: What a new leader would use; None if it would read the whole buffer.
+        index_bytes: Size of its record.
+        buffer_end: End offset of the buffer partition.
+        faults: What is wrong with records that can not be used.
+    """
+
+    stream: StreamConfig
+    partition: Partition
+    format: str
+    snapshot: Snapshot | None
+    index_bytes: int
+    buffer_end: int
+    faults: tuple[str, ...] = ()
+
+    @property
+    def aborted(self) -> int:
+        """How many aborted transactions it lists."""
+        if self.snapshot is None:
+            return 0
+        return len(self.snapshot.aborts) + sum(item.aborts for item in self.snapshot.indexes)
+
+    @property
+    def tail(self) -> int:
+        """How many messages of the buffer a new leader would read."""
+        return self.buffer_end - (0 if self.snapshot is None else self.snapshot.max_read_position)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What comparing a snapshot with the buffer and the commit log has found.
+
+    Attributes:
+        partition: Topic and partition of the buffer.
+        aborted: How many aborted transactions the snapshot lists.
+        checked: How many transactions of the buffer were looked up.
+        faults: What is wrong; empty if nothing is.
+    """
+
+    partition: Partition
+    aborted: int
+    checked: int
+    faults: list[str] = field(default_factory=list)
+
+
+class SnapshotReader:
+    """Reads the snapshots of the buffers of one scope; needs the right to read its topics."""
+
+    def __init__(self, settings: ConnectionSettings, scope: str) -> None:
+        """Read the indexes; they are not looked at again.
+
+        Raises:
+            KafkaUnavailable, NotAuthorizedError
+        """
+        self._settings = settings
+        self._admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        self._segments = snapshot_segments_topic(scope)
+        topics = {SEGMENTED: snapshot_indexes_topic(scope), SINGLE: snapshot_topic(scope)}
+        self._known = self._admin.topic_ids([*topics.values(), self._segments])
+        self._indexes: dict[str, Mapping[bytes, Latest]] = {
+            kind: read_latest(settings.bootstrap_servers, settings.kafka, topic) if topic in self._known else {}
+            for kind, topic in topics.items()
+        }
+
+    def of(self, stream: StreamConfig) -> Iterator[BufferSnapshot]:
+        """The snapshots of a stream, one for each partition of its buffer."""
+        partitions = [(stream.name.buffer_topic, number) for number in range(stream.buffer_partitions)]
+        log = stream.group.commit_log_topic
+        ends = self._admin.end_offsets([*partitions, log])
+        for partition in partitions:
+            places = [(kind, key) for kind in self._indexes for key in index_keys(partition)]
+            found = [self._indexes[kind].get(key) for kind, key in places]
+            values = [None if item is None else item.value for item in found]
+            choice: Choice = choose(values, partition, stream.buffer_topic_id, ends[partition], ends[log])
+            used = choice.snapshot is not None
+            yield BufferSnapshot(
+                stream=stream,
+                partition=partition,
+                format=places[choice.place][0] if used else NO_FORMAT,
+                snapshot=choice.snapshot,
+                index_bytes=len(values[choice.place] or b"") if used else 0,
+                buffer_end=ends[partition],
+                faults=tuple(choice.faults.values()),
+            )
+
+    def verify(self, found: BufferSnapshot) -> Verification:
+        """Compare a snapshot with the whole buffer and the whole commit log, and read every segment."""
+        faults = list(found.faults)
+        snapshot = found.snapshot
+        if snapshot is None:
+            return Verification(found.partition, 0, 0, [*faults, "there is no snapshot"])
+        listed = set(snapshot.aborts)
+        offsets = [index.persistent_position for index in snapshot.indexes]
+        values: Mapping[int, bytes | None] = {}
+        if self._segments in self._known:
+            values = read_values(self._settings.bootstrap_servers, self._settings.kafka, self._segments, offsets)
+        for index in snapshot.indexes:
+            try:
+                value = values.get(index.persistent_position)
+                listed.update(segment_of(index, found.partition, found.stream.buffer_topic_id, value).aborts)
+            except CorruptDataError as fault:
+                faults.append(f"segment {index.sequence_id}: {fault}")
+        committed, aborted = self._outcomes(found.stream.group.commit_log_topic, snapshot.commit_log_end)
+        begun = self._begun(found.partition)
+        missing = (begun & aborted) - listed
+        if missing:
+            faults.append(f"{len(missing)} aborted transactions are not listed, one is {min(missing).hex()}")
+        if listed & committed:
+            wrong = listed & committed
+            faults.append(f"{len(wrong)} committed transactions are listed as aborted, one is {min(wrong).hex()}")
+        return Verification(found.partition, len(listed), len(begun), faults)
+
+    def _outcomes(self, topic: str, end: int) -> tuple[set[bytes], set[bytes]]:
+        """Ids of the committed and the aborted transactions that a commit log tells of below an offset."""
+        outcomes: dict[ControlKind | None, set[bytes]] = {kind: set() for kind in (*ControlKind, None)}
+        [start] = self._admin.start_offsets([topic]).values()
+        for message in read_all(self._settings.bootstrap_servers, self._settings.kafka, topic, start=start):
+            if (message.offset() or 0) >= end:
+                break
+            outcomes[peek_kind(message.value())].add(message.key() or b"")
+        return outcomes[ControlKind.COMMIT], outcomes[ControlKind.ABORT]
+
+    def _begun(self, partition: Partition) -> set[bytes]:
+        """Ids of the transactions whose BEGIN frames stand in a buffer partition."""
+        begun: set[bytes] = set()
+        [start] = self._admin.start_offsets([partition]).values()
+        servers, security = self._settings.bootstrap_servers, self._settings.kafka
+        for message in read_all(servers, security, *partition, start):
+            header, value = unpack_header(message.key()), message.value() or b""
+            if header is None:
+                continue
+            kinds = {header.kind}
+            if header.kind is FrameKind.BUNDLE:
+                try:
+                    kinds = {inner.kind for inner, _, _ in unpack_bundle(header, value)}
+                except CorruptDataError:
+                    continue
+            if FrameKind.BEGIN in kinds:
+                begun.add(header.transaction)
+        return begun

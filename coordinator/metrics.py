@@ -1,0 +1,76 @@
+"""Metrics of a leader in Prometheus' text format. Pure; who leads writes them to a file, see :mod:`coordinator.shell`.
+
+Those of snapshots have PIP-196's names, with our prefix in place of ``pulsar``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+PREFIX: Final = "rollbridge"
+SNAPSHOT: Final = f"{PREFIX}_txn_tb_snapshot"
+ENTRY_BYTES_BOUNDS: Final = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 24)
+
+
+class Op(StrEnum):
+    """What is done to a record of a snapshot."""
+
+    ADD = "add"
+    DEL = "del"
+    READ = "read"
+
+
+@dataclass(slots=True)
+class SnapshotMetrics:
+    """What has happened to snapshots in this term of a leader.
+
+    Attributes:
+        segment_ops: Operations on sealed segments.
+        index_ops: Operations on indexes, those of single snapshots included.
+        faults: Records that could not be used, and snapshots that could not be taken.
+        entry_bytes: Sizes of the indexes that were written, by the first bound that they do not exceed.
+        entry_bytes_sum: The sum of all of them.
+    """
+
+    segment_ops: Counter[Op] = field(default_factory=Counter)
+    index_ops: Counter[Op] = field(default_factory=Counter)
+    faults: int = 0
+    entry_bytes: Counter[float] = field(default_factory=Counter)
+    entry_bytes_sum: int = 0
+
+    def note_entry(self, size: int) -> None:
+        """An index was written."""
+        self.index_ops[Op.ADD] += 1
+        self.entry_bytes[next((bound for bound in ENTRY_BYTES_BOUNDS if size <= bound), float("inf"))] += 1
+        self.entry_bytes_sum += size
+
+    def lines(self, group: str, segments: int) -> Iterator[str]:
+        """The metrics of a group that has so many sealed segments."""
+        label = f'group="{group}"'
+        for what, operations in (("segment", self.segment_ops), ("index", self.index_ops)):
+            yield f"# TYPE {SNAPSHOT}_{what}_op_total counter"
+            for op in Op:
+                yield f'{SNAPSHOT}_{what}_op_total{{{label},op="{op}"}} {operations[op]}'
+        yield f"# TYPE {SNAPSHOT}_segment_total gauge"
+        yield f"{SNAPSHOT}_segment_total{{{label}}} {segments}"
+        yield f"# TYPE {SNAPSHOT}_fault_total counter"
+        yield f"{SNAPSHOT}_fault_total{{{label}}} {self.faults}"
+        yield f"# TYPE {SNAPSHOT}_index_entry_bytes histogram"
+        below = 0
+        for bound in (*ENTRY_BYTES_BOUNDS, float("inf")):
+            below += self.entry_bytes[bound]
+            shown = "+Inf" if bound == float("inf") else f"{bound:d}"
+            yield f'{SNAPSHOT}_index_entry_bytes_bucket{{{label},le="{shown}"}} {below}'
+        yield f"{SNAPSHOT}_index_entry_bytes_sum{{{label}}} {self.entry_bytes_sum}"
+        yield f"{SNAPSHOT}_index_entry_bytes_count{{{label}}} {below}"
+
+
+def count_lines(group: str, counts: Mapping[str, int]) -> Iterator[str]:
+    """What else a leader counts."""
+    for name in sorted(counts):
+        yield f"# TYPE {PREFIX}_{name}_total counter"
+        yield f'{PREFIX}_{name}_total{{group="{group}"}} {counts[name]}'

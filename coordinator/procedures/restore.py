@@ -1,0 +1,122 @@
+"""Restore: what the snapshots say of the buffers, and what reading on from there adds to it.
+
+Source: PIP-196 (recovery; the format without segments is read where there is no index).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bridge.model.aborted import AbortedTransactions
+from bridge.model.buffer import LateBegin, Partition
+from bridge.model.identifiers import TransactionId
+from bridge.model.records import StreamState as Lifecycle
+from bridge.model.snapshots import Snapshot, choose, index_keys, partition_name, segment_key
+from coordinator.effects import LogSummary, Steps, end_offsets, read_compacted, start_offsets, topic_ids
+from coordinator.group import GroupState
+from coordinator.metrics import Op
+from coordinator.procedures.aborted import drop_aborted, in_batches, load_segments
+from coordinator.procedures.snapshots import partitions_of
+from coordinator.snapshots import SINGLE_BYTES_MAX, PartitionSnapshots
+
+
+def restore_snapshots(group: GroupState) -> Steps[int]:
+    """Load what the snapshots say of the group's buffers, so that folding goes on where they end.
+
+    Gives the offset from which the commit log says everything that they do not.
+    """
+    state = group.snapshots
+    streams = [item for item in group.streams.values() if item.config.state is not Lifecycle.DELETING]
+    ids = {partition: item.config.buffer_topic_id for item in streams for partition in item.partitions()}
+    state.topics = set((yield from topic_ids([state.segments_topic, state.indexes_topic, state.single_topic])))
+    found: dict[str, Mapping[bytes, bytes]] = {}
+    for topic in (state.indexes_topic, state.single_topic):
+        found[topic] = (yield from read_compacted(topic)) if topic in state.topics else {}
+    ends = yield from end_offsets([*sorted(ids), (group.commit_log, 0)])
+    starts = yield from start_offsets(sorted(ids))
+    log_starts = [ends[group.commit_log, 0]]
+    for partition, topic_id in ids.items():
+        known = state.of(partition, topic_id)
+        known.log_start = starts[partition]
+        places = [(topic, key) for topic in found for key in index_keys(partition)]
+        values = [found[topic].get(key) for topic, key in places]
+        choice = choose(values, partition, topic_id, ends[partition], ends[group.commit_log, 0])
+        state.metrics.index_ops[Op.READ] += sum(value is not None for value in values)
+        for place, fault in choice.faults.items():
+            name = partition_name(partition)
+            state.warn(
+                f"a snapshot of {name} is not usable: {fault}; an older one or the buffer itself is used instead"
+            )
+            known.remains += (places[place],)
+            known.changes += 1
+        if choice.snapshot is not None:
+            yield from _adopt(group, partition, known, choice.snapshot, found)
+            group.fold.positions[partition] = max(choice.snapshot.max_read_position, starts[partition])
+            if ends[partition] > choice.snapshot.max_read_position:
+                log_starts.append(choice.snapshot.commit_log_position)
+        else:
+            group.fold.positions[partition] = starts[partition]
+            if ends[partition] > starts[partition]:
+                log_starts.append(0)
+    return min(log_starts)
+
+
+def finish_restore(group: GroupState) -> Steps[None]:
+    """Settle what folding the rest of the buffers has brought up; they have been folded up to the takeover's ends."""
+    summary, group.snapshots.summary = group.snapshots.summary, LogSummary({}, frozenset())
+    late = group.fold.late or {}
+    for transaction, offset in summary.terminated.items():
+        begun = late.get(transaction)
+        if begun is not None:
+            _note_late(group, transaction, begun, offset, is_aborted=transaction in summary.aborted)
+    yield from drop_aborted(group, list(group.fold.open.values()))
+    group.fold.caught_up()
+    group.fold.log_position = summary.end
+
+
+def _note_late(group: GroupState, transaction: bytes, begun: LateBegin, offset: int, *, is_aborted: bool) -> None:
+    """An outcome from the commit log whose transaction was met again in the buffers."""
+    identifier = TransactionId.from_bytes(transaction)
+    for partition in partitions_of(group, identifier, begun.begin.streams):
+        known = group.snapshots.partitions[partition]
+        if offset >= known.log_end:
+            known.changes += 1
+            if is_aborted:
+                position = group.fold.positions.get(partition, 0)
+                known.aborted.add(transaction, begun.first_offsets.get(partition, position), position)
+
+
+def _adopt(
+    group: GroupState,
+    partition: Partition,
+    known: PartitionSnapshots,
+    snapshot: Snapshot,
+    found: Mapping[str, Mapping[bytes, bytes]],
+) -> Steps[None]:
+    """Take over what a snapshot says; one in the other format is replaced by the next that is taken."""
+    state = group.snapshots
+    known.aborted = AbortedTransactions.of(snapshot)
+    known.generation = snapshot.generation
+    known.log_end = snapshot.commit_log_end
+    known.is_restored = True
+    other = state.single_topic if state.segmented else state.indexes_topic
+    remains = [(other, key) for key in index_keys(partition) if key in found[other]]
+    if not state.segmented and snapshot.indexes:
+        aborted = AbortedTransactions()
+        for indexes in in_batches(snapshot.indexes):
+            segments = yield from load_segments(group, partition, indexes)
+            for index, ids in zip(indexes, segments, strict=True):
+                for transaction in sorted(ids):
+                    aborted.add(transaction, index.first_position, index.max_read_position)
+        for transaction, (first, last) in known.aborted.unsealed.items():
+            aborted.add(transaction, first, last)
+        aborted.sequence_id = snapshot.sequence_id
+        if aborted.encoded.size <= SINGLE_BYTES_MAX:
+            known.aborted = aborted
+            keys = [segment_key(partition, index.sequence_id) for index in snapshot.indexes]
+            remains += [(state.segments_topic, key) for key in keys]
+        else:
+            state.warn(f"the single snapshot of {partition_name(partition)} would be too large: its segments are kept")
+    known.remains += tuple(remains)
+    known.changes += len(remains)
+    known.is_other_format = bool(remains)

@@ -1,0 +1,154 @@
+"""Snapshots: take those that are due, and delete them. How they are used: ``restore.py``.
+
+They are written inside native transactions of the leader's own transactional ids. So a leader that was replaced can
+not write one any more, whatever it believes; segments and the index that names them are there together or not at all;
+and no record of an older leader can take the place of a newer one's under the same key when the topic is compacted.
+
+Source: PIP-196.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from bridge.model.buffer import BufferedTransaction, Partition
+from bridge.model.identifiers import TransactionId
+from bridge.model.snapshots import Snapshot, segment_key
+from coordinator.effects import (
+    Messages,
+    Steps,
+    append_messages,
+    commit_round,
+    create_topics,
+    end_offsets,
+    read_compacted,
+    topic_ids,
+)
+from coordinator.group import GroupState
+from coordinator.metrics import Op
+from coordinator.snapshots import Marks, PartitionSnapshots, Plan
+from coordinator.topics import snapshot_topic_spec
+
+SNAPSHOTS_PER_ROUND: Final = 32
+"""Each may have a segment and an index of a quarter of a megabyte."""
+
+
+def take_snapshots(group: GroupState, now_ms: int) -> Steps[None]:
+    """Write the snapshots that are due, in one native transaction."""
+    due = group.snapshots.due(now_ms)[:SNAPSHOTS_PER_ROUND]
+    if due:
+        yield from write_snapshots(group, due, now_ms)
+
+
+def write_snapshots(group: GroupState, partitions: Iterable[Partition], now_ms: int) -> Steps[None]:
+    """Write snapshots of partitions, in one native transaction."""
+    state = group.snapshots
+    yield from _ensure_topics(group)
+    log_end = (yield from end_offsets([(group.commit_log, 0)]))[group.commit_log, 0]
+    low, floor = group.fold.low_water(), group.fold.log_floor()
+    plans: list[Plan] = []
+    for partition in partitions:
+        position = group.fold.positions.get(partition, state.partitions[partition].log_start)
+        marks = Marks(position, low.get(partition, position), min(floor.get(partition, log_end), log_end), log_end)
+        plan = state.plan(partition, marks, group.controller_epoch, now_ms)
+        if plan is not None:
+            plans.append(plan)
+    if not plans:
+        return
+    written = yield from _append(group, plans)
+    yield from commit_round()
+    for plan, snapshot in zip(plans, written, strict=True):
+        state.taken(plan, snapshot)
+    # What is folded from here on has its outcome later in the commit log than this.
+    group.fold.log_position = log_end
+
+
+def clear_snapshots(group: GroupState, partitions: Iterable[Partition]) -> Steps[None]:
+    """Delete all snapshots of partitions, in every format, found by their keys and not by an index."""
+    wanted = list(partitions)
+    state = group.snapshots
+    known = yield from topic_ids([state.segments_topic, state.indexes_topic, state.single_topic])
+    doomed: list[tuple[str, bytes]] = []
+    for topic in sorted(known):
+        keys = yield from read_compacted(topic)
+        doomed += [(topic, key) for key in keys if any(state.is_of(key, item) for item in wanted)]
+    if doomed:
+        yield from _append_tombstones(group, doomed)
+        yield from commit_round()
+    state.forget(wanted)
+
+
+def note_settled(group: GroupState, transaction: BufferedTransaction, *, is_aborted: bool) -> None:
+    """A transaction has an outcome, which its partitions' next snapshots cover."""
+    state = group.snapshots
+    if is_aborted:
+        for partition in partitions_of(group, transaction.transaction_id, transaction.begin.streams):
+            position = group.fold.positions.get(partition, 0)
+            first = transaction.first_offsets.get(partition, position)
+            known = state.partitions.get(partition) or _begin_partition(group, partition)
+            known.aborted.add(transaction.id, first, position)
+            known.changes += 1
+    else:
+        for partition in transaction.first_offsets:
+            known = state.partitions.get(partition) or _begin_partition(group, partition)
+            known.changes += 1
+
+
+def partitions_of(group: GroupState, transaction: TransactionId, streams: Iterable[str]) -> list[Partition]:
+    """The buffer partitions in which a transaction's frames stand, or may still arrive."""
+    return [group.streams[name].partition_for(transaction) for name in streams if name in group.streams]
+
+
+def _begin_partition(group: GroupState, partition: Partition) -> PartitionSnapshots:
+    """A partition of a stream that was created in this term."""
+    configs = (item.config for item in group.streams.values())
+    topic_id = next(item.buffer_topic_id for item in configs if item.name.buffer_topic == partition[0])
+    return group.snapshots.of(partition, topic_id)
+
+
+def _append(group: GroupState, plans: list[Plan]) -> Steps[list[Snapshot]]:
+    """Append segments, indexes and tombstones; nothing is visible before the round is committed."""
+    state = group.snapshots
+    segments = [item for plan in plans for item in plan.segments]
+    doomed = [
+        (state.segments_topic, segment_key(plan.partition, item.sequence_id)) for plan in plans for item in plan.expired
+    ]
+    doomed += [item for plan in plans for item in state.partitions[plan.partition].remains]
+    if doomed:
+        yield from _append_tombstones(group, doomed)
+    offsets: list[int] = []
+    if segments:
+        offsets = list(
+            (yield from append_messages(Messages(state.segments_topic, [(i.key, i.encode()) for i in segments])))
+        )
+    state.metrics.segment_ops[Op.ADD] += len(segments)
+    snapshots: list[Snapshot] = []
+    for plan in plans:
+        own, offsets = offsets[: len(plan.segments)], offsets[len(plan.segments) :]
+        snapshots.append(plan.snapshot(own))
+    records = [(item.key, item.encode(plan.ids)) for item, plan in zip(snapshots, plans, strict=True)]
+    yield from append_messages(Messages(state.index_topic, records))
+    for _, value in records:
+        state.metrics.note_entry(len(value))
+    return snapshots
+
+
+def _append_tombstones(group: GroupState, doomed: Iterable[tuple[str, bytes]]) -> Steps[None]:
+    state = group.snapshots
+    by_topic: dict[str, list[tuple[bytes, bytes | None]]] = {}
+    for topic, key in doomed:
+        by_topic.setdefault(topic, []).append((key, None))
+    for topic in sorted(by_topic, key=lambda name: name != state.segments_topic):  # segments first, then their index
+        yield from append_messages(Messages(topic, by_topic[topic]))
+        operations = state.metrics.segment_ops if topic == state.segments_topic else state.metrics.index_ops
+        operations[Op.DEL] += len(by_topic[topic])
+
+
+def _ensure_topics(group: GroupState) -> Steps[None]:
+    state = group.snapshots
+    wanted = {state.segments_topic, state.indexes_topic} if state.segmented else {state.single_topic}
+    missing = sorted(wanted - state.topics)
+    if missing:
+        yield from create_topics([snapshot_topic_spec(name, state.replication_factor) for name in missing])
+        state.topics.update(missing)

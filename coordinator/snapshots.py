@@ -1,0 +1,228 @@
+"""What a leader knows of the snapshots of its buffers: when one is due, and what goes into it. Pure.
+
+Source: PIP-196 (an index is updated after a number of transactions, or a time in which something changed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from bridge.model.aborted import AbortedTransactions, Cut, SegmentCache
+from bridge.model.buffer import Partition
+from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from bridge.model.snapshots import SegmentIndex, Snapshot, SnapshotSegment, partition_name
+from coordinator.effects import LogSummary
+from coordinator.metrics import SnapshotMetrics
+
+RECORD_OVERHEAD_BYTES: Final = 256
+"""What a segment takes besides its ids and the name of its topic."""
+SEGMENT_BYTES_MIN: Final = 1024
+SEGMENT_BYTES_MAX: Final = 8 * 1024 * 1024
+SINGLE_BYTES_MAX: Final = 15 * 1024 * 1024
+"""Most bytes of ids that a single snapshot takes: they must fit into one record."""
+
+LOOK_MS: Final = 50
+"""How often is looked whether a snapshot is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSettings:
+    """When snapshots are taken and in which form; the names are PIP-196's, but for the last."""
+
+    transaction_buffer_segmented_snapshot_enabled: bool = True
+    """Whether aborted transactions are kept in segments; if not, every snapshot lists all of them."""
+    transaction_buffer_snapshot_segment_size: int = 256 * 1024
+    """Bytes of a sealed segment, at most."""
+    transaction_buffer_snapshot_max_transaction_count: int = 1_000
+    """After how many ended transactions of a buffer partition its snapshot is taken anew."""
+    transaction_buffer_snapshot_min_time_in_millis: int = 5_000
+    """After what time, if any has ended."""
+    transaction_buffer_snapshot_cache_bytes_max: int = 64 * 1024 * 1024
+    """Memory for sealed segments that were asked about."""
+
+
+@dataclass(slots=True)
+class PartitionSnapshots:
+    """The snapshots of one buffer partition.
+
+    Attributes:
+        topic_id: Kafka's id of the buffer.
+        aborted: Its aborted transactions.
+        generation: Of the last index that was written.
+        log_end: Aborts at lower offsets of the commit log are in ``aborted``.
+        log_start: First offset of the buffer.
+        taken_ms: When the last one was taken.
+        changes: Transactions of it that ended since.
+        remains: Records that the next snapshot replaces, by topic and key: damaged ones, and those of the other format.
+        is_other_format: Whether what was found is in the other format.
+        is_restored: Whether a snapshot was found when the leader took over.
+    """
+
+    topic_id: str
+    aborted: AbortedTransactions = field(default_factory=AbortedTransactions)
+    generation: int = 0
+    log_end: int = 0
+    log_start: int = 0
+    taken_ms: int = 0
+    changes: int = 0
+    remains: tuple[tuple[str, bytes], ...] = ()
+    is_other_format: bool = False
+    is_restored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A snapshot that is to be written: first the segments, then the index that names them, then what is deleted."""
+
+    partition: Partition
+    cuts: tuple[Cut, ...]
+    segments: tuple[SnapshotSegment, ...]
+    expired: tuple[SegmentIndex, ...]
+    draft: Snapshot
+    ids: bytes
+    """The unsealed snapshot's, as they are written."""
+
+    def snapshot(self, offsets: Sequence[int]) -> Snapshot:
+        """The index once the offsets of the segments are known."""
+        added = tuple(item.index(offset) for item, offset in zip(self.segments, offsets, strict=True))
+        kept = tuple(item for item in self.draft.indexes if item not in self.expired)
+        return replace(self.draft, sequence_id=self.draft.sequence_id + len(self.segments), indexes=kept + added)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """How far a partition and the commit log have been dealt with; see ``schemas/snapshot_indexes.avsc``."""
+
+    position: int
+    max_read_position: int
+    commit_log_position: int
+    commit_log_end: int
+
+
+class Snapshots:
+    """The snapshots of a group's buffers."""
+
+    def __init__(self, scope: str, settings: SnapshotSettings) -> None:
+        self.settings: Final = settings
+        self.segmented: Final = settings.transaction_buffer_segmented_snapshot_enabled
+        self.replication_factor = -1
+        self.indexes_topic: Final = snapshot_indexes_topic(scope)
+        self.segments_topic: Final = snapshot_segments_topic(scope)
+        self.single_topic: Final = snapshot_topic(scope)
+        self.partitions: dict[Partition, PartitionSnapshots] = {}
+        self.cache = SegmentCache(settings.transaction_buffer_snapshot_cache_bytes_max)
+        self.topics: set[str] = set()
+        self.summary = LogSummary({}, frozenset())
+        self.warnings: list[str] = []
+        self._next_look_ms = 0
+        self.metrics = SnapshotMetrics()
+
+    @property
+    def index_topic(self) -> str:
+        """The topic of what is read first."""
+        return self.indexes_topic if self.segmented else self.single_topic
+
+    def of(self, partition: Partition, topic_id: str) -> PartitionSnapshots:
+        """The snapshots of a partition."""
+        known = self.partitions.get(partition)
+        if known is None:
+            known = self.partitions[partition] = PartitionSnapshots(topic_id)
+        return known
+
+    def due(self, now_ms: int) -> list[Partition]:
+        """Partitions that a snapshot should be taken of now.
+
+        However many transactions end, no partition has its turn more often than ten times in the interval: what is
+        read again after a takeover is little then, and listing the unsealed ones each time is not.
+        """
+        if now_ms < self._next_look_ms:
+            return []
+        self._next_look_ms = now_ms + LOOK_MS
+        transactions_max = self.settings.transaction_buffer_snapshot_max_transaction_count
+        interval_ms = self.settings.transaction_buffer_snapshot_min_time_in_millis
+        return [
+            partition
+            for partition, known in self.partitions.items()
+            if known.changes
+            and now_ms - known.taken_ms >= (interval_ms if known.changes < transactions_max else interval_ms // 10)
+        ]
+
+    def plan(self, partition: Partition, marks: Marks, controller_epoch: int, now_ms: int) -> Plan | None:
+        """What to write for a partition; None if a single snapshot can not hold it."""
+        known = self.partitions[partition]
+        aborted = known.aborted
+        cuts: list[Cut] = []
+        if self.segmented:
+            size = self.settings.transaction_buffer_snapshot_segment_size
+            room = max(size - RECORD_OVERHEAD_BYTES - len(partition[0]), 1)
+            cuts = aborted.seal_all(room) if known.is_other_format else aborted.cuts(room)
+        elif aborted.encoded.size > SINGLE_BYTES_MAX:
+            self.warn(
+                f"a single snapshot can not hold the {len(aborted)} aborted transactions of "
+                f"{partition_name(partition)}; none is written until segmented snapshots are enabled"
+            )
+            known.changes = 0
+            return None
+        segments = tuple(
+            SnapshotSegment(
+                partition,
+                known.topic_id,
+                aborted.sequence_id + place,
+                controller_epoch,
+                cut.first_position,
+                cut.max_read_position,
+                cut.aborts,
+            )
+            for place, cut in enumerate(cuts)
+        )
+        rest = aborted.without(cuts)
+        draft = Snapshot(
+            partition=partition,
+            topic_id=known.topic_id,
+            generation=known.generation + 1,
+            controller_epoch=controller_epoch,
+            taken_ms=now_ms,
+            position=marks.position,
+            max_read_position=marks.max_read_position,
+            commit_log_position=marks.commit_log_position,
+            commit_log_end=marks.commit_log_end,
+            sequence_id=aborted.sequence_id,
+            indexes=tuple(aborted.indexes),
+            first_position=rest.first_position,
+            aborts=tuple(rest.unsealed),
+        )
+        return Plan(
+            partition, tuple(cuts), segments, tuple(aborted.expired(known.log_start)), draft, rest.encoded.encode()
+        )
+
+    def taken(self, plan: Plan, snapshot: Snapshot) -> None:
+        """A planned snapshot has become durable."""
+        known = self.partitions[plan.partition]
+        sealed = [item for item in snapshot.indexes if item.sequence_id >= plan.draft.sequence_id]
+        known.aborted = known.aborted.without(plan.cuts, sealed)
+        known.aborted.expire(plan.expired)
+        for item in plan.expired:
+            self.cache.drop(plan.partition, item.sequence_id)
+        known.generation = snapshot.generation
+        known.log_end = snapshot.commit_log_end
+        known.taken_ms = snapshot.taken_ms
+        known.changes = 0
+        known.remains = ()
+        known.is_other_format = False
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        """The partitions and their snapshots are gone."""
+        for partition in partitions:
+            self.partitions.pop(partition, None)
+
+    def is_of(self, key: bytes, partition: Partition) -> bool:
+        """Whether a record with this key belongs to a partition, in whatever topic of snapshots it stands."""
+        number, _, name = key.partition(b"-")
+        return number.isdigit() and name == partition_name(partition).encode()
+
+    def warn(self, text: str) -> None:
+        """Something needs somebody's attention; whoever runs the leader logs it."""
+        self.metrics.faults += 1
+        self.warnings.append(text)

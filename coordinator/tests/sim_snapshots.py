@@ -1,0 +1,91 @@
+"""Snapshots in the simulation: after each takeover, the state must be what a replay of everything gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bridge.errors import CorruptDataError
+from bridge.model.buffer import BufferedTransaction, BufferFold, BufferLimits, Partition
+from bridge.model.fences import Fences
+from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from bridge.model.snapshots import Snapshot, decode_segment, decode_snapshot
+from coordinator.group import GroupState
+from coordinator.tests.sim_world import World
+
+SNAPSHOT_DEFECTS = ("hasty-snapshot", "short-log", "lost-aborts", "lost-segments")
+
+
+def topics(scope: str) -> list[str]:
+    """The topics of snapshots."""
+    return [snapshot_indexes_topic(scope), snapshot_topic(scope), snapshot_segments_topic(scope)]
+
+
+def spoil(value: bytes | None, faults: frozenset[str]) -> bytes | None:
+    """A snapshot as a leader with a defect writes it: each is well-formed and says something that is not so."""
+    if value is None or not faults.intersection(SNAPSHOT_DEFECTS):
+        return value
+    try:
+        snapshot: Snapshot = decode_snapshot(value)
+    except CorruptDataError:
+        return value
+    if "hasty-snapshot" in faults:
+        snapshot = replace(snapshot, max_read_position=snapshot.position)
+    if "short-log" in faults:
+        snapshot = replace(snapshot, commit_log_position=snapshot.commit_log_end)
+    if "lost-aborts" in faults:
+        snapshot = replace(snapshot, aborts=())
+    if "lost-segments" in faults:
+        snapshot = replace(snapshot, indexes=())
+    return snapshot.encode()
+
+
+def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str]:
+    """What a leader that has just taken over knows otherwise than one that replays everything that is left.
+
+    Both know the same sessions of clients, ``fences``, when they begin to read.
+    """
+    found: list[str] = []
+    summary = world.summary(group.commit_log)
+    limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
+    whole = BufferFold(limits, lambda *_: None, summary.terminated)
+    whole.late = {}
+    whole.fences = fences
+    for (topic, number), stream in group.partitions().items():
+        end = group.fold.positions.get((topic, number), 0)
+        log = world.topics[topic]
+        for offset, entry in enumerate(log.entries[log.start : end], log.start):
+            whole.fold(stream, (topic, number), offset, 0, *entry.item)
+    for transaction in whole.open.keys() | group.fold.open.keys():
+        expected, actual = whole.open.get(transaction), group.fold.open.get(transaction)
+        if expected is None or actual is None:
+            found.append(f"{transaction.hex()} is open: {actual is not None}, by a full replay: {expected is not None}")
+        elif _places(actual) != _places(expected):
+            found.append(f"{actual} has other frames than by a full replay")
+    for partition in group.partitions():
+        known, is_whole = aborted_of(world, group, partition)
+        missing = is_whole and {item for item, begun in whole.late.items() if partition in begun.first_offsets} & (
+            summary.aborted - known
+        )
+        if missing:
+            found.append(f"{len(missing)} aborted transactions of {partition[0]} are forgotten")
+        if known - summary.aborted:
+            found.append(f"{len(known - summary.aborted)} transactions of {partition[0]} are no aborted ones")
+    return found
+
+
+def _places(transaction: BufferedTransaction) -> list[tuple[Partition, int]]:
+    """Where its frames stand; the order depends on how the partitions were interleaved."""
+    return sorted((item.partition, item.offset) for item in transaction.frames)
+
+
+def aborted_of(world: World, group: GroupState, partition: Partition) -> tuple[set[bytes], bool]:
+    """What a leader counts as aborted, and whether that is all; a damaged segment is noticed when it is read."""
+    aborted = group.snapshots.partitions[partition].aborted
+    known = set(aborted.unsealed)
+    for index in aborted.indexes:
+        try:
+            row = world.topics[group.snapshots.segments_topic].entries[index.persistent_position].item
+            known.update(decode_segment(row and row[1]).aborts)
+        except CorruptDataError:
+            return known, False
+    return known, True

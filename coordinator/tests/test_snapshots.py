@@ -1,0 +1,335 @@
+"""State from a snapshot and what came after it is state from a replay of everything, on any history, at every point."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from itertools import count
+from pathlib import Path
+from typing import Self
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.model import paths
+from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from bridge.model.records import Group, Request, RequestKind
+from bridge.model.snapshots import decode_snapshot
+from coordinator.errors import StaleStateError
+from coordinator.metrics import Op, count_lines
+from coordinator.procedures import restore, upkeep
+from coordinator.shell.metrics_file import MetricsFile
+from coordinator.tests.sim_actors import Leader
+from coordinator.tests.sim_truncation import history_of
+from coordinator.tests.sim_world import World
+
+GROUP = GroupName("sales")
+STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
+INDEXES, SEGMENTS, SINGLE = snapshot_indexes_topic("sales"), snapshot_segments_topic("sales"), snapshot_topic("sales")
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "data", "commit", "abort", "aborted", "late", "late", "lead", "rest"]),
+        st.integers(0, 3),
+        st.sampled_from(STREAMS),
+    ),
+    min_size=5,
+    max_size=20,
+)
+
+
+class Bench:
+    """A world with two streams, clients that may do anything with six transactions, and a leader."""
+
+    def __init__(self, world: World, clock_ms: int = 0) -> None:
+        self.world = world
+        self.rng = random.Random(1)
+        self.clock_ms = clock_ms
+        self.counters = count(1)
+        self.open: dict[int, tuple[TransactionId, BeginFrame]] = {}
+        self.late: set[TransactionId] = set()
+        self.leader = Leader(self.world, GROUP)
+
+    @classmethod
+    def fresh(cls) -> Self:
+        """With a world of its own."""
+        world = World()
+        for path in (paths.GROUPS, paths.SCOPES, paths.requests(GROUP), paths.answers(GROUP)):
+            world.ensure(path)
+        world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
+        for stream in STREAMS:
+            request = Request(kind=RequestKind.CREATE_STREAM, stream=str(stream), segments=1, created_ms=0)
+            world.request(GROUP, request.to_json())
+        bench = cls(world)
+        bench.rest()
+        return bench
+
+    def rest(self) -> None:
+        """Let the leader read and do everything that there is to do, snapshots included."""
+        for _ in range(40):
+            self.clock_ms += 100
+            self.lead()
+
+    def lead(self, effects: int = 30) -> None:
+        """Let the leader read something of each buffer, and do something."""
+        for _ in range(effects):
+            self.leader.step(self.clock_ms, self.rng)
+            if self.leader.procedure is None:
+                break
+
+    def take_over(self) -> None:
+        """Another leader takes over and finishes what was left."""
+        self.leader = Leader(self.world, GROUP)
+        while not self.leader.pending_done:
+            try:
+                self.leader.step(self.clock_ms, self.rng)
+            except StaleStateError:
+                self.leader = Leader(self.world, GROUP)
+
+    def do(self, operation: str, number: int, stream: StreamName) -> None:
+        """What a client does, or the leader; what makes no sense does nothing."""
+        self.clock_ms += 300
+        if operation == "lead":
+            self.lead()
+        elif operation == "rest":
+            self.rest()
+        elif operation == "aborted":
+            self.do("begin", number, stream)
+            self.do("abort", number, stream)
+        elif operation == "begin":
+            epochs = {str(item): int(history_of(self.world, item).active.epoch) for item in (stream, *STREAMS)}
+            begin = BeginFrame("c", 0, None, 1_000_000, epochs)
+            self.open[number] = (TransactionId.of(0, next(self.counters)), begin)
+            self.send(number, FrameKind.BEGIN, str(stream), begin.encode())
+        elif number in self.open:
+            identifier, begin = self.open[number]
+            match operation:
+                case "late" if identifier not in self.late:
+                    self.late.add(identifier)
+                    self.send(number, FrameKind.BEGIN, list(begin.streams)[1], begin.encode())
+                case "data":
+                    batch = json.dumps([["k", f"{self.clock_ms}", str(identifier), 0]]).encode()
+                    header = FrameHeader(FrameKind.DATA, identifier.bytes, 0, 0, self.clock_ms, 1)
+                    self.world.produce(StreamName.parse(begin.home).buffer_topic, (header.pack(), batch))
+                case "commit":
+                    self.send(number, FrameKind.COMMIT, begin.home, Manifest({PieceKey(0, 0, 0): 0}).encode())
+                case "abort":
+                    self.send(number, FrameKind.ABORT, begin.home, encode_abort("no"))
+
+    def send(self, number: int, kind: FrameKind, stream: str, value: bytes) -> None:
+        """Write a frame to a stream's buffer."""
+        header = FrameHeader(kind, self.open[number][0].bytes)
+        self.world.produce(StreamName.parse(stream).buffer_topic, (header.pack(), value))
+
+
+@settings(max_examples=150)
+@given(OPERATIONS)
+def test_a_takeover_at_any_point_finds_what_a_full_replay_finds(
+    operations: list[tuple[str, int, StreamName]],
+) -> None:
+    bench = Bench.fresh()
+    for operation in operations:
+        bench.do(*operation)
+        after = Bench(copy.deepcopy(bench.world), bench.clock_ms)
+        after.take_over()
+        assert not after.world.broken, after.world.broken[:3]
+
+
+def test_a_begin_frame_that_comes_after_the_abort_opens_nothing() -> None:
+    bench = Bench.fresh()
+    assert len(_late_begins(bench)) == 0
+    assert not bench.world.broken
+
+
+def test_the_comparison_notices_that_a_late_begin_frame_opens_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (restore, upkeep):
+        monkeypatch.setattr(module, "drop_aborted", lambda _group, _transactions: iter(()))
+    bench = Bench.fresh()
+    assert len(_late_begins(bench)) > 0
+    assert bench.world.broken
+
+
+def test_a_begin_frame_that_comes_long_after_the_abort_and_a_takeover_opens_nothing_for_long() -> None:
+    bench = Bench.fresh()
+    for number in range(12):
+        bench.do("aborted", number, STREAMS[0])
+        bench.rest()
+    bench.take_over()
+    for number in range(12):
+        bench.do("late", number, STREAMS[1])
+    bench.rest()
+    group = bench.leader.group
+    assert group is not None
+    assert not group.fold.open
+    assert not group.recorded
+    assert group.fold.dropped["late"] == 12
+    indexes = group.snapshots.partitions[STREAMS[1].buffer_topic, 0].aborted.indexes
+    assert group.snapshots.metrics.segment_ops[Op.READ] == len(indexes) > 2, "each is read once, when it is needed"
+
+
+def _late_begins(bench: Bench) -> set[bytes]:
+    """Abort so many transactions that segments are sealed; then other BEGIN frames of them arrive. Gives the open."""
+    for number in range(12):
+        bench.do("aborted", number, STREAMS[0])
+        bench.rest()
+    for number in range(12):
+        bench.do("late", number, STREAMS[1])
+    bench.take_over()
+    assert bench.leader.group is not None
+    return set(bench.leader.group.fold.open)
+
+
+def _current(bench: Bench, topic: str) -> dict[bytes, bytes]:
+    return bench.world.latest(topic) if topic in bench.world.topics else {}
+
+
+def test_segments_are_sealed_and_named_by_sequence_id_and_topic() -> None:
+    bench = Bench.fresh()
+    for number in range(12):
+        bench.do("aborted", number, STREAMS[0])
+        bench.rest()
+    keys = sorted(_current(bench, SEGMENTS))
+    assert b"0-sales.orders.transaction-buffer-partition-0" in keys
+    assert len(keys) >= 4
+    newest = max((decode_snapshot(value) for value in _current(bench, INDEXES).values()), key=lambda s: s.generation)
+    assert [item.sequence_id for item in newest.indexes] == list(range(len(newest.indexes)))
+
+
+def test_the_format_changes_without_loss_both_ways() -> None:
+    bench = Bench.fresh()
+    for number in range(8):
+        bench.do("aborted", number, STREAMS[0])
+    bench.rest()
+    before = bench.world.summary(GROUP.commit_log_topic).aborted
+    while bench.world.controller_epoch % 4 != 3:
+        bench.take_over()
+    bench.take_over()  # this one writes single snapshots
+    bench.rest()
+    assert not _current(bench, INDEXES)
+    assert not _current(bench, SEGMENTS)
+    single = [decode_snapshot(value) for value in _current(bench, SINGLE).values()]
+    assert {item.partition[0] for item in single} == {stream.buffer_topic for stream in STREAMS}
+    assert all(set(item.aborts) == before and not item.indexes for item in single)
+    bench.take_over()
+    bench.rest()
+    assert not _current(bench, SINGLE)
+    assert _current(bench, SEGMENTS)
+    assert not bench.world.broken
+
+
+@pytest.mark.parametrize("topic", [INDEXES, SEGMENTS])
+@pytest.mark.parametrize("damage", ["changed", "missing", "foreign"])
+def test_what_is_damaged_is_made_anew_from_the_buffer(topic: str, damage: str) -> None:
+    bench = Bench.fresh()
+    for number in range(12):
+        bench.do("aborted", number, STREAMS[0])
+        bench.rest()
+    for number in range(12):  # so that the next leader has to look into every segment
+        bench.do("late", number, STREAMS[1])
+    log = bench.world.topics[topic]
+    for offset, (key, value) in log.visible():
+        match damage:
+            case "changed":
+                log.entries[offset].item = (key, value[:-1] + bytes([value[-1] ^ 1]))
+            case "missing":
+                log.entries[offset].item = None
+            case _:
+                log.entries[offset].item = (key, b"what somebody else has written")
+    bench.take_over()
+    assert bench.leader.group is not None
+    assert not bench.leader.group.fold.open
+    assert not bench.world.broken
+    bench.rest()
+    bench.take_over()
+    assert not bench.leader.group.snapshots.warnings
+    assert not bench.world.broken
+
+
+def test_the_generation_before_is_used_when_the_newest_is_damaged() -> None:
+    bench = Bench.fresh()
+    for number in range(3):
+        bench.do("aborted", number, STREAMS[0])
+        bench.rest()
+    log = bench.world.topics[INDEXES]
+    rows = [(offset, key, decode_snapshot(value)) for offset, (key, value) in log.visible()]
+    offset, key, newest = max(rows, key=lambda row: (row[2].partition, row[2].generation))
+    log.entries[offset].item = (key, b"\1damaged")
+    bench.take_over()
+    group = bench.leader.group
+    assert group is not None
+    assert len(group.snapshots.warnings) == 1
+    known = group.snapshots.partitions[newest.partition]
+    assert known.is_restored
+    assert known.generation == newest.generation - 1
+    assert not bench.world.broken
+
+
+def test_a_snapshot_of_an_earlier_topic_of_the_same_name_is_not_used() -> None:
+    bench = Bench.fresh()
+    bench.do("aborted", 0, STREAMS[0])
+    bench.rest()
+    bench.world.nodes = {
+        path: value.replace(bench.world.topics[STREAMS[0].buffer_topic].id.encode(), b"id-other")
+        for path, value in bench.world.nodes.items()
+    }
+    bench.world.topics[STREAMS[0].buffer_topic].id = "id-other"
+    bench.take_over()
+    group = bench.leader.group
+    assert group is not None
+    assert not group.snapshots.partitions[STREAMS[0].buffer_topic, 0].is_restored
+    assert "another topic" in group.snapshots.warnings[0]
+    assert not bench.world.broken
+
+
+def test_a_deleted_stream_leaves_no_snapshots() -> None:
+    bench = Bench.fresh()
+    for number in range(6):
+        bench.do("aborted", number, STREAMS[0])
+        bench.rest()
+    request = Request(kind=RequestKind.DELETE_STREAM, stream=str(STREAMS[0]), created_ms=0)
+    bench.world.request(GROUP, request.to_json())
+    bench.rest()
+    assert StreamName("sales", "orders").buffer_topic not in bench.world.topics
+    for topic in (INDEXES, SEGMENTS):
+        left = _current(bench, topic)
+        assert left
+        assert not [key for key in left if b"orders" in key]
+
+
+def test_the_metrics_are_those_of_the_proposal() -> None:
+    bench = Bench.fresh()
+    for number in range(12):
+        bench.do("aborted", number, STREAMS[0])
+        bench.rest()
+    bench.take_over()
+    bench.rest()
+    group = bench.leader.group
+    assert group is not None
+    group.snapshots.metrics.note_entry(1 << 30)
+    lines = list(group.snapshots.metrics.lines("sales/default", 7))
+    assert 'rollbridge_txn_tb_snapshot_segment_op_total{group="sales/default",op="add"} 0' in lines
+    assert 'rollbridge_txn_tb_snapshot_index_op_total{group="sales/default",op="read"} 4' in lines
+    assert 'rollbridge_txn_tb_snapshot_segment_total{group="sales/default"} 7' in lines
+    assert 'rollbridge_txn_tb_snapshot_index_entry_bytes_bucket{group="sales/default",le="16777216"} 0' in lines
+    assert 'rollbridge_txn_tb_snapshot_index_entry_bytes_bucket{group="sales/default",le="+Inf"} 1' in lines
+    assert list(count_lines("s/g", {"scales": 2}))[-1] == 'rollbridge_scales_total{group="s/g"} 2'
+
+
+def test_metrics_are_a_file_while_a_group_is_led(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench.fresh()
+    assert bench.leader.group is not None
+    file = MetricsFile(str(tmp_path), "sales/default")
+    file.write(bench.leader.group)
+    [written] = tmp_path.iterdir()
+    assert written.name == "rollbridge-sales.default.prom"
+    assert "rollbridge_txn_tb_snapshot_segment_total" in written.read_text()
+    file.remove()
+    assert not list(tmp_path.iterdir())
+    MetricsFile("", "sales/default").write(bench.leader.group)
+    missing = MetricsFile(str(tmp_path / "none"), "sales/default")
+    missing.write(bench.leader.group)
+    assert "metrics are not written any more" in caplog.text
