@@ -26,10 +26,13 @@ class Week(Run):
         list of its removed segments.
         """
         topics = {name: log for name, log in self.world.topics.items() if name != GROUP.commit_log_topic}
+        data = [log for name, log in topics.items() if ".segment-" in name or name.endswith(".transaction-buffer")]
+        compacted = [name for name, log in topics.items() if log not in data]
         kept = tuple(path for item in STREAMS for path in (paths.epochs(item), paths.truncation(item)))
         nodes = {path: value for path, value in self.world.nodes.items() if not path.startswith(kept)}
         return {
-            "records": sum(len(log.entries) - log.start for log in topics.values()),
+            "records": sum(len(log.entries) - log.start for log in data),
+            "keys": sum(len(self.world.latest(name)) for name in compacted),
             "topics": len(topics),
             "answers": len(self.world.children(paths.answers(GROUP))),
             "parts": len(self.world.children(f"{paths.group(GROUP)}/parts")),
