@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
 from typing import Final
 
 from bridge.errors import (
@@ -19,14 +21,36 @@ from bridge.errors import (
     TransactionClosed,
     TransactionNotFound,
 )
+from bridge.kafka.log_offsets import LogOffsets
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
 from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
-from bridge.model.records import Answer, Request, RequestKind, StreamConfig, StreamState, TransactionRecord
+from bridge.model.position import ReadPosition, StartLike, parse_start
+from bridge.model.records import (
+    FOREVER,
+    Answer,
+    Request,
+    RequestKind,
+    Retention,
+    StreamConfig,
+    StreamState,
+    TransactionRecord,
+)
+from bridge.starting import beginning, cut_before
 from bridge.zookeeper.metadata import Metadata
 
 RangeLike = KeyRange | tuple[float, float]
+
+
+class Keep(Enum):
+    """The type of :data:`KEEP`."""
+
+    KEEP = "keep"
+
+
+KEEP: Final = Keep.KEEP
+"""A setting stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +78,17 @@ class Admin:
     """The admin requests of a connection; ``b.admin``. Streams are named ``scope/stream``."""
 
     def __init__(
-        self, metadata: Metadata, *, forget: Callable[[str], None], client_name: str, timeout_s: float
+        self,
+        metadata: Metadata,
+        *,
+        forget: Callable[[str], None],
+        offsets: Callable[[], LogOffsets],
+        client_name: str,
+        timeout_s: float,
     ) -> None:
-        """``forget`` is told the name of a stream that was changed here."""
+        """``forget`` is told the name of a stream that was changed here; ``offsets`` connects to the brokers."""
         self._metadata: Final = metadata
+        self._offsets = offsets
         self._forget = forget
         self._client_name = client_name
         self._timeout_s = timeout_s
@@ -72,6 +103,9 @@ class Admin:
         buffer_partitions: int = 1,
         replication_factor: int = -1,
         record_bytes_max: int = 0,
+        retention_time: timedelta | None = None,
+        retention_bytes: int | None = None,
+        retention_groups: Iterable[str] = (),
         timeout_s: float | None = None,
     ) -> StreamConfig:
         """Create a stream with its topics and epoch 0.
@@ -84,6 +118,9 @@ class Admin:
             buffer_partitions: Partitions of the transaction buffer.
             replication_factor: Of all its topics; -1 is the broker's default.
             record_bytes_max: Largest record, key and headers included; 0 is the default, 1,000,000.
+            retention_time: How long records are kept at least; for ever by default. See :meth:`update_stream`.
+            retention_bytes: How many bytes of records are kept at least; all by default.
+            retention_groups: Consumer groups: nothing is deleted that one of them has not read.
             timeout_s: How long to wait for the answer; the connection's ``admin_timeout_s`` by default.
 
         Raises:
@@ -97,6 +134,8 @@ class Admin:
             raise InvalidRequestError("give the number of segments or their ranges, not both; nothing was created")
         wanted = even_ranges(1 if segments is None else segments) if ranges is None else ranges_of(ranges)
         check_partition(wanted)
+        retention = Retention(_ms(retention_time), _bytes(retention_bytes), tuple(retention_groups))
+        retention.check()
         self._metadata.ensure_group(owner)
         self._ask(
             owner,
@@ -108,6 +147,7 @@ class Admin:
                 buffer_partitions=buffer_partitions,
                 replication_factor=replication_factor,
                 record_bytes_max=record_bytes_max,
+                retention=retention,
                 client_name=self._client_name,
                 created_ms=_now_ms(),
             ),
@@ -145,6 +185,89 @@ class Admin:
             timeout_s,
         )
         return self.history(stream).record(answer.epoch)
+
+    def update_stream(
+        self,
+        stream: str,
+        *,
+        retention_time: timedelta | Keep | None = KEEP,
+        retention_bytes: int | Keep | None = KEEP,
+        retention_groups: Iterable[str] | Keep = KEEP,
+        timeout_s: float | None = None,
+    ) -> StreamConfig:
+        """Change how long the records of a stream are kept; what is not given stays as it is.
+
+        With both limits, what is beyond one of them is deleted. Age is counted from when a record was written, not by
+        the time that it carries, and begins with the first look after the limit was set.
+
+        Args:
+            stream: ``scope/stream``.
+            retention_time: How long records are kept at least; None: for ever.
+            retention_bytes: How many bytes of records are kept at least, as they stand in Kafka; None: all.
+            retention_groups: Consumer groups: nothing is deleted, by retention or by :meth:`truncate`, that one of them
+                has not read. A group that has committed nothing keeps everything.
+            timeout_s: How long to wait for the answer.
+
+        Raises:
+            InvalidRequestError, StreamNotFound: nothing was changed.
+            CoordinatorUnavailable: nobody answered; nothing was changed.
+            UnknownWriteError: being carried out, but not answered yet.
+        """
+        name = StreamName.parse(stream)
+        config = self._config(name)
+        known = config.retention
+        retention = Retention(
+            known.ms if isinstance(retention_time, Keep) else _ms(retention_time),
+            known.bytes if isinstance(retention_bytes, Keep) else _bytes(retention_bytes),
+            known.groups if isinstance(retention_groups, Keep) else tuple(retention_groups),
+        )
+        retention.check()
+        request = Request(
+            kind=RequestKind.UPDATE_STREAM,
+            stream=str(name),
+            retention=retention,
+            client_name=self._client_name,
+            created_ms=_now_ms(),
+        )
+        self._ask(config.group, request, timeout_s)
+        return self._config(name)
+
+    def truncate(self, stream: str, before: StartLike, *, timeout_s: float | None = None) -> ReadPosition:
+        """Delete the records of a stream before a position or time; return where it begins now.
+
+        The records of every key are deleted from the oldest on. Segments of which nothing is left are removed from
+        Kafka. Asking again, or for what has been deleted already, changes nothing.
+
+        Args:
+            stream: ``scope/stream``.
+            before: What a reader may begin at: a position that was saved, a DLSN or SN, a time (``datetime`` or ms
+                since 1970, by the times that records carry), or ``"latest"``, for all that can be read now.
+            timeout_s: How long to wait for the answer.
+
+        Raises:
+            InvalidRequestError: the position is none, belongs to another stream, or is beyond the end.
+            ConflictError: a group that the stream waits for has not read what would be deleted.
+            ScopeNotFound, StreamNotFound: there is no such stream.
+            UnavailableError: not all could be deleted; ask again.
+            UnknownWriteError: being carried out, but not answered yet.
+        """
+        name = StreamName.parse(stream)
+        config = self._config(name)
+        wanted = parse_start(name, before)
+        cut = cut_before(self._offsets(), name, self.history(stream), wanted)
+        request = Request(
+            kind=RequestKind.TRUNCATE_STREAM,
+            stream=str(name),
+            cut=cut,
+            client_name=self._client_name,
+            created_ms=_now_ms(),
+        )
+        self._ask(config.group, request, timeout_s)
+        return self.beginning(stream)
+
+    def beginning(self, stream: str) -> ReadPosition:
+        """Where a stream begins: the offset of the first record that was not deleted, in the first segments left."""
+        return beginning(self._offsets(), StreamName.parse(stream), self.history(stream))
 
     def delete_stream(self, stream: str, *, timeout_s: float | None = None) -> None:
         """Delete a stream with all its topics and records.
@@ -297,6 +420,14 @@ def _error_classes(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError
     yield base
     for error in base.__subclasses__():
         yield from _error_classes(error)
+
+
+def _ms(time_kept: timedelta | None) -> int:
+    return FOREVER if time_kept is None else time_kept // timedelta(milliseconds=1)
+
+
+def _bytes(kept: int | None) -> int:
+    return FOREVER if kept is None else kept
 
 
 def _now_ms() -> int:

@@ -46,6 +46,7 @@ from bridge.errors import (
     TransactionClosed,
     TransactionNotFound,
 )
+from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.topics import TopicAdmin
 from bridge.message import Origin
 from bridge.model.epochs import EpochHistory
@@ -208,7 +209,13 @@ class Bridge(Resuming):
         self._engines: dict[WriterOptions, Engine] = {}
         self._engines_lock = threading.Lock()
         self.admin = Admin(
-            metadata, forget=self._catalog.forget, client_name=settings.client_name, timeout_s=options.admin_timeout_s
+            metadata,
+            forget=self._catalog.forget,
+            offsets=lambda: LogOffsets(
+                settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name
+            ),
+            client_name=settings.client_name,
+            timeout_s=options.admin_timeout_s,
         )
         self._housekeeper.start(
             self._catalog.refresh,

@@ -258,10 +258,13 @@ class Consumer:
         if self._manual:
             self._commits.commit_sometimes()
             return
-        if self._members.refresh():
-            self._subscribe(self._members.topics())
+        self._refresh()
         self._members.step()
         self._commits.commit_sometimes()
+
+    def _refresh(self) -> None:
+        if self._members.refresh():
+            self._subscribe(self._members.topics())
 
     def _subscribe(self, topics: list[str]) -> None:
         if not set(topics) - self._subscribed:
@@ -283,6 +286,7 @@ class Consumer:
         """Commit behind a message, or these offsets, or all that was handed out.
 
         When nothing but markers is left of a sealed segment, its end is committed, which lets its successors go on.
+        Nothing is committed any more in a segment that has been removed.
 
         Raises:
             KafkaException: as from confluent-kafka's consumer, when not asynchronous.
@@ -292,7 +296,17 @@ class Consumer:
         if asynchronous:
             self._consumer.commit(offsets=places, asynchronous=True)
             return None
-        done: list[TopicPartition] = self._consumer.commit(offsets=places, asynchronous=False)
+        try:
+            done: list[TopicPartition] = self._consumer.commit(offsets=places, asynchronous=False)
+        except KafkaException as exc:
+            if not isinstance(translate(exc, "commit"), NotFoundError):
+                raise
+            self._members.recheck()
+            self._refresh()
+            left = self._members.without_removed(places)
+            if len(left) == len(places):
+                raise
+            done = self._consumer.commit(offsets=left, asynchronous=False) if left else []
         self._members.noted(done)
         return done
 

@@ -28,7 +28,7 @@ class GroupCommits:
         except Exception as exc:
             raise translate(exc, f"connect to {bootstrap_servers}") from exc
 
-    def read(self, topics: Iterable[str] | None = None) -> list[TopicPartition]:
+    def read(self, topics: Iterable[str] | None = None, *, timeout_s: float = _TIMEOUT_S) -> list[TopicPartition]:
         """Commits in partition 0 of these topics, or of all.
 
         Offsets in a native transaction that is not decided yet are waited for: they may become commits.
@@ -44,9 +44,9 @@ class GroupCommits:
         try:
             asked = ConsumerGroupTopicPartitions(self._group_id, wanted)
             [future] = self._admin.list_consumer_group_offsets(
-                [asked], require_stable=True, request_timeout=_TIMEOUT_S
+                [asked], require_stable=True, request_timeout=timeout_s
             ).values()
-            answer: Any = future.result(_TIMEOUT_S * 2)
+            answer: Any = future.result(timeout_s * 2)
         except Exception as exc:
             error = kafka_error(exc) if isinstance(exc, KafkaException) else None
             if error is not None and error.code() == KafkaError.GROUP_ID_NOT_FOUND:

@@ -177,11 +177,22 @@ class Membership:
         for name, history in self.histories.items():
             self._whole[name] = lineage(history)
             self._sealed |= {name.segment_topic(life.segment.id): life.sealed_end for life in self._whole[name].lives}
+        for item in self.owned.values():
+            if item.phase is not Phase.DONE and item.segment in self.histories[item.stream].removed:
+                item.phase = Phase.DONE
+                logger.warning("%s was removed before group %s had read all of it", item.topic, self._group_id)
         self._decide()
 
     def _decide(self) -> None:
         for name, history in self.histories.items():
             self._verdicts[name] = decide(history, self._committed.get(name, {}), self._reset, self._whole[name])
+
+    def without_removed(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Those of some places whose segments have not been removed, as the streams were last seen."""
+        removed = {
+            name.segment_topic(segment) for name, history in self.histories.items() for segment in history.removed
+        }
+        return [place for place in places if place.topic not in removed]
 
     # Assignment ------------------------------------------------------------------------------------------------
 

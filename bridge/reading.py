@@ -107,7 +107,14 @@ class Reader:
         self._history = history
         self._origin = Origin(lambda _: self._history)
         offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        begin = locate(offsets, stream, history, wanted)
+        try:
+            begin = locate(offsets, stream, history, wanted)
+        except NotFoundError:
+            fresh = load(None)
+            if fresh.removed == history.removed:
+                raise
+            self._history = history = fresh  # a segment was removed between the two questions
+            begin = locate(offsets, stream, history, wanted)
         # What was written before now may still wait for its marker, so the goal is the end, not the last stable offset.
         goals = None if follow else readable_ends(offsets, stream, history, Isolation.READ_UNCOMMITTED)
         self._plan = ReadingPlan(history, start=begin.start, floor=begin.floor, goals=goals)
@@ -288,7 +295,11 @@ class Reader:
             )
         fault = translate(error, f"read {self._stream}", f"stream {self._stream}")
         if isinstance(fault, NotFoundError):
-            self._load(None)  # says so if the stream is gone; otherwise not all brokers know the topic yet
+            # Says so if the stream is gone. If it is not and the segment is, not all brokers know its topic yet.
+            if segment in self._load(None).removed:
+                raise TruncatedError(
+                    f"segment {segment} of {self._stream} was removed with records that were still to be read"
+                )
         elif not isinstance(fault, KafkaUnavailable):
             raise fault
         logger.info("reading %s: %s", self._stream, fault)

@@ -1,4 +1,4 @@
-"""Where a reader begins: a start, turned into offsets of segments by asking the brokers."""
+"""Where a reader begins, or a stream is cut off: a start, turned into offsets of segments by asking the brokers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from bridge.kafka.metadata import Isolation
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
-from bridge.model.position import At, Earliest, Latest, Since, Start
+from bridge.model.position import At, Earliest, Latest, ReadPosition, Since, Start
+from bridge.model.truncation import consistent, descendants, frontier
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +32,67 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
         TruncatedError: records from there on have been deleted.
         KafkaUnavailable, NotFoundError.
     """
-    topics = {stream.segment_topic(segment): segment for segment in history.segments()}
+    topics = {stream.segment_topic(segment): segment for segment in history.stored()}
+    removed = {segment: history.sealed_end(segment) or 0 for segment in history.removed}
     match start:
         case Latest():
             return Begin(readable_ends(offsets, stream, history, Isolation.READ_COMMITTED))
         case Earliest():
-            return Begin(floor=_by_segment(topics, offsets.first(topics)))
+            return Begin(floor=removed | _by_segment(topics, offsets.first(topics)))
         case Since(ms):
-            found = offsets.since(topics, ms)
-            ends = offsets.end([topic for topic in topics if found[topic] is None], Isolation.READ_COMMITTED)
-            return Begin(floor={segment: _either(found[topic], ends, topic) for topic, segment in topics.items()})
+            return Begin(floor=removed | since(offsets, topics, ms))
         case At(wanted):
-            first = _by_segment(topics, offsets.first(topics))
-            end = _by_segment(topics, offsets.end(topics, Isolation.READ_UNCOMMITTED))
+            first = removed | _by_segment(topics, offsets.first(topics))
+            end = removed | _by_segment(topics, offsets.end(topics, Isolation.READ_UNCOMMITTED))
             for segment, offset in wanted.items():
                 _check(stream, segment, offset, first.get(segment), end.get(segment, 0))
+            for segment in sorted(descendants(history, wanted)):
+                _check(stream, segment, 0, first.get(segment), end.get(segment, 0))
             return Begin(wanted, first)
         case _:
             assert_never(start)
+
+
+def cut_before(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start: Start) -> Mapping[SegmentId, int]:
+    """The cut that takes away what a reader which begins there leaves out; see :mod:`bridge.model.truncation`.
+
+    Raises:
+        InvalidRequestError: that is nothing.
+        KafkaUnavailable, NotFoundError.
+    """
+    match start:
+        case At(wanted):
+            return wanted
+        case Since(ms):
+            stored = {stream.segment_topic(segment): segment for segment in history.stored()}
+            return frontier(history, consistent(history, since(offsets, stored, ms)))
+        case Latest():
+            return readable_ends(offsets, stream, history, Isolation.READ_COMMITTED)
+        case Earliest():
+            raise InvalidRequestError("there is nothing before the earliest record; nothing was deleted")
+        case _:
+            assert_never(start)
+
+
+def beginning(offsets: LogOffsets, stream: StreamName, history: EpochHistory) -> ReadPosition:
+    """The first offset that was not deleted of the first segments that are left.
+
+    Raises:
+        KafkaUnavailable, NotFoundError.
+    """
+    begin = locate(offsets, stream, history, Earliest())
+    return ReadPosition(stream, frontier(history, consistent(history, begin.floor)))
+
+
+def since(offsets: LogOffsets, topics: Mapping[str, SegmentId], ms: int) -> dict[SegmentId, int]:
+    """The offset of the first record of a time or later in each segment; the end of those that have none.
+
+    Raises:
+        KafkaUnavailable, NotFoundError.
+    """
+    found = offsets.since(topics, ms)
+    ends = offsets.end([topic for topic in topics if found[topic] is None], Isolation.READ_COMMITTED)
+    return {segment: _either(found[topic], ends, topic) for topic, segment in topics.items()}
 
 
 def readable_ends(

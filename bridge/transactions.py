@@ -21,7 +21,14 @@ from typing import Final, Self
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from bridge.config import ConnectionSettings
-from bridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable, TruncatedError, UnavailableError
+from bridge.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    KafkaUnavailable,
+    NotFoundError,
+    TruncatedError,
+    UnavailableError,
+)
 from bridge.kafka.clients import Config, consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
@@ -41,6 +48,8 @@ _POLL_S: Final = 0.1
 _BATCH: Final = 500
 _HELD_MAX: Final = 1_000
 """Records of a segment that are held before it is paused."""
+_DOUBT_S: Final = 1.0
+"""After this time without a record it is looked whether its segment is still there."""
 _SEEK_BEYOND: Final = 10_000
 """Offsets that are not read through to get to a later one."""
 _SEGMENTS_MAX: Final = 256
@@ -155,7 +164,7 @@ class TransactionReader:
         config |= {"enable.partition.eof": True, "error_cb": lambda error: logger.info("transactions: %s", error)}
         self._consumer = open_consumer(config, f"read the commit log of {group}", logger)
         self._consumer.assign([TopicPartition(topic, 0, begin)])
-        self._segments = Segments({**config, "queued.max.messages.kbytes": 16 * 1024}, origin, stalled_s)
+        self._segments = Segments({**config, "queued.max.messages.kbytes": 16 * 1024}, origin, offsets, stalled_s)
 
     def __enter__(self) -> Self:
         return self
@@ -215,8 +224,9 @@ class TransactionReader:
 class Segments:
     """Reads runs of records of many segments, each of them from front to back, and holds few of them."""
 
-    def __init__(self, config: Config, origin: Origin, stalled_s: float) -> None:
+    def __init__(self, config: Config, origin: Origin, offsets: LogOffsets, stalled_s: float) -> None:
         self.origin = origin
+        self._offsets = offsets
         self._stalled_s = stalled_s
         self._consumer = open_consumer({**config, "enable.partition.eof": False}, "read segments", logger)
         self._cursors: dict[str, _Cursor] = {}
@@ -241,7 +251,7 @@ class Segments:
         """The record at an offset."""
         cursor = self._cursor(topic, offset)
         held = cursor.held
-        deadline = 0.0
+        deadline = doubt_at = 0.0
         while True:
             while held:
                 message = held.popleft()
@@ -253,12 +263,25 @@ class Segments:
                     return message
             now = time.monotonic()
             deadline = deadline or now + self._stalled_s
+            doubt_at = doubt_at or now + _DOUBT_S
+            if now > doubt_at:
+                self._check_stored(topic)
+                doubt_at = now + _DOUBT_S
             if now > deadline:
                 raise UnavailableError(
                     f"offset {offset} of topic {topic} did not become readable within {self._stalled_s:g} s, although "
                     "its transaction is committed"
                 )
             self._read_some(cursor)
+
+    def _check_stored(self, topic: str) -> None:
+        """Raise TruncatedError if a segment has been removed; the library waits for half a minute for it to appear."""
+        try:
+            self._offsets.first([topic])
+        except NotFoundError:
+            raise TruncatedError(
+                f"topic {topic} has been removed with the records that were still to be read"
+            ) from None
 
     def _cursor(self, topic: str, offset: int) -> _Cursor:
         """What is held of a topic, read from this offset or from one that is little before it."""
@@ -342,6 +365,8 @@ def _judge(error: KafkaError, what: str) -> None:
     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
         raise TruncatedError(f"{what} has lost records that were still to be read: {error.str()}")
     fault = translate(error, f"read {what}", what)
+    if isinstance(fault, NotFoundError):
+        raise TruncatedError(f"{what} has been removed with the records that were still to be read")
     if not isinstance(fault, KafkaUnavailable):
         raise fault
     logger.info("reading %s: %s", what, fault)

@@ -8,13 +8,16 @@ from __future__ import annotations
 from coordinator.effects import Steps
 from coordinator.group import GroupState
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
+from coordinator.procedures.bookkeeping import expire_bookkeeping
 from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.outcomes import forget_expired
 from coordinator.procedures.questions import answer_questions
 from coordinator.procedures.requests import answer_waiting, handle_requests
+from coordinator.procedures.retention import retain_streams
 from coordinator.procedures.rolling import roll
 from coordinator.procedures.sessions import forget_sessions
 from coordinator.procedures.snapshots import take_snapshots
+from coordinator.procedures.truncation import truncate_buffers
 from coordinator.procedures.upkeep import await_frames, expire_overdue, record_long, remove_records
 
 
@@ -41,6 +44,9 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from record_long(group, now_ms)
     if group.finished:
         yield from remove_records(group)
+    yield from truncate_buffers(group, now_ms)
+    yield from retain_streams(group, now_ms)
+    yield from expire_bookkeeping(group, now_ms)
     yield from forget_expired(group, now_ms)
     yield from forget_sessions(group, now_ms)
     yield from take_snapshots(group, now_ms)

@@ -73,9 +73,10 @@ class CreateTopics:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopics:
-    """None of the topics exists."""
+    """None of the topics exists. If that is ``optional``, False is given where it can not be done now."""
 
     topics: tuple[str, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,38 @@ class StartOffsets:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteRecords:
+    """What stands below the offsets is gone, for good; gives the partitions of which a broker refuses to delete it.
+
+    An older leader can do this as well as the newest one: Kafka fences nobody here. So it is asked for only where
+    everything below is settled for every leader that ever was and will be.
+    """
+
+    before: Mapping[Partition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StableEnds:
+    """The last stable offset of each topic, below which everything is decided; left out where that is not told now."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskBytes:
+    """How many bytes each topic has on the disk of its leader; those that can not be told now are left out."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommits:
+    """What each consumer group has committed, by topic; those of which that can not be told now are left out."""
+
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadCompacted:
     """The latest committed value of each key of a compacted topic of one partition; deleted keys are left out."""
 
@@ -304,6 +337,10 @@ Effect = (
     | CommitRound
     | EndOffsets
     | StartOffsets
+    | DeleteRecords
+    | StableEnds
+    | DiskBytes
+    | GroupCommits
     | ReadCompacted
     | ReadRecords
     | TakeIdentity
@@ -363,6 +400,12 @@ def create_topics(topics: Sequence[TopicSpec]) -> Steps[Mapping[str, str]]:
 def delete_topics(topics: Sequence[str]) -> Steps[None]:
     """See :class:`DeleteTopics`."""
     yield DeleteTopics(tuple(topics))
+
+
+def try_to_delete_topics(topics: Sequence[str]) -> Steps[bool]:
+    """See :class:`DeleteTopics`; whether it could be done."""
+    done: bool = yield DeleteTopics(tuple(topics), optional=True)
+    return done
 
 
 def topic_ids(topics: Sequence[str]) -> Steps[Mapping[str, str]]:
@@ -441,6 +484,30 @@ def start_offsets(partitions: Sequence[Partition]) -> Steps[Mapping[Partition, i
     """See :class:`StartOffsets`."""
     starts: Mapping[Partition, int] = yield StartOffsets(tuple(partitions))
     return starts
+
+
+def delete_records(before: Mapping[Partition, int]) -> Steps[frozenset[Partition]]:
+    """See :class:`DeleteRecords`."""
+    refused: frozenset[Partition] = yield DeleteRecords(dict(before))
+    return refused
+
+
+def stable_ends(topics: Sequence[str]) -> Steps[Mapping[str, int]]:
+    """See :class:`StableEnds`."""
+    ends: Mapping[str, int] = yield StableEnds(tuple(topics))
+    return ends
+
+
+def disk_bytes(topics: Sequence[str]) -> Steps[Mapping[str, int]]:
+    """See :class:`DiskBytes`."""
+    sizes: Mapping[str, int] = yield DiskBytes(tuple(topics))
+    return sizes
+
+
+def group_commits(groups: Sequence[str]) -> Steps[Mapping[str, Mapping[str, int]]]:
+    """See :class:`GroupCommits`."""
+    found: Mapping[str, Mapping[str, int]] = yield GroupCommits(tuple(groups))
+    return found
 
 
 def read_compacted(topic: str) -> Steps[Mapping[bytes, bytes]]:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from bridge.model.buffer import BufferedTransaction, BufferFold, Partition
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import buffer_partition
-from bridge.model.identifiers import TransactionId
+from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.names import GroupName
-from bridge.model.records import Request, StreamConfig
+from bridge.model.records import Mark, Request, StreamConfig
 from coordinator.forecast import Forecast
+from coordinator.housekeeping import Housekeeping
 from coordinator.preserver import Draft, TransactionMetadataPreserver
+from coordinator.retention import ByteCounter
 from coordinator.snapshots import Snapshots, SnapshotSettings
 
 
@@ -33,6 +35,14 @@ class LeaderSettings:
     """For how many rounds a segment in which others write is left out of forecasts, the first time."""
     requests_per_turn: int = 16
     """Admin requests handled before the buffers are looked at again."""
+    truncate_buffers_ms: int = 10_000
+    """How often buffers are truncated, at most, and only where something was settled."""
+    retention_check_ms: int = 30_000
+    """How often it is looked whether streams with a retention hold what may be deleted."""
+    bookkeeping_ms: int = 60_000
+    """How often it is looked for bookkeeping in ZooKeeper that is of no use any more."""
+    answers_keep_ms: int = 60 * 60 * 1000
+    """How long the answer to an admin request waits for whoever asked."""
     transaction_meta_persist_count: int = 100
     """Terminated transactions remembered of each client name; 0 remembers none. PIP-255's TransactionMetaPersistCount,
     which is 0 there."""
@@ -51,6 +61,11 @@ class StreamState:
 
     config: StreamConfig
     history: EpochHistory
+    removing: frozenset[SegmentId] = frozenset()
+    """Segments that were removed and whose topics may still be there."""
+    marks: list[Mark] = field(default_factory=list)
+    """Where it may be truncated, oldest first."""
+    counter: ByteCounter = field(default_factory=ByteCounter)
 
     def partitions(self) -> Iterator[Partition]:
         """The partitions of its buffer."""
@@ -64,6 +79,10 @@ class StreamState:
     def partition_for(self, identifier: TransactionId) -> Partition:
         """The same for a transaction's id."""
         return self.config.name.buffer_topic, buffer_partition(identifier, self.config.buffer_partitions)
+
+    def topic_of(self, segment: SegmentId) -> str:
+        """The topic of a segment."""
+        return self.config.name.segment_topic(segment)
 
     def topics_of(self, record: EpochRecord) -> dict[int, str]:
         """The topic of each segment of an epoch, by segment number."""
@@ -98,6 +117,7 @@ class GroupState:
         draft: What is remembered of the round under way once it is committed.
         expiry_checked_ms, sessions_checked_ms: When outcomes and sessions that are due to be forgotten were looked for.
         forecast: Where its segments end, as far as that is known.
+        housekeeping: When it was done last, and what is known from it.
         snapshots: The snapshots of its buffers.
         counts: What happened, for metrics.
     """
@@ -119,6 +139,7 @@ class GroupState:
     expiry_checked_ms: int = 0
     sessions_checked_ms: int = 0
     forecast: Forecast = field(init=False)
+    housekeeping: Housekeeping = field(default_factory=Housekeeping)
     snapshots: Snapshots = field(init=False)
     counts: Counter[str] = field(default_factory=Counter)
 

@@ -12,6 +12,8 @@ from coordinator.effects import TopicSpec
 
 BATCH_OVERHEAD_BYTES: Final = 48_588
 """How much larger a segment's message limit is than its records: batch header, record framing and our header."""
+BUFFER_FILE_BYTES: Final = 256 * 1024 * 1024
+"""Kafka frees the disk of what was truncated file by file, and never the file that it writes to."""
 CONTROL_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 COMPACTED_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 COMPACTED_SEGMENT_MS: Final = 10 * 60 * 1000
@@ -52,6 +54,7 @@ def buffer_topic_spec(config: StreamConfig) -> TopicSpec:
             **_KEEP,
             "max.message.bytes": str(segment_bytes_max(config) + BUFFER_OVERHEAD_BYTES),
             "message.timestamp.type": "LogAppendTime",
+            "segment.bytes": str(BUFFER_FILE_BYTES),
         },
     )
 

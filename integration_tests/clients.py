@@ -26,10 +26,14 @@ PATIENCE_S = 30.0
 
 
 class Site:
-    """A ZooKeeper root path of its own with a coordinator that can be stopped and started."""
+    """A ZooKeeper root path of its own with a coordinator that can be stopped and started.
 
-    def __init__(self, cluster: EmbeddedCluster, root: str, logs: Path) -> None:
+    ``environment`` are settings of the coordinator.
+    """
+
+    def __init__(self, cluster: EmbeddedCluster, root: str, logs: Path, **environment: str) -> None:
         self.cluster = cluster
+        self._environment = environment
         self.root = root
         self._logs = logs
         self._coordinators = ExitStack()
@@ -48,7 +52,7 @@ class Site:
         """Start a coordinator, in the background."""
         self._started += 1
         self._coordinators.enter_context(
-            coordinator(self.cluster, self.root, f"coordinator-{self._started}", self._logs)
+            coordinator(self.cluster, self.root, f"coordinator-{self._started}", self._logs, **self._environment)
         )
 
     def stop_coordinator(self) -> None:

@@ -89,6 +89,37 @@ def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -
         assert f"stream {stream} does not exist" in gone.err
 
 
+def test_a_stream_keeps_what_it_is_told_to_and_is_truncated(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+    cli.json("stream", "create", stream, "--retention-time", "7d", "--retention-group", "billing")
+    described = cli.json("stream", "describe", stream)
+    assert described["retention"] == {"time_ms": 7 * 24 * 3600 * 1000, "bytes": None, "groups": ["billing"]}
+    changed = cli("stream", "update", stream, "--retention-bytes", "10GiB", "--retention-group", "none")
+    assert "keeps" in cli("stream", "describe", stream).out
+    assert "records for 7 days, 0:00:00 or 10,737,418,240 bytes" in changed.out
+    updated = cli.json("stream", "update", stream, "--retention-time", "none")
+    assert updated["retention"] == {"time_ms": None, "bytes": 10 * 1024**3, "groups": []}
+    with b.transaction(stream) as txn:
+        for number in range(4):
+            txn.write(stream, key=b"k", value=b"%d" % number)
+    assert cli("stream", "truncate", stream, "--before", "0-0:1:0").code == ExitCode.USAGE
+    assert cli.json("stream", "truncate", stream, "--before", "0-0:1:0", "--yes")["begins"] == f"{stream}@0-0:1"
+    b.admin.scale(stream, seal=[0], ranges=[(0.0, 1.0)])
+    truncated = cli("stream", "truncate", stream, "--before", "latest", "--yes")
+    assert truncated.code == ExitCode.OK
+    assert f"{stream} begins at {stream}@1-1:0 now." in truncated.out
+    assert ", removed" in cli("stream", "history", stream).out
+    assert cli.json("stream", "history", stream)["removed"] == ["0.#epoch.0"]
+    for arguments, code, words in (
+        (["truncate", stream, "--before", "1-1:99:0", "--yes"], ExitCode.REFUSED, "beyond its last stable offset"),
+        (["truncate", stream, "--before", "soon", "--yes"], ExitCode.REFUSED, "nothing to begin at"),
+        (["truncate", f"{stream}x", "--before", "latest", "--yes"], ExitCode.NOT_FOUND, "does not exist"),
+        (["update", stream, "--retention-bytes", "0"], ExitCode.REFUSED, "retention size is positive"),
+        (["update", stream], ExitCode.USAGE, "say what to change"),
+    ):
+        refused = cli("stream", *arguments)
+        assert (refused.code, words in refused.err) == (code, True), refused
+
+
 def test_a_deletion_is_asked_about(cli: Cli, stream: str) -> None:
     cli("stream", "create", stream)
     refused = cli("stream", "delete", stream)

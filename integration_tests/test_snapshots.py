@@ -26,6 +26,8 @@ OFTEN = {
     f"{PREFIX}SNAPSHOT_SEGMENT_SIZE": "1024",
     f"{PREFIX}SNAPSHOT_MAX_TRANSACTION_COUNT": "50",
     f"{PREFIX}SNAPSHOT_MIN_TIME_IN_MILLIS": "200",
+    # Snapshots are about what stands in the buffers, which these tests therefore keep.
+    "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": str(24 * 3600 * 1000),
 }
 SINGLE = {**OFTEN, f"{PREFIX}SEGMENTED_SNAPSHOT_ENABLED": "false"}
 

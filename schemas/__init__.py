@@ -30,12 +30,14 @@ NAMES: Final = (
     "epoch",
     "group",
     "request",
+    "retention",
     "scaling",
     "snapshot_indexes",
     "snapshot_segment",
     "stream",
     "terminated_transactions",
     "transaction",
+    "truncation",
 )
 """Names of all schemas; each is a file ``NAME.avsc`` of this package."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from bridge.cas.segment_log import Progress, SegmentLog
+from bridge.kafka.errors import TopicNotFound
 from bridge.kafka.fetch import LogReader
 from bridge.model.course import Course, Stage
 from bridge.model.names import StreamName
@@ -17,6 +18,7 @@ class StreamLogs:
     def __init__(self, stream: StreamName) -> None:
         self._stream = stream
         self._logs: dict[int, SegmentLog] = {}
+        self._removed: set[int] = set()
         self._lock = threading.Lock()
 
     def of(self, stage: Stage) -> SegmentLog:
@@ -48,9 +50,7 @@ class StreamLogs:
         if not found.empty:
             return found
         for stage in course.stages[1:]:
-            log = self.of(stage)
-            with log.lock:
-                found = log.last(reader, stage.end or 0, deadline)
+            found = self._last_before(stage, course, reader, deadline)
             if not found.empty:
                 return found
         return EMPTY
@@ -64,9 +64,15 @@ class StreamLogs:
             WaitedTooLong: something before is still undecided.
         """
         for stage in course.stages:
+            if self._is_removed(stage):
+                continue
             log = self.of(stage)
-            with log.lock:
-                found = log.last_id(reader, to if stage.segment == course.active else stage.end or 0, deadline)
+            try:
+                with log.lock:
+                    found = log.last_id(reader, to if stage.segment == course.active else stage.end or 0, deadline)
+            except TopicNotFound as fault:
+                self._note_removed(stage, course, fault)
+                continue
             if found is not None:
                 return found
         return None
@@ -90,10 +96,7 @@ class StreamLogs:
         for stage in course.stages:
             end = to if stage.segment == course.active else stage.end or 0
             since = 0 if place is None else min(max(place + 1 - stage.base, 0), end)
-            log = self.of(stage)
-            with log.lock:
-                found = log.last_of(reader, key, since, end, deadline)
-                truncated = log.truncated_at() > since
+            found, truncated = self._key_last(stage, course, reader, key, since, end, deadline)
             if found is not None:
                 return found
             if truncated:
@@ -101,3 +104,37 @@ class StreamLogs:
             if place is not None and place >= stage.base:
                 return EMPTY
         return EMPTY
+
+    def _last_before(self, stage: Stage, course: Course, reader: LogReader, deadline: float) -> SN:
+        """The last record of a sealed segment; ANY if that may have been truncated away."""
+        if not self._is_removed(stage):
+            log = self.of(stage)
+            try:
+                with log.lock:
+                    return log.last(reader, stage.end or 0, deadline)
+            except TopicNotFound as fault:
+                self._note_removed(stage, course, fault)
+        return ANY if stage.end else EMPTY
+
+    def _key_last(
+        self, stage: Stage, course: Course, reader: LogReader, key: bytes, since: int, end: int, deadline: float
+    ) -> tuple[SN | None, bool]:
+        """The last record of a key in a segment from an offset on, and whether something there was truncated away."""
+        if not self._is_removed(stage):
+            log = self.of(stage)
+            try:
+                with log.lock:
+                    return log.last_of(reader, key, since, end, deadline), log.truncated_at() > since
+            except TopicNotFound as fault:
+                self._note_removed(stage, course, fault)
+        return None, since < end
+
+    def _is_removed(self, stage: Stage) -> bool:
+        """Whether a segment is known to be gone: by the history, or by not having been there before."""
+        return stage.removed or int(stage.segment) in self._removed
+
+    def _note_removed(self, stage: Stage, course: Course, fault: TopicNotFound) -> None:
+        """A segment was removed since the epochs were read; raises the fault if it is the active one."""
+        if stage.segment == course.active:
+            raise fault
+        self._removed.add(int(stage.segment))

@@ -1,18 +1,28 @@
-"""``rollbridge stream``: create, list, describe, scale and delete streams, and show how one came to be as it is."""
+"""``rollbridge stream``: create, list, describe, change, scale, truncate and delete streams, and show their history."""
 
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from bridge.admin import StreamDescription
 from bridge.cli.connecting import connected
 from bridge.cli.context import CliContext
 from bridge.cli.lineage_svg import lineage_svg
+from bridge.cli.retention import (
+    NONE,
+    RETENTION_BYTES,
+    RETENTION_GROUP,
+    RETENTION_TIME,
+    retention_document,
+    retention_text,
+)
 from bridge.cli.tables import counted, moment, table
 from bridge.cli.txn import transaction_document, transaction_table
 from bridge.cli.values import key_range, segment_numbers
@@ -20,6 +30,7 @@ from bridge.errors import EnvironmentProblem, InvalidRangesError
 from bridge.model.epochs import EpochHistory, EpochRecord, Segment
 from bridge.model.keyspace import KeyRange, even_ranges
 from bridge.model.names import DEFAULT_GROUP, StreamName
+from bridge.model.position import parse_start
 from bridge.model.records import StreamConfig
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
@@ -27,7 +38,7 @@ _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
 
 @click.group()
 def stream() -> None:
-    """Create, list, describe, scale and delete streams."""
+    """Create, list, describe, change, scale, truncate and delete streams."""
 
 
 @stream.command()
@@ -52,6 +63,9 @@ def stream() -> None:
     metavar="N",
     help="Largest record, bytes.  [default: 1000000]",
 )
+@RETENTION_TIME
+@RETENTION_BYTES
+@RETENTION_GROUP
 @click.pass_obj
 def create(
     context: CliContext,
@@ -62,6 +76,9 @@ def create(
     buffer_partitions: int,
     replication_factor: int,
     record_bytes_max: int,
+    retention_time: timedelta | None,
+    retention_bytes: int | None,
+    retention_groups: tuple[str, ...],
 ) -> None:
     """Create a stream, with --segments of the same size or with each --range given."""
     if segments is not None and ranges:
@@ -75,6 +92,9 @@ def create(
             buffer_partitions=buffer_partitions,
             replication_factor=replication_factor,
             record_bytes_max=record_bytes_max,
+            retention_time=retention_time,
+            retention_bytes=retention_bytes,
+            retention_groups=retention_groups,
         )
         active = b.admin.history(stream_name).active
     context.answer(
@@ -144,15 +164,69 @@ def scale(
 
 @stream.command()
 @_STREAM
+@RETENTION_TIME
+@RETENTION_BYTES
+@RETENTION_GROUP
+@click.pass_context
+def update(
+    click_context: click.Context,
+    stream_name: str,
+    retention_time: timedelta | None,
+    retention_bytes: int | None,
+    retention_groups: tuple[str, ...],
+) -> None:
+    """Change how long the records of a stream are kept. What is not given stays as it is; none takes a limit away.
+
+    Both limits say what is kept at least; what is beyond one of them is deleted. Give --retention-group once for each
+    group, or with none.
+    """
+    given = {
+        name: value
+        for name, value in (
+            ("retention_time", retention_time),
+            ("retention_bytes", retention_bytes),
+            ("retention_groups", () if retention_groups == (NONE,) else retention_groups),
+        )
+        if click_context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    }
+    if not given:
+        raise click.UsageError("say what to change: --retention-time, --retention-bytes or --retention-group")
+    context: CliContext = click_context.obj
+    with connected(context) as b:
+        config = b.admin.update_stream(stream_name, **given)  # type: ignore[arg-type]  # by name, as click gives them
+    context.answer(_config_document(config), f"{stream_name}: {retention_text(config.retention)}.")
+
+
+@stream.command()
+@_STREAM
+@click.option(
+    "--before",
+    required=True,
+    metavar="POSITION|TIME",
+    help="A reader's position, DLSN, SN or time; latest is all that can be read.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def truncate(context: CliContext, stream_name: str, before: str, yes: bool) -> None:
+    """Delete the records before a position or time; of every key the oldest.
+
+    A time goes by the times that records carry. Segments of which nothing is left are removed.
+    """
+    parse_start(StreamName.parse(stream_name), before)
+    _confirm(context, f"Delete the records of {stream_name} before {before}?", yes, "records")
+    with connected(context) as b:
+        begin = b.admin.truncate(stream_name, before)
+    context.answer({"stream": stream_name, "begins": str(begin)}, f"{stream_name} begins at {begin} now.")
+
+
+@stream.command()
+@_STREAM
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def delete(context: CliContext, stream_name: str, yes: bool) -> None:
     """Delete a stream with all its topics and records."""
     StreamName.parse(stream_name)
-    if not yes:
-        if context.json or not sys.stdin.isatty():
-            raise click.UsageError("this deletes all records; say --yes where nobody can be asked")
-        click.confirm(f"Delete {stream_name} with all its records?", abort=True, err=True)
+    _confirm(context, f"Delete {stream_name} with all its records?", yes, "all records")
     with connected(context) as b:
         b.admin.delete_stream(stream_name)
     context.answer({"stream": stream_name, "deleted": True}, f"Deleted {stream_name}.")
@@ -181,12 +255,20 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
     document: dict[str, Any] = {
         "stream": stream_name,
         "epochs": [_epoch_document(name, record) for record in found.records],
+        "removed": [str(segment) for segment in sorted(found.removed)],
     }
     text = history_table(found)
     if svg is not None:
         document["svg"] = svg
         text += f"\nThe picture is in {svg}."
     context.answer(document, text)
+
+
+def _confirm(context: CliContext, question: str, yes: bool, what: str) -> None:
+    if not yes:
+        if context.json or not sys.stdin.isatty():
+            raise click.UsageError(f"this deletes {what}; say --yes where nobody can be asked")
+        click.confirm(question, abort=True, err=True)
 
 
 def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRange]:
@@ -224,7 +306,10 @@ def history_table(found: EpochHistory) -> str:
             moment(record.created_ms),
         )
         began = [f"{item.id} {item.range}" for item in found.began_with(record.epoch)]
-        ended = [f"{item.id} {_end(record, item)}" for item in found.ended_with(record.epoch)]
+        ended = [
+            f"{item.id} {_end(record, item)}{', removed' if item.id in found.removed else ''}"
+            for item in found.ended_with(record.epoch)
+        ]
         for place, (one, other) in enumerate(zip_longest(began, ended, fillvalue="")):
             rows.append((*(about if place == 0 else ("", "", "", "")), one, other))
     return table(("EPOCH", "REFERS TO", "CAUSE", "PLANNED", "BEGAN", "ENDED"), rows, right=("EPOCH",))
@@ -249,6 +334,7 @@ def _description_text(found: StreamDescription) -> str:
         ("epoch", f"{found.active.epoch}, refers to {found.reference_epoch}; {counted(found.epochs, 'epoch')} so far"),
         ("buffer", f"{config.name.buffer_topic}, {counted(config.buffer_partitions, 'partition')}"),
         ("limits", f"records of up to {config.record_bytes_max:,} bytes"),
+        ("keeps", retention_text(config.retention)),
     )
     lines = [f"{name:<9}{value}" for name, value in about]
     lines += ["", _segment_table(found.active), ""]
@@ -269,6 +355,7 @@ def _config_document(config: StreamConfig) -> dict[str, Any]:
         "buffer_partitions": config.buffer_partitions,
         "replication_factor": config.replication_factor,
         "record_bytes_max": config.record_bytes_max,
+        "retention": retention_document(config.retention),
     }
 
 

@@ -21,6 +21,12 @@ _UNITS: Final = {
 }
 _DURATION: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|[wdhms]))+")
 _DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[wdhms])")
+_SIZE_UNITS: Final = {
+    "": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", 1)},
+}
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s?((?:[kmgtp]i?b)?)", re.IGNORECASE)
 _ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{2}|.|$)", re.DOTALL)
 _ESCAPED: Final = {"t": "\t", "n": "\n", "r": "\r", "0": "\0", "\\": "\\"}
 
@@ -33,6 +39,14 @@ def duration(text: str) -> timedelta:
         return sum((float(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text)), timedelta(0))
     except OverflowError:
         raise click.BadParameter(f"{text!r} is longer than anything that can be waited for") from None
+
+
+def size(text: str) -> int:
+    """``10GiB``, ``500MB``, ``1000``: a number of bytes."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no size; a number of bytes is, or one with a unit, such as 500MB, 10GiB")
+    return int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
 
 
 def key_range(text: str) -> tuple[float, float]:

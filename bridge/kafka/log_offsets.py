@@ -25,8 +25,14 @@ class LogOffsets:
     """
 
     def __init__(
-        self, bootstrap_servers: str, *, security: Mapping[str, str] | None = None, client_id: str = "rollbridge"
+        self,
+        bootstrap_servers: str,
+        *,
+        security: Mapping[str, str] | None = None,
+        client_id: str = "rollbridge",
+        timeout_s: float = _TIMEOUT_S,
     ) -> None:
+        self._timeout_s = timeout_s
         try:
             self._admin = AdminClient(
                 admin_config(bootstrap_servers, security=security, client_id=client_id), logger=library_logger
@@ -53,7 +59,7 @@ class LogOffsets:
         self, topics: Iterable[str], partition: int, spec: OffsetSpec, isolation: Isolation, what: str
     ) -> dict[str, int]:
         places = [(topic, partition) for topic in topics]
-        found = list_offsets(self._admin, places, spec, isolation, what, _TIMEOUT_S)
+        found = list_offsets(self._admin, places, spec, isolation, what, self._timeout_s)
         return {topic: offset for (topic, _), offset in found.items()}
 
 

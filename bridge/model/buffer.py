@@ -374,6 +374,13 @@ class BufferFold:
         value: bytes,
     ) -> None:
         transaction = self.open.get(header.transaction)
+        if (
+            transaction is not None
+            and partition not in transaction.first_offsets
+            and stream in transaction.begin.places
+        ):
+            # Its own BEGIN frame comes first, unless a client is at fault; what is needed is not truncated even then.
+            transaction.first_offsets[partition] = offset
         try:
             match header.kind:
                 case FrameKind.DATA:

@@ -17,11 +17,15 @@ from bridge.model.sn import sequence_bases
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One segment of a course; sequence ids in it begin at ``base``; ``end`` is its sealed end, None while active."""
+    """One segment of a course; sequence ids in it begin at ``base``; ``end`` is its sealed end, None while active.
+
+    All records of a ``removed`` one have been truncated, and its topic is gone.
+    """
 
     segment: SegmentId
     base: int
     end: int | None
+    removed: bool = False
 
 
 class Course:
@@ -51,7 +55,8 @@ class Course:
         for record in reversed(self._history.records):
             segment = record.segment_at(self._position).id
             if not found or found[-1].segment != segment:
-                found.append(Stage(segment, self._bases[segment], self._history.sealed_end(segment)))
+                end, removed = self._history.sealed_end(segment), segment in self._history.removed
+                found.append(Stage(segment, self._bases[segment], end, removed))
         return tuple(found)
 
     def base(self, segment: SegmentId) -> int | None:

@@ -101,9 +101,14 @@ def duplicate(original: EpochRecord, epoch: int, cause: EpochCause, created_ms: 
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """All epochs of a stream, 0 first, without gaps."""
+    """All epochs of a stream, 0 first, without gaps.
+
+    ``removed`` are the segments all of whose records have been truncated, and whose topics are deleted. They are
+    sealed, and what they continue is removed as well; their ends stay known, because sequence ids are built on them.
+    """
 
     records: tuple[EpochRecord, ...]
+    removed: frozenset[SegmentId] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.records:
@@ -143,12 +148,16 @@ class EpochHistory:
 
     def with_records(self, *records: EpochRecord) -> EpochHistory:
         """This history with more epochs at its end."""
-        return EpochHistory((*self.records, *records))
+        return replace(self, records=(*self.records, *records))
+
+    def with_removed(self, segments: Iterable[SegmentId]) -> EpochHistory:
+        """This history with more segments removed."""
+        return replace(self, removed=self.removed | frozenset(segments))
 
     def with_sealed_ends(self, epoch: int, ends: Mapping[SegmentId, int]) -> EpochHistory:
         """This history with the sealed ends of ``epoch`` filled in; filling in the same again changes nothing."""
         record = replace(self.record(epoch), sealed_ends=dict(ends))
-        return EpochHistory((*self.records[:epoch], record, *self.records[epoch + 1 :]))
+        return replace(self, records=(*self.records[:epoch], record, *self.records[epoch + 1 :]))
 
     def plan_scale(self, seal: Iterable[int], ranges: Sequence[KeyRange], created_ms: int) -> EpochRecord:
         """The epoch that replaces the active segments numbered ``seal`` by new ones that hold ``ranges``.
@@ -232,6 +241,10 @@ class EpochHistory:
     def segments(self) -> dict[SegmentId, Segment]:
         """Every segment that was ever active, in order of the epoch in which it began."""
         return {item.id: item for record in self.records for item in record.segments}
+
+    def stored(self) -> list[SegmentId]:
+        """Those of them that have not been removed."""
+        return [item for item in self.segments() if item not in self.removed]
 
     def ended_with(self, epoch: int) -> tuple[Segment, ...]:
         """The segments that were active in the epoch before ``epoch`` and are not in it."""

@@ -7,6 +7,8 @@
     /counters/transaction                 next free transaction counter, decimal; clients reserve blocks of it
     /scopes/SCOPE/streams/STREAM          stream: its configuration
     /scopes/SCOPE/streams/STREAM/epochs/E epoch: one record for each epoch
+    /scopes/SCOPE/streams/STREAM/truncation  truncation: which of its segments were removed
+    /scopes/SCOPE/streams/STREAM/retention   retention: marks at which it may be truncated
     /groups/SCOPE.GROUP                   group
     /groups/SCOPE.GROUP/controller        controller epoch; every write of a leader checks its version
     /groups/SCOPE.GROUP/leader            ephemeral: name of the coordinator that leads
@@ -63,6 +65,16 @@ def epochs(name: StreamName) -> str:
 def epoch(name: StreamName, number: int) -> str:
     """One epoch record; names sort by epoch."""
     return f"{epochs(name)}/{number:010d}"
+
+
+def truncation(name: StreamName) -> str:
+    """Which segments of a stream were removed."""
+    return f"{stream(name)}/truncation"
+
+
+def retention(name: StreamName) -> str:
+    """The marks at which a stream may be truncated."""
+    return f"{stream(name)}/retention"
 
 
 def cas_slots(name: StreamName) -> str:

@@ -151,7 +151,7 @@ class ReadingPlan:
 
     def _adopt(self, history: EpochHistory) -> None:
         if self._goals is not None:
-            history = EpochHistory(history.records[: self._epochs])
+            history = replace(history, records=history.records[: self._epochs])
         whole = lineage(history)
         self._history = history
         self._sealed = {life.segment.id: life.sealed_end for life in whole.lives}

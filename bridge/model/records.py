@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
 
@@ -19,6 +19,11 @@ from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 LAYOUT_FORMAT = 1
 RECORD_BYTES_MAX_DEFAULT = 1_000_000
 """Default limit of a record with key and headers; its batch stays below Kafka's default of 1,048,588 bytes."""
+FOREVER = -1
+"""Retention without a limit."""
+RETENTION_GROUPS_MAX = 100
+RETENTION_GROUP_CHARACTERS_MAX = 255
+_LONG_MAX = (1 << 63) - 1
 
 
 @contextmanager
@@ -58,6 +63,49 @@ class StreamState(StrEnum):
     DELETING = "DELETING"
 
 
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long the records of a stream are kept; what one of the limits allows is deleted; by default nothing.
+
+    Attributes:
+        ms: How long at least, by the time when they were written; FOREVER without a limit.
+        bytes: How many bytes at least, newest first; FOREVER without a limit.
+        groups: Consumer groups. Nothing is ever deleted that one of them has not read.
+    """
+
+    ms: int = FOREVER
+    bytes: int = FOREVER
+    groups: tuple[str, ...] = ()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether records are deleted by time or size."""
+        return self.ms != FOREVER or self.bytes != FOREVER
+
+    def check(self) -> None:
+        """Raise InvalidRequestError unless it makes sense."""
+        for what, value in (("time", self.ms), ("size", self.bytes)):
+            if value != FOREVER and not 0 < value <= _LONG_MAX:
+                raise InvalidRequestError(f"a retention {what} is positive, or without limit, not {value}")
+        if len(self.groups) > RETENTION_GROUPS_MAX:
+            raise InvalidRequestError(f"a stream waits for at most {RETENTION_GROUPS_MAX} groups")
+        if not all(0 < len(name) <= RETENTION_GROUP_CHARACTERS_MAX for name in self.groups):
+            raise InvalidRequestError(
+                f"the name of a consumer group has 1 to {RETENTION_GROUP_CHARACTERS_MAX} characters"
+            )
+        if len(set(self.groups)) < len(self.groups):
+            raise InvalidRequestError("a consumer group is named twice")
+
+    def datum(self) -> schemas.Datum:
+        """What the schemas hold of it."""
+        return {"ms": self.ms, "bytes": self.bytes, "groups": list(self.groups)}
+
+    @classmethod
+    def of_datum(cls, datum: schemas.Datum) -> Self:
+        """The inverse of :meth:`datum`."""
+        return cls(datum["ms"], datum["bytes"], tuple(datum["groups"]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
     """Configuration of a stream."""
@@ -70,6 +118,7 @@ class StreamConfig:
     created_ms: int
     buffer_topic_id: str
     state: StreamState = StreamState.ACTIVE
+    retention: Retention = Retention()
 
     def to_json(self) -> bytes:
         """Plain JSON."""
@@ -83,6 +132,7 @@ class StreamConfig:
                 "created_ms": self.created_ms,
                 "buffer_topic_id": self.buffer_topic_id,
                 "state": self.state.value,
+                "retention": self.retention.datum(),
             }
         )
 
@@ -92,7 +142,8 @@ class StreamConfig:
         with _reading("stream", raw) as datum:
             name = StreamName.parse(datum.pop("name"))
             group = GroupName(name.scope, datum.pop("group"))
-            return cls(name=name, group=group, state=StreamState(datum.pop("state")), **datum)
+            retention = Retention.of_datum(datum.pop("retention"))
+            return cls(name=name, group=group, state=StreamState(datum.pop("state")), retention=retention, **datum)
 
 
 def epoch_to_json(record: EpochRecord) -> bytes:
@@ -131,6 +182,66 @@ def epoch_from_json(raw: bytes) -> EpochRecord:
             if ends is None
             else {SegmentId.from_int(item["segment"]): item["end_offset"] for item in ends},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The segments of a stream that were removed; ``removing`` are those whose topics may still be there."""
+
+    removed: frozenset[SegmentId] = frozenset()
+    removing: frozenset[SegmentId] = frozenset()
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("truncation").to_json(
+            {"removed": sorted(map(int, self.removed)), "removing": sorted(map(int, self.removing))}
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with _reading("truncation", raw) as datum:
+            return cls(
+                frozenset(map(SegmentId.from_int, datum["removed"])),
+                frozenset(map(SegmentId.from_int, datum["removing"])),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where the active segments of a stream ended at some time; retention truncates at marks.
+
+    ``written`` are the bytes that had been written to the stream until then, as far as they were counted.
+    """
+
+    ms: int
+    written: int
+    cut: Mapping[SegmentId, int]
+
+
+def marks_to_json(marks: Iterable[Mark]) -> bytes:
+    """Plain JSON of the marks of a stream, oldest first."""
+    rows = [
+        {"ms": item.ms, "written": item.written, "cut": [f"{int(key)}:{offset}" for key, offset in item.cut.items()]}
+        for item in marks
+    ]
+    return schemas.codec("retention").to_json({"marks": rows})
+
+
+def marks_from_json(raw: bytes) -> list[Mark]:
+    """The inverse of :func:`marks_to_json`; raises CorruptDataError."""
+    with _reading("retention", raw) as datum:
+        return [
+            Mark(
+                item["ms"],
+                item["written"],
+                {
+                    SegmentId.from_int(int(segment)): int(offset)
+                    for segment, offset in (place.split(":") for place in item["cut"])
+                },
+            )
+            for item in datum["marks"]
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +443,8 @@ class RequestKind(StrEnum):
     CREATE_STREAM = "create-stream"
     SCALE_STREAM = "scale-stream"
     DELETE_STREAM = "delete-stream"
+    UPDATE_STREAM = "update-stream"
+    TRUNCATE_STREAM = "truncate-stream"
     ABORT_TRANSACTION = "abort-transaction"
     LOOK_UP = "look-up-transactions"
     """Of a transaction, of the latest with a label, or of all open ones of a client."""
@@ -360,6 +473,8 @@ class Request:
     owner: str = ""
     owner_epoch: int = 0
     label: str | None = None
+    cut: Mapping[SegmentId, int] = field(default_factory=dict)
+    retention: Retention | None = None
 
     def to_json(self) -> bytes:
         """Plain JSON."""
@@ -381,6 +496,8 @@ class Request:
                 "owner": self.owner,
                 "owner_epoch": self.owner_epoch,
                 "label": self.label,
+                "cut": [{"segment": int(segment), "offset": offset} for segment, offset in self.cut.items()],
+                "retention": None if self.retention is None else self.retention.datum(),
             }
         )
 
@@ -388,7 +505,10 @@ class Request:
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
         with _reading("request", raw) as datum:
+            retention = datum.pop("retention")
             return cls(
+                cut={SegmentId.from_int(item["segment"]): item["offset"] for item in datum.pop("cut")},
+                retention=None if retention is None else Retention.of_datum(retention),
                 kind=RequestKind(datum.pop("kind")),
                 ranges=tuple((item["low"], item["high"]) for item in datum.pop("ranges")),
                 seal=tuple(datum.pop("seal")),

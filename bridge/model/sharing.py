@@ -82,7 +82,11 @@ def decide(
         offset = committed.get(segment)
         if offset is not None or any(item in begun for item in before[segment]):
             begun.add(segment)
-        if segment in passed or (offset is not None and end is not None and offset >= end):
+        if (
+            segment in history.removed
+            or segment in passed
+            or (offset is not None and end is not None and offset >= end)
+        ):
             verdicts[segment] = DONE
         elif offset is not None:
             verdicts[segment] = Verdict(Standing.READ, offset)
@@ -101,7 +105,10 @@ def decide(
 def wanted(
     history: EpochHistory, committed: Mapping[SegmentId, int], verdicts: Mapping[SegmentId, Verdict]
 ) -> frozenset[SegmentId]:
-    """The segments that a member subscribes to: all but those that a commit behind them says have been read."""
+    """The segments that a member subscribes to: all but those that a commit behind them says have been read.
+
+    Those that have been removed are of no use to anybody.
+    """
     whole = lineage(history)
     before: dict[SegmentId, list[SegmentId]] = {life.segment.id: [] for life in whole.lives}
     successors: dict[SegmentId, list[SegmentId]] = {life.segment.id: [] for life in whole.lives}
@@ -111,6 +118,8 @@ def wanted(
     passed = _ancestors(before, (segment for segment in committed if segment in before))
 
     def settled(segment: SegmentId) -> bool:
+        if segment in history.removed:
+            return True
         if verdicts[segment].standing is not Standing.DONE:
             return False
         # The commit in a segment that was read is needed until there is one behind it; Kafka keeps it for us as long

@@ -41,6 +41,20 @@ def test_milliseconds_are_not_minutes_and_seconds() -> None:
     assert values.duration("5m500ms") == timedelta(minutes=5, milliseconds=500)
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1000", 1_000), ("1kB", 1_000), ("1.5KiB", 1_536), ("10 GiB", 10 * 1024**3), ("2tb", 2 * 1000**4)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert values.size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1 G", "1e3", "10GiBs"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no size"):
+        values.size(text)
+
+
 @pytest.mark.parametrize("text", ["", "90", "s", "-1s", "1 h", "1y", "1d2", "1e3s", "9" * 20 + "w"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"is no duration|is longer than"):

@@ -14,7 +14,7 @@ from typing import Final
 from bridge.errors import CoordinatorUnavailable, CorruptDataError, InvalidRequestError, WrongClusterError
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import PART_MAX, TransactionId
+from bridge.model.identifiers import PART_MAX, SegmentId, TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import CreateNode
 from bridge.model.records import (
@@ -27,6 +27,7 @@ from bridge.model.records import (
     StreamConfig,
     StreamState,
     TransactionRecord,
+    Truncation,
     epoch_from_json,
 )
 from bridge.zookeeper.errors import NodeExists, NodeVersionMismatch, UnknownWriteError
@@ -62,10 +63,13 @@ class Metadata:
         numbers = self.session.children(paths.epochs(name), watch)
         final = itertools.takewhile(lambda record: record.sealed_ends is not None, known.records if known else ())
         records = list(final)[: len(numbers)]
-        nodes = self.session.get_many([f"{paths.epochs(name)}/{number}" for number in numbers[len(records) :]])
+        truncation, *nodes = self.session.get_many(
+            [paths.truncation(name), *(f"{paths.epochs(name)}/{number}" for number in numbers[len(records) :])]
+        )
         if not numbers or None in nodes:
             return None  # it is being deleted
-        return EpochHistory((*records, *(epoch_from_json(node.value) for node in nodes if node is not None)))
+        removed = frozenset[SegmentId]() if truncation is None else Truncation.from_json(truncation.value).removed
+        return EpochHistory((*records, *(epoch_from_json(node.value) for node in nodes if node is not None)), removed)
 
     def scopes(self) -> list[str]:
         """The scopes in which a stream was ever created."""
@@ -285,6 +289,8 @@ class Metadata:
         match request.kind:
             case RequestKind.CREATE_STREAM | RequestKind.SCALE_STREAM:
                 return False  # both take the node away with the first thing that they write
+            case RequestKind.TRUNCATE_STREAM | RequestKind.UPDATE_STREAM:
+                return self.leader(group) is not None  # no harm is done by asking again
             case RequestKind.LOOK_UP | RequestKind.FENCE:
                 return False  # neither changes what anybody has asked for before
             case RequestKind.DELETE_STREAM:

@@ -11,6 +11,7 @@ from coordinator.effects import Steps, read_children, read_node, write
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.procedures.questions import put_question
+from coordinator.procedures.retention import truncate_stream, update_stream
 from coordinator.procedures.scale import scale
 from coordinator.procedures.snapshots import clear_snapshots, write_snapshots
 from coordinator.procedures.streams import create_stream, delete_stream
@@ -45,6 +46,10 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
                 yield from scale(group, _stream(group, request), name, request, now_ms)
             case RequestKind.DELETE_STREAM:
                 yield from delete_stream(group, name, _stream(group, request), now_ms)
+            case RequestKind.UPDATE_STREAM:
+                yield from update_stream(group, _stream(group, request), name, request, now_ms)
+            case RequestKind.TRUNCATE_STREAM:
+                yield from truncate_stream(group, _stream(group, request), name, request, now_ms)
             case RequestKind.ABORT_TRANSACTION:
                 _abort(group, name, request, now_ms)
             case RequestKind.LOOK_UP | RequestKind.FENCE:

@@ -86,7 +86,7 @@ def finish_roll(
         if first_seal:
             yield from _publish_once(group, plans)
         rolled = {
-            roll.stream: Before(EpochHistory(stream.history.records[: roll.duplicate_epoch]), stream.history)
+            roll.stream: Before(_before(stream.history, roll.duplicate_epoch), stream.history)
             for roll, stream, _, _ in plans
         }
         yield from append_round(group, transactions, topics, committing.created_ms, rolled)
@@ -108,6 +108,10 @@ def finish_roll(
     if not (yield from write(*operations, DeleteNode(paths.committing(group.name)))):
         raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
     group.counts["rolling_commits"] += 1
+
+
+def _before(history: EpochHistory, epoch: int) -> EpochHistory:
+    return replace(history, records=history.records[:epoch])
 
 
 def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[None]:

@@ -10,7 +10,15 @@ from bridge.model.epochs import EpochHistory
 from bridge.model.keyspace import check_partition, even_ranges, ranges_of
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, SetNode
-from bridge.model.records import RECORD_BYTES_MAX_DEFAULT, Answer, Request, StreamConfig, StreamState, epoch_to_json
+from bridge.model.records import (
+    RECORD_BYTES_MAX_DEFAULT,
+    Answer,
+    Request,
+    Retention,
+    StreamConfig,
+    StreamState,
+    epoch_to_json,
+)
 from coordinator import group as state
 from coordinator.effects import (
     Steps,
@@ -20,6 +28,7 @@ from coordinator.effects import (
     ensure_nodes,
     read_children,
     read_node,
+    read_nodes,
     write,
 )
 from coordinator.errors import StaleStateError
@@ -48,6 +57,8 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
         raise InvalidRequestError(
             f"records of {request.record_bytes_max} bytes asked for; at most {RECORD_BYTES_LIMIT}"
         )
+    retention = request.retention or Retention()
+    retention.check()
     yield from _check_name(stream, group.name)
     config = StreamConfig(
         name=stream,
@@ -57,6 +68,7 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
         record_bytes_max=request.record_bytes_max or RECORD_BYTES_MAX_DEFAULT,
         created_ms=now_ms,
         buffer_topic_id="",
+        retention=retention,
     )
     history = EpochHistory.create(ranges, now_ms)
     wanted = [buffer_topic_spec(config), *(segment_topic_spec(config, item.id) for item in history.active.segments)]
@@ -109,19 +121,25 @@ def delete_stream(group: state.GroupState, name: str, stream: state.StreamState,
 def finish_delete(group: state.GroupState, stream: state.StreamState) -> Steps[None]:
     """Carry out the rest of a deletion that has been marked."""
     name = stream.config.name
-    segments = [name.segment_topic(item) for item in stream.history.segments()]
+    segments = [stream.topic_of(item) for item in (*stream.history.stored(), *stream.removing)]
     yield from delete_topics([name.buffer_topic, *segments])
     yield from clear_snapshots(group, stream.partitions())
     epochs = yield from read_children(paths.epochs(name))
+    more = yield from read_nodes([paths.truncation(name), paths.retention(name)])
     gone = yield from write(
+        *(DeleteNode(path) for path, value in more.items() if value is not None),
         *(DeleteNode(f"{paths.epochs(name)}/{item}") for item in epochs),
         DeleteNode(paths.epochs(name)),
         DeleteNode(paths.stream(name)),
     )
     if not gone:
         raise StaleStateError(f"stream {name} was changed while it was being deleted")
+    yield from write(
+        DeleteNode(paths.cas_slots(name))
+    )  # does not apply while a writer still holds a slot, or never did
     for partition in stream.partitions():
         group.fold.positions.pop(partition, None)
+        group.housekeeping.starts.pop(partition, None)
     group.streams.pop(str(name), None)
 
 

@@ -46,6 +46,7 @@ from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, LeaderSettings, StreamState
 from coordinator.procedures.outcomes import open_preserver
 from coordinator.procedures.restore import finish_restore, restore_snapshots
+from coordinator.procedures.retention import load_retention
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
 from coordinator.procedures.sessions import load_sessions
@@ -169,7 +170,7 @@ def _load_streams(group: GroupState) -> Steps[None]:
             numbers = yield from read_children(paths.epochs(name))
             records = yield from read_nodes([f"{paths.epochs(name)}/{number}" for number in numbers])
             history = EpochHistory(tuple(epoch_from_json(value) for value in records.values() if value is not None))
-            group.streams[str(name)] = StreamState(config, history)
+            group.streams[str(name)] = yield from load_retention(StreamState(config, history))
 
 
 def _load_records(group: GroupState) -> Steps[None]:

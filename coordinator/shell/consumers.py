@@ -20,6 +20,7 @@ READ_AHEAD_KBYTES: Final = 16 * 1024
 TRANSACTION_ID_BYTES: Final = 16
 SEEK_GAP: Final = 2_000
 """Frames of others that are skipped by reading rather than by seeking."""
+_GONE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
 
 
 def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more: object) -> Consumer:
@@ -57,7 +58,8 @@ class BufferTail:
     def assign(self, wanted: Mapping[Partition, int]) -> None:
         """Read exactly these partitions; a new one from its offset on, the others from where they are.
 
-        Offsets are numbers: finding the "beginning" costs the library half a second, and buffers begin at 0.
+        Offsets are numbers: finding the "beginning" costs the library half a second, and a leader knows where a
+        buffer begins.
         """
         gone = self._assigned - wanted.keys()
         if gone:
@@ -95,6 +97,7 @@ class FrameReader:
         self._consumer: Consumer | None = None
         self._at: tuple[Partition, int] | None = None
         self._ahead: dict[int, Message] = {}
+        self._sought = 0
 
     def read(self, frame: FrameRef) -> bytes:
         """The record batch of a frame.
@@ -106,8 +109,7 @@ class FrameReader:
         if self._consumer is None:
             self._consumer = _consumer(self._brokers, self._security, "read_uncommitted")
         if self._at is None or self._at[0] != frame.partition or not 0 <= frame.offset - self._at[1] <= SEEK_GAP:
-            self._consumer.assign([TopicPartition(*frame.partition, frame.offset)])
-            self._ahead.clear()
+            self._seek(frame)
         self._at = (frame.partition, frame.offset)
         while frame.offset not in self._ahead:
             self._fill(frame)
@@ -126,6 +128,12 @@ class FrameReader:
             self._consumer, self._at = None, None
             self._ahead.clear()
 
+    def _seek(self, frame: FrameRef) -> None:
+        assert self._consumer is not None
+        self._consumer.assign([TopicPartition(*frame.partition, frame.offset)])
+        self._ahead.clear()
+        self._sought = frame.offset
+
     def _fill(self, frame: FrameRef) -> None:
         assert self._consumer is not None
         first = self._consumer.poll(self._timeout_s)
@@ -136,6 +144,9 @@ class FrameReader:
         for message in (first, *self._consumer.consume(64, 0)):
             error = message.error()
             if error is not None:
+                if error.code() in _GONE and self._sought < frame.offset:
+                    self._seek(frame)  # what lies between the frame before and this one was truncated meanwhile
+                    return
                 _report(error)
                 continue
             offset = message.offset()
@@ -198,7 +209,7 @@ def _read_committed(
 
 def _report(error: KafkaError) -> None:
     """Go on where the library goes on by itself; stop where it does not."""
-    if error.fatal() or error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+    if error.fatal() or error.code() in _GONE:
         raise CorruptDataError(f"a buffer does not hold what it should: {error.str()}") from KafkaException(error)
     if error.code() == KafkaError._ALL_BROKERS_DOWN:
         raise KafkaUnavailable(f"no broker answers: {error.str()}") from KafkaException(error)

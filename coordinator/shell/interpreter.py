@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, cycle
 from typing import Any, Final, TypeVar, assert_never
 
+from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.compacted import read_latest, read_values
 from bridge.kafka.errors import AppendRefusedError, AppendUnknownError
@@ -27,6 +28,7 @@ from coordinator.shell.consumers import FrameReader, read_commit_log
 from coordinator.shell.control_batch import Batches, control_batches, message_batches, record_batches
 from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
+from coordinator.shell.measures import Measures
 from coordinator.shell.outlook import Outlook
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,9 @@ IDENTITIES: Final = 3
 
 OFFSETS_S: Final = 15.0
 """How long the coordinator of a consumer group may fail to take offsets before their transaction is refused."""
+
+DELETE_S: Final = 5.0
+"""How long brokers may take to delete what nobody waits for, before that is left for another time."""
 
 T = TypeVar("T")
 
@@ -63,8 +68,10 @@ class Interpreter:
         self._session = session
         self._fence = CheckNode(paths.controller(group), controller_version)
         self._admin = TopicAdmin(settings.bootstrap_servers, security=settings.security)
+        self._keeper = TopicAdmin(settings.bootstrap_servers, security=settings.security, timeout_s=DELETE_S)
         self._reader = FrameReader(settings.bootstrap_servers, settings.security)
         self._outlook = Outlook(settings)
+        self._measures = Measures(settings)
         self._appenders = [
             TransactionalAppender(
                 settings.bootstrap_servers, group.transactional_id(number), security=settings.security
@@ -100,6 +107,7 @@ class Interpreter:
         for appender in self._appenders:
             appender.close()
         self._outlook.close()
+        self._measures.close()
         self._reader.close()
 
     def _execute(self, effect: fx.Effect) -> Any:
@@ -137,9 +145,8 @@ class Interpreter:
                         self._session.ensure(name)
             case fx.CreateTopics(topics):
                 return self._create_topics(topics)
-            case fx.DeleteTopics(topics):
-                self._admin.delete_topics(topics)
-                self._outlook.forget()
+            case fx.DeleteTopics(topics, optional):
+                return self._delete_topics(topics, optional)
             case fx.TopicIds(topics):
                 return self._topic_ids(topics)
             case fx.Seal(topics):
@@ -148,6 +155,14 @@ class Interpreter:
                 return self._end_offsets(partitions)
             case fx.StartOffsets(partitions):
                 return self._admin.start_offsets(partitions)
+            case fx.DeleteRecords(before):
+                return self._delete_records(before)
+            case fx.StableEnds(topics):
+                return self._measures.stable_ends(topics)
+            case fx.DiskBytes(topics):
+                return self._measures.disk_bytes(topics)
+            case fx.GroupCommits(groups):
+                return self._measures.group_commits(groups)
             case fx.ReadCompacted(topic):
                 latest = read_latest(self._settings.bootstrap_servers, self._settings.security, topic)
                 return {key: item.value for key, item in latest.items()}
@@ -240,6 +255,26 @@ class Interpreter:
 
     def _topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
         return {name: str(identity) for name, identity in self._admin.topic_ids(topics).items()}
+
+    def _delete_topics(self, topics: Sequence[str], optional: bool) -> bool:
+        try:
+            (self._keeper if optional else self._admin).delete_topics(topics)
+        except (InvalidRequestError, KafkaUnavailable) as fault:
+            if not optional:
+                raise
+            logger.warning("%s: topics could not be deleted, trying again later: %s", self._group, fault)
+            return False
+        self._outlook.forget()
+        return True
+
+    def _delete_records(self, before: Mapping[Partition, int]) -> frozenset[Partition]:
+        """Refusals are reported and not raised: that something is deleted later is no reason to give up the lead."""
+        try:
+            self._keeper.delete_records(dict(before.items()))
+        except (InvalidRequestError, KafkaUnavailable, NotFoundError) as fault:
+            logger.warning("%s: records could not be deleted: %s", self._group, fault)
+            return frozenset(before)
+        return frozenset()
 
     def _end_offsets(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
         return {(topic, number): self._current.end_offset(topic, partition=number) for topic, number in partitions}

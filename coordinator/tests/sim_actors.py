@@ -20,7 +20,7 @@ from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import position_of_key
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import Request, RequestKind, StreamConfig, epoch_from_json
+from bridge.model.records import Request, RequestKind, StreamConfig
 from coordinator import effects as fx
 from coordinator.agenda import work
 from coordinator.group import GroupState, LeaderSettings
@@ -28,7 +28,8 @@ from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.snapshots import SnapshotSettings
 from coordinator.tests.sim_conditions import expectation
 from coordinator.tests.sim_snapshots import restored_faults
-from coordinator.tests.sim_world import Blocked, Fenced, Record, World
+from coordinator.tests.sim_truncation import history_of
+from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
 
 LEASE_MS = 4_000
 PROCEDURES = (
@@ -41,6 +42,10 @@ PROCEDURES = (
     "scale",
     "record_long",
     "remove_records",
+    "truncate_buffers",
+    "truncate_stream",
+    "retain_streams",
+    "expire_bookkeeping",
 )
 REMEMBERED = 6
 
@@ -61,15 +66,13 @@ def settings_of(epoch: int) -> LeaderSettings:
         requests_per_turn=2,
         forecast_patience=0,
         outcomes_again=1,
+        truncate_buffers_ms=50,
+        retention_check_ms=100,
+        bookkeeping_ms=500,
+        answers_keep_ms=2_000,
         transaction_meta_persist_count=REMEMBERED,
         snapshots=snapshots,
     )
-
-
-def history_of(world: World, stream: StreamName) -> EpochHistory:
-    """A stream's epochs as ZooKeeper has them."""
-    names = world.children(paths.epochs(stream))
-    return EpochHistory(tuple(epoch_from_json(world.nodes[f"{paths.epochs(stream)}/{name}"]) for name in names))
 
 
 @dataclass
@@ -239,6 +242,14 @@ class Client:
         self.world.produce(StreamName.parse(stream).buffer_topic, (header.pack(), value))
 
 
+class HastyFold(BufferFold):
+    """A defect: what has been read counts as done."""
+
+    def low_water(self) -> dict[Partition, int]:
+        """Not what it promises."""
+        return dict(self.positions)
+
+
 def commit_frame(attempt: Attempt) -> tuple[FrameHeader, bytes]:
     """The COMMIT frame of a transaction."""
     header = FrameHeader(FrameKind.COMMIT, attempt.id.bytes, attempt.part)
@@ -266,7 +277,8 @@ class Leader:
 
     def _fold(self, terminated: Collection[bytes]) -> BufferFold:
         limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
-        return BufferFold(limits, lambda *_: None, frozenset() if self.forgetful else terminated)
+        kind = HastyFold if "hasty-truncation" in self.world.faults else BufferFold
+        return kind(limits, lambda *_: None, frozenset() if self.forgetful else terminated)
 
     def step(self, clock_ms: int, rng: random.Random) -> None:
         """Carry out the next effect, or fold some messages."""
@@ -333,6 +345,8 @@ class Leader:
         assert self.group is not None
         for (topic, number), stream in self.group.partitions().items():
             start = self.group.fold.positions.get((topic, number), 0)
+            if start < self.world.topics[topic].start:
+                raise Gone
             entries = self.world.topics[topic].entries[start : start + rng.randint(0, 12)]
             for offset, entry in enumerate(entries, start):
                 self.group.fold.fold(stream, (topic, number), offset, clock_ms, *entry.item)

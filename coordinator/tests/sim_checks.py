@@ -9,9 +9,10 @@ from bridge.model.epochs import check_chain
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.terminated import decode_terminated
-from coordinator.tests.sim_actors import REMEMBERED, Client, history_of
+from coordinator.tests.sim_actors import REMEMBERED, Client
 from coordinator.tests.sim_conditions import condition_faults, refusal_faults
 from coordinator.tests.sim_sessions import RestartingClient, answer_faults
+from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Record, World
 
 
@@ -27,7 +28,7 @@ def faults(world: World, group: GroupName, streams: list[StreamName], clients: l
         found.extend(check_chain(history.records))
         by_key: dict[str, list[str]] = {}
         for segment in sorted(history.segments(), key=lambda item: item.epoch):
-            rows = world.topics[stream.segment_topic(segment)].visible()
+            rows = world.log(stream.segment_topic(segment)).visible()
             _check_segment(stream, segment, rows, order, outcomes, found)
             end = history.sealed_end(segment)
             if end is not None and rows and rows[-1][0] >= end:

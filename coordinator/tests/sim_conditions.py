@@ -19,7 +19,7 @@ from coordinator.tests.sim_world import Record, World
 def rows_of(world: World, stream: StreamName, history: EpochHistory, position: float) -> Iterator[tuple[SN, Record]]:
     """The visible records in the course of a key, oldest first, with their SNs."""
     for stage in reversed(Course(history, position).stages):
-        for offset, record in world.topics[stream.segment_topic(stage.segment)].visible():
+        for offset, record in world.log(stream.segment_topic(stage.segment)).visible():
             yield SN(DLSN.of(stage.segment, offset), None, stage.base + offset), record
 
 

@@ -40,7 +40,7 @@ def spoil(value: bytes | None, faults: frozenset[str]) -> bytes | None:
 
 
 def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str]:
-    """What a leader that has just taken over knows otherwise than one that replays everything.
+    """What a leader that has just taken over knows otherwise than one that replays everything that is left.
 
     Both know the same sessions of clients, ``fences``, when they begin to read.
     """
@@ -52,7 +52,8 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
     whole.fences = fences
     for (topic, number), stream in group.partitions().items():
         end = group.fold.positions.get((topic, number), 0)
-        for offset, entry in enumerate(world.topics[topic].entries[:end]):
+        log = world.topics[topic]
+        for offset, entry in enumerate(log.entries[log.start : end], log.start):
             whole.fold(stream, (topic, number), offset, 0, *entry.item)
     for transaction in whole.open.keys() | group.fold.open.keys():
         expected, actual = whole.open.get(transaction), group.fold.open.get(transaction)

@@ -21,12 +21,16 @@ from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.model.sequence import DLSN
-from bridge.model.sn import EMPTY, SN
+from bridge.model.sn import ANY, EMPTY, SN
 from coordinator import effects as fx
 
 
 class Fenced(Exception):
     """A newer leader exists."""
+
+
+class Gone(Exception):
+    """What was to be read has been truncated."""
 
 
 class Blocked(Exception):
@@ -68,6 +72,8 @@ class Topic:
     id: str
     entries: list[Entry] = field(default_factory=list)
     sealed: bool = False
+    start: int = 0
+    """Where it begins since it was truncated; checks still see what stood before."""
 
     def stable_end(self, start: int = 0) -> int:
         """The last stable offset; it is not below ``start``."""
@@ -92,6 +98,8 @@ class World:
     become visible before the outcome), ``lossy-multi`` (a multi may be carried out in part), ``open-seal`` (sealing
     does not keep writers out), ``blind-forecast`` (offsets are believed, not looked at), ``blind-look`` (conditions
     hold whatever stands there), ``unwatched`` (nobody looks at what others wrote between own records),
+    ``greedy-truncation`` (more is truncated than was asked for), ``hasty-truncation`` (it is asked for what was read),
+    ``deaf-retention`` (what a group has read is not asked),
     ``untied-outcomes`` (what is remembered of outcomes is written outside of the round), ``first-guess`` (positions
     that were foretold wrongly are not put right), ``forgotten-sessions`` (a new leader does not know of the sessions of
     clients).
@@ -109,8 +117,12 @@ class World:
         self.late_markers: set[str] = set()
         self.generations: dict[str, int] = {}
         self.group_offsets: list[GroupOffsets] = []
+        self.commits: dict[str, dict[str, int]] = {}
+        self.removed: dict[str, Topic] = {}
         self.in_between: Callable[[str], None] = lambda _: None
         """Called with a topic between two frames that are appended to it."""
+        self.may_delete: Callable[[str, int], None] = lambda *_: None
+        """Called with a topic and an offset before what is below it is deleted; raises if that must not be."""
         self.broken: list[str] = []
         self.spoil: Callable[[bytes | None], bytes | None] = lambda value: value
 
@@ -118,8 +130,8 @@ class World:
 
     def produce(self, topic: str, item: Any) -> int | None:
         """Append outside of any transaction; None if the topic is sealed."""
-        log = self.topics[topic]
-        if log.sealed and "open-seal" not in self.faults:
+        log = self.topics.get(topic)
+        if log is None or (log.sealed and "open-seal" not in self.faults):
             return None
         log.entries.append(Entry(item))
         return len(log.entries) - 1
@@ -143,7 +155,12 @@ class World:
                 return {spec.name: self.create(spec.name) for spec in topics}
             case fx.DeleteTopics(names):
                 for name in names:
-                    self.topics.pop(name, None)
+                    if name in self.topics:
+                        self.may_delete(
+                            name, 1 + max((offset for offset, _ in self.topics[name].visible()), default=-1)
+                        )
+                        self.removed[name] = self.topics.pop(name)
+                return True
             case fx.TopicIds(names):
                 return {name: self.topics[name].id for name in names if name in self.topics}
             case fx.Seal(names):
@@ -171,14 +188,26 @@ class World:
                 self.end(leader, "committed")
             case fx.EndOffsets(partitions):
                 return {item: len(self.topics[item[0]].entries) for item in partitions if item[0] in self.topics}
+            case fx.StartOffsets(partitions):
+                return {item: self.topics[item[0]].start for item in partitions}
+            case fx.DeleteRecords(before):
+                for (name, _), offset in before.items():
+                    self.delete_records(name, offset)
+                return frozenset()
+            case fx.StableEnds(names):
+                return {name: self.topics[name].stable_end() for name in names}
+            case fx.DiskBytes(names):
+                return {name: 100 * len(self.topics[name].entries) for name in names}
+            case fx.GroupCommits(groups):
+                if "deaf-retention" in self.faults:
+                    return {name: {topic: len(log.entries) for topic, log in self.topics.items()} for name in groups}
+                return {name: dict(self.commits.get(name, {})) for name in groups}
             case fx.TakeIdentity(_):
                 if self.identity in self.open:
                     self._finish(self.open.pop(self.identity), "aborted")
                 self.identity = leader
             case fx.ReadCommitLog(topic, start):
                 return self.summary(topic, start)
-            case fx.StartOffsets(partitions):
-                return dict.fromkeys(partitions, 0)
             case fx.ReadCompacted(topic):
                 return self.latest(topic)
             case fx.ReadRecords(topic, offsets):
@@ -191,8 +220,8 @@ class World:
         match effect:
             case fx.CreateTopics(topics):
                 self.execute(fx.CreateTopics(topics[: int(len(topics) * share)]), leader)
-            case fx.DeleteTopics(topics):
-                self.execute(fx.DeleteTopics(topics[: int(len(topics) * share)]), leader)
+            case fx.DeleteTopics(topics, optional):
+                self.execute(fx.DeleteTopics(topics[: int(len(topics) * share)], optional), leader)
             case fx.Seal(topics):
                 self.execute(fx.Seal(topics[: int(len(topics) * share)]), leader)
             case fx.MergeFrames(items):
@@ -201,6 +230,8 @@ class World:
                 # Partitions do not wait for each other: any part of each may have arrived.
                 self.execute(fx.MergeFrames(items[: int(len(items) * share)]), leader)
                 self.execute(fx.AppendControl(topic, records[: int(len(records) * (1 - share))], beside), leader)
+            case fx.DeleteRecords(before):
+                self.execute(fx.DeleteRecords(dict(list(before.items())[: int(len(before) * share)])), leader)
             case fx.SendOffsets(offsets):
                 self.execute(fx.SendOffsets(offsets[: int(len(offsets) * share)]), leader)
             case fx.AppendMessages(fx.Messages(topic, rows)):
@@ -216,6 +247,21 @@ class World:
             self.made += 1
             self.topics[name] = Topic(f"id-{self.made}")
         return self.topics[name].id
+
+    def log(self, name: str) -> Topic:
+        """A topic, or what is known of it after it was removed; all that ever stood in it."""
+        return self.topics[name] if name in self.topics else self.removed[name]
+
+    def delete_records(self, name: str, before: int) -> None:
+        """Truncate a topic; one that is gone has nothing left anyway."""
+        if name not in self.topics:
+            return
+        log = self.topics[name]
+        if "greedy-truncation" in self.faults:
+            before = log.stable_end()
+        assert before <= log.stable_end(), f"{name} is truncated where it is not decided"
+        self.may_delete(name, before)
+        log.start = max(log.start, before)
 
     def children(self, path: str) -> list[str]:
         """Names of the children of a node."""
@@ -267,7 +313,10 @@ class World:
         for topic, frame in items:
             batch = frame.batch
             if batch is None:
-                batch = self.topics[frame.partition[0]].entries[frame.offset].item[1]
+                buffer = self.topics[frame.partition[0]]
+                if frame.offset < buffer.start:
+                    raise Gone
+                batch = buffer.entries[frame.offset].item[1]
             if offsets:
                 self.in_between(topic)
             offsets.append(len(self.topics[topic].entries))
@@ -327,12 +376,17 @@ class World:
         key = query.condition.key.decode() if query.condition.scope is Scope.KEY and query.condition.key else None
         last = EMPTY
         for stage in stages:
-            rows = self.topics[query.stream.segment_topic(stage.segment)].visible()
+            name = query.stream.segment_topic(stage.segment)
+            start = self.topics[name].start if name in self.topics else stage.end or 0
+            rows = self.log(name).visible()
             below = end if stage is stages[0] else stage.end or 0
-            found = [offset for offset, row in rows if offset < below and key in (None, row.key)]
+            found = [offset for offset, row in rows if start <= offset < below and key in (None, row.key)]
             found = [offset for offset in found if query.since is None or stage.base + offset > query.since]
             if found:
                 last = SN(DLSN.of(stage.segment, found[-1]), None, stage.base + found[-1])
+                break
+            if start > (0 if query.since is None else max(query.since + 1 - stage.base, 0)):
+                last = ANY
                 break
         foreign = [
             entry.item

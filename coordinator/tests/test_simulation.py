@@ -16,10 +16,18 @@ from bridge.model.names import GroupName, StreamName, parse_segment_topic
 from bridge.model.records import Group, Request, RequestKind
 from coordinator.errors import StaleStateError
 from coordinator.tests import sim_snapshots as snapshots
-from coordinator.tests.sim_actors import Client, Leader, history_of, scale_request
+from coordinator.tests.sim_actors import Client, Leader, scale_request
 from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_sessions import RestartingClient
-from coordinator.tests.sim_world import Fenced, Record, World
+from coordinator.tests.sim_truncation import (
+    audit,
+    check_buffer,
+    check_deletion,
+    history_of,
+    retention_request,
+    truncate_request,
+)
+from coordinator.tests.sim_world import Fenced, Gone, Record, World
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
@@ -62,6 +70,9 @@ class Run:
         self.clients = [Client(f"c{number}", self.world, STREAMS, self.rng) for number in range(3)]
         self.clients += [RestartingClient(f"c{number}", self.world, GROUP, STREAMS, self.rng) for number in (3, 4)]
         self.world.in_between = self._interrupt
+        self.world.may_delete = self._check_deletion
+        self.world.request(GROUP, retention_request(STREAMS[0], -1, -1).to_json())
+        self.world.request(GROUP, retention_request(STREAMS[1], 2_000, 3_000).to_json())
 
     def go(self) -> list[str]:
         """Run with crashes, then let everything end; gives the broken promises."""
@@ -76,9 +87,14 @@ class Run:
                 body = scale_request(self.world, self.rng.choice(STREAMS), self.rng, self.clock_ms)
                 if body is not None:
                     self.world.request(GROUP, body.to_json())
-            elif chance < 0.033:
+            elif chance < 0.035:
+                body = truncate_request(self.world, self.rng.choice(STREAMS), self.rng, self.clock_ms)
+                self.world.request(GROUP, body.to_json())
+            elif chance < 0.06:
+                audit(self.world, self.rng.choice(STREAMS), self.rng)
+            elif chance < 0.063:
                 self._meddle()
-            elif chance < 0.55:
+            elif chance < 0.58:
                 self.rng.choice(self.clients).step(self.clock_ms, GROUP.commit_log_topic)
             else:
                 self._lead()
@@ -118,6 +134,12 @@ class Run:
             self._lead()
         raise AssertionError("the system does not come to rest")
 
+    def _check_deletion(self, topic: str, before: int) -> None:
+        if topic.endswith(".transaction-buffer"):
+            check_buffer(self.world, GROUP, topic, before)
+        else:
+            check_deletion(self.world, topic, before)
+
     def _interrupt(self, topic: str) -> None:
         """Somebody writes plainly between two frames of a round."""
         stream, segment = parse_segment_topic(topic)
@@ -147,7 +169,7 @@ class Run:
                 self._crash(leader)
                 return
             leader.step(self.clock_ms, self.rng)
-        except (Fenced, StaleStateError):
+        except (Fenced, Gone, StaleStateError):
             self._replace(leader)
 
 
@@ -177,6 +199,10 @@ MUST_CRASH_AT = {
         "finish_pending": ("Look", "CreateTopics", "MergeFrames", "AppendControl", "Seal", "Write", "CommitRound"),
         "record_long": ("AppendControl", "CommitRound", "Write"),
         "remove_records": ("Write",),
+        "truncate_buffers": ("DeleteRecords",),
+        "truncate_stream": ("StableEnds", "GroupCommits", "Write", "DeleteRecords"),
+        "expire_bookkeeping": ("Write",),
+        "retain_streams": ("StableEnds", "DiskBytes", "GroupCommits", "Write", "DeleteRecords", "DeleteTopics"),
         "take_snapshots": ("CreateTopics", "EndOffsets", "AppendMessages", "CommitRound"),
     }.items()
     for effect in effects
@@ -191,7 +217,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     conditional: Counter[str] = Counter()
     answered: Counter[str] = Counter()
     resumed = 0
-    offsets = 0
+    offsets = truncated = 0
     for seed in range(1_000, 1_100):
         run = Run(seed, fragility=0.03, unseen=MUST_CRASH_AT - points.keys())
         assert not run.go(), f"seed {seed}"
@@ -201,6 +227,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         endings.update(attempt.ended for attempt in attempts)
         reasons.update(attempt.outcome.reason for attempt in attempts if attempt.outcome is not None)
         offsets += len(run.world.group_offsets)
+        truncated += sum(run.world.topics[item.buffer_topic].start for item in STREAMS)
         resumed += sum(attempt.part > 0 for attempt in attempts)
         for client in run.clients:
             if isinstance(client, RestartingClient):
@@ -209,10 +236,11 @@ def test_the_runs_cover_what_they_are_for() -> None:
         for attempt in attempts:
             if attempt.conditions and attempt.outcome is not None:
                 conditional["refused" if attempt.outcome.refused else attempt.outcome.kind.value] += 1
-    assert causes["rolling-transactions"] > 300
+    assert causes["rolling-transactions"] > 200
     assert causes["scale"] > 500
     assert not MUST_CRASH_AT - points.keys(), points
     assert reasons["offsets refused"] > 10
+    assert truncated > 1_000
     assert offsets > 500
     assert min(conditional["refused"], conditional["COMMIT"]) > 150, conditional
     assert min(endings["commit"], endings["abort"], endings["silent"]) > 200
@@ -230,6 +258,9 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "blind-forecast",
         "blind-look",
         "unwatched",
+        "greedy-truncation",
+        "hasty-truncation",
+        "deaf-retention",
         "untied-outcomes",
         "first-guess",
         "forgotten-sessions",

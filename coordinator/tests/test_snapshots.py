@@ -23,7 +23,8 @@ from coordinator.errors import StaleStateError
 from coordinator.metrics import Op, count_lines
 from coordinator.procedures import restore, upkeep
 from coordinator.shell.metrics_file import MetricsFile
-from coordinator.tests.sim_actors import Leader, history_of
+from coordinator.tests.sim_actors import Leader
+from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
 
 GROUP = GroupName("sales")

@@ -1,0 +1,31 @@
+"""What a leader knows of its housekeeping: when it was done last, and where logs begin since. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bridge.model.buffer import Partition
+
+
+@dataclass(slots=True)
+class Housekeeping:
+    """State of one leader's housekeeping; a new leader begins with an empty one and loses nothing by that.
+
+    Attributes:
+        starts: Where buffer partitions are known to begin.
+        done_ms: When each kind of work was done last, by name.
+    """
+
+    starts: dict[Partition, int] = field(default_factory=dict)
+    done_ms: dict[str, int] = field(default_factory=dict)
+
+    def is_due(self, work: str, now_ms: int, every_ms: int) -> bool:
+        """Whether ``every_ms`` have passed since this work was done last; if so, it counts as done now.
+
+        A clock that was set back makes it due as well.
+        """
+        done_ms = self.done_ms.get(work)
+        if done_ms is not None and 0 <= now_ms - done_ms < every_ms:
+            return False
+        self.done_ms[work] = now_ms
+        return True

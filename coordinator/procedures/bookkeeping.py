@@ -1,0 +1,63 @@
+"""Expiry of bookkeeping in ZooKeeper: answers that nobody has taken, and part counters of transactions that ended."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from bridge.errors import CorruptDataError, InvalidRequestError
+from bridge.model import paths
+from bridge.model.identifiers import TransactionId
+from bridge.model.nodes import DeleteNode
+from bridge.model.records import Answer
+from coordinator.effects import Steps, read_children, read_nodes, write
+from coordinator.group import GroupState
+
+NODES_AT_ONCE: Final = 500
+
+
+def expire_bookkeeping(group: GroupState, now_ms: int) -> Steps[None]:
+    """Remove what is of no use to anybody any more, now and then."""
+    settings = group.settings
+    if group.housekeeping.is_due("bookkeeping", now_ms, settings.bookkeeping_ms):
+        yield from _expire_answers(group, now_ms - settings.answers_keep_ms)
+        yield from _expire_parts(group)
+
+
+def _expire_answers(group: GroupState, before_ms: int) -> Steps[None]:
+    """Answers are taken away by those who asked, unless these died or lost patience."""
+    parent = paths.answers(group.name)
+    names = yield from read_children(parent)
+    # They sort by age, so the first that is to be kept is the last to be looked at.
+    values = yield from read_nodes([f"{parent}/{name}" for name in names[:NODES_AT_ONCE]])
+    old = [path for path, raw in values.items() if raw is not None and _answered_ms(raw) <= before_ms]
+    yield from _delete(group, "answers_expired", old)
+
+
+def _expire_parts(group: GroupState) -> Steps[None]:
+    """A process may have joined a transaction in the moment of its end; its counter has been made anew then."""
+    parent = f"{paths.group(group.name)}/parts"
+    names = yield from read_children(parent)
+    ended = (name for name in names if not _is_open(group, name))
+    yield from _delete(group, "parts_expired", [f"{parent}/{name}" for name in islice(ended, NODES_AT_ONCE)])
+
+
+def _delete(group: GroupState, count: str, nodes: list[str]) -> Steps[None]:
+    """Delete nodes, unless one of them has just been taken by somebody else; they are looked at again then."""
+    if nodes and (yield from write(*map(DeleteNode, nodes))):
+        group.counts[count] += len(nodes)
+
+
+def _answered_ms(raw: bytes) -> int:
+    try:
+        return Answer.from_json(raw).answered_ms
+    except CorruptDataError:
+        return 0  # nobody can make use of it
+
+
+def _is_open(group: GroupState, name: str) -> bool:
+    try:
+        identifier = TransactionId.parse(name).bytes
+    except InvalidRequestError:
+        return False
+    return identifier in group.fold.open or identifier in group.finished

@@ -1,0 +1,246 @@
+"""Truncation of streams: by request, and by their retention. Nothing undecided and nothing protected is deleted.
+
+Order of the effects: segments of which nothing is left are marked as removed, so that readers begin behind them;
+records are deleted; the request is answered; the topics of the marked segments are deleted, by and by. Each of them may
+be done again. An older leader may delete records late: that was decided by ends which do not change, and by commits of
+groups, which do not go back.
+
+Source: Pravega's ``TruncateStreamTask`` and stream retention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Final
+
+from bridge.errors import ConflictError, InvalidNameError, InvalidRequestError, UnavailableError
+from bridge.model import paths
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import parse_segment_topic
+from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.records import FOREVER, Answer, Mark, Request, Retention, Truncation, marks_from_json, marks_to_json
+from bridge.model.records import StreamState as Lifecycle
+from bridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
+from coordinator.effects import (
+    Steps,
+    delete_records,
+    disk_bytes,
+    group_commits,
+    read_node,
+    read_nodes,
+    stable_ends,
+    try_to_delete_topics,
+    write,
+)
+from coordinator.errors import StaleStateError
+from coordinator.group import GroupState, StreamState
+from coordinator.retention import is_mark_due, place_to_truncate
+
+TOPICS_AT_ONCE: Final = 50
+"""Topics of removed segments that are deleted before other work is looked at."""
+
+
+def truncate_stream(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
+    """Truncate a stream at the cut of a request. What is gone already does no harm.
+
+    Raises:
+        InvalidRequestError: see :func:`floors_of`; or an offset beyond the last one that is decided.
+        ConflictError: a consumer group that the stream waits for has not read what would be deleted.
+        UnavailableError: Kafka does not delete it, or it can not be told what a group has read.
+    """
+    history = stream.history
+    floors = floors_of(history, request.cut)
+    active = [item for item in floors if item in history.active.segment_ids]
+    ends = yield from stable_ends([stream.topic_of(item) for item in active])
+    for segment in active:
+        end = ends.get(stream.topic_of(segment))
+        if end is None:
+            raise UnavailableError(f"where segment {segment} ends can not be told now; nothing was deleted; try again")
+        if floors[segment] > end:
+            raise InvalidRequestError(
+                f"offset {floors[segment]} of segment {segment} is beyond its last stable offset, which is at {end}; "
+                "nothing was deleted"
+            )
+    floors = consistent(history, floors)
+    for reader, spared in (yield from _read_by_groups(group, stream)).items():
+        if spared is None:
+            raise UnavailableError(f"what group {reader} has read can not be told now; nothing was deleted; try again")
+        _check_read(stream, floors, reader, spared)
+    if not (yield from _delete_below(group, stream, floors)):
+        raise UnavailableError(
+            f"Kafka did not delete all records of {stream.config.name} that were to be deleted; the coordinator's log "
+            "says why; ask again"
+        )
+    yield from write(
+        DeleteNode(f"{paths.requests(group.name)}/{name}"),
+        CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms).to_json()),
+    )
+
+
+def update_stream(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
+    """Give a stream another retention.
+
+    Raises:
+        InvalidRequestError: it makes no sense.
+    """
+    policy = request.retention or Retention()
+    policy.check()
+    config = replace(stream.config, retention=policy)
+    written = yield from write(
+        DeleteNode(f"{paths.requests(group.name)}/{name}"),
+        SetNode(paths.stream(config.name), config.to_json()),
+        CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms).to_json()),
+    )
+    if written:
+        stream.config = config
+
+
+def load_retention(stream: StreamState) -> Steps[StreamState]:
+    """What a new leader has to know of the truncation of a stream."""
+    name = stream.config.name
+    nodes = yield from read_nodes([paths.truncation(name), paths.retention(name)])
+    truncation, marks = nodes[paths.truncation(name)], nodes[paths.retention(name)]
+    if truncation is not None:
+        known = Truncation.from_json(truncation)
+        stream.history = stream.history.with_removed(known.removed)
+        stream.removing = known.removing
+    if marks is not None:
+        stream.marks = marks_from_json(marks)
+    return stream
+
+
+def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
+    """Delete, now and then, what no retention asks to keep; and topics of segments that were removed."""
+    for stream in [item for item in group.streams.values() if item.removing]:
+        yield from _delete_topics(group, stream, now_ms)
+    if not group.housekeeping.is_due("retention", now_ms, group.settings.retention_check_ms):
+        return
+    limited = [
+        item
+        for item in group.streams.values()
+        if item.config.retention.is_limited and item.config.state is Lifecycle.ACTIVE
+    ]
+    if not limited:
+        return
+    ends = yield from stable_ends(
+        [stream.topic_of(item) for stream in limited for item in stream.history.active.segment_ids]
+    )
+    by_size = [stream for stream in limited if stream.config.retention.bytes != FOREVER]
+    sizes: Mapping[str, int] = {}
+    if by_size:
+        wanted = [stream.topic_of(item) for stream in by_size for item in stream.counter.wanted(stream.history)]
+        sizes = yield from disk_bytes(wanted)
+    for stream in limited:
+        yield from _retain(group, stream, ends, sizes, now_ms)
+
+
+def _retain(
+    group: GroupState, stream: StreamState, ends: Mapping[str, int], sizes: Mapping[str, int], now_ms: int
+) -> Steps[None]:
+    policy, history = stream.config.retention, stream.history
+    wanted = {item: stream.topic_of(item) for item in stream.counter.wanted(history)}
+    found = {item: sizes[topic] for item, topic in wanted.items() if topic in sizes}
+    written = stream.counter.count(history, found, stream.marks)
+    cut = {item: ends.get(stream.topic_of(item), -1) for item in history.active.segment_ids}
+    if min(cut.values()) < 0:
+        return
+    changed = is_mark_due(stream.marks, now_ms, written, cut, policy)
+    if changed:
+        stream.marks.append(Mark(now_ms, written, cut))
+    place = place_to_truncate(stream.marks, now_ms, written, policy)
+    if place is not None:
+        floors = consistent(history, floors_of(history, stream.marks[place].cut))
+        for spared in (yield from _read_by_groups(group, stream)).values():
+            floors = consistent(history, lower(floors, spared or {}))
+        yield from _delete_below(group, stream, floors)
+        # The marks before say less than this one, which stays for as long as a group has not read up to it.
+        changed = changed or place > 0
+        del stream.marks[:place]
+    if changed:
+        yield from _save(stream, paths.retention(stream.config.name), marks_to_json(stream.marks))
+
+
+def _read_by_groups(group: GroupState, stream: StreamState) -> Steps[dict[str, Floors | None]]:
+    """What each group that the stream waits for lets go; None if that can not be told now."""
+    readers = stream.config.retention.groups
+    if not readers:
+        return {}
+    found = yield from group_commits(readers)
+    return {
+        reader: read_by_group(stream.history, dict(_of_stream(stream, found[reader]))) if reader in found else None
+        for reader in readers
+    }
+
+
+def _of_stream(stream: StreamState, commits: Mapping[str, int]) -> Iterable[tuple[SegmentId, int]]:
+    for topic, offset in commits.items():
+        try:
+            name, segment = parse_segment_topic(topic)
+        except InvalidNameError:
+            continue
+        if name == stream.config.name:
+            yield segment, offset
+
+
+def _check_read(stream: StreamState, floors: Floors, reader: str, spared: Floors) -> None:
+    for segment, floor in sorted(floors.items()):
+        read = spared.get(segment, 0)
+        if segment not in stream.history.removed and read < floor:
+            raise ConflictError(
+                f"stream {stream.config.name} waits for consumer group {reader}, which lets go of segment {segment} "
+                f"below offset {read} and not below {floor}; nothing was deleted"
+            )
+
+
+def _delete_below(group: GroupState, stream: StreamState, floors: Floors) -> Steps[bool]:
+    """Delete everything below consistent floors; False if Kafka did not delete all of it."""
+    doomed = removable(stream.history, floors)
+    if doomed:
+        stream.history = stream.history.with_removed(doomed)
+        stream.removing |= frozenset(doomed)
+        yield from _save_truncation(stream)
+        group.counts["segments_removed"] += len(doomed)
+    starts = group.housekeeping.starts
+    before = {
+        (stream.topic_of(segment), 0): floor
+        for segment, floor in floors.items()
+        if segment not in stream.history.removed and floor > starts.get((stream.topic_of(segment), 0), 0)
+    }
+    if not before:
+        return True
+    refused = yield from delete_records(before)
+    starts.update((place, floor) for place, floor in before.items() if place not in refused)
+    group.counts["stream_truncations"] += len(before) - len(refused)
+    group.counts["truncations_refused"] += len(refused)
+    return not refused
+
+
+def _delete_topics(group: GroupState, stream: StreamState, now_ms: int) -> Steps[None]:
+    """Delete topics of removed segments; what can not be deleted now is tried again after a while."""
+    work = f"removal {stream.config.name}"
+    if not group.housekeeping.is_due(work, now_ms, group.settings.retention_check_ms):
+        return
+    doomed = frozenset(islice(sorted(stream.removing), TOPICS_AT_ONCE))
+    topics = sorted(map(stream.topic_of, doomed))
+    if not (yield from try_to_delete_topics(topics)):
+        return
+    group.forecast.forget(topics)
+    stream.removing -= doomed
+    for topic in topics:
+        group.housekeeping.starts.pop((topic, 0), None)
+    yield from _save_truncation(stream)
+    del group.housekeeping.done_ms[work]
+
+
+def _save_truncation(stream: StreamState) -> Steps[None]:
+    value = Truncation(stream.history.removed, stream.removing).to_json()
+    yield from _save(stream, paths.truncation(stream.config.name), value)
+
+
+def _save(stream: StreamState, path: str, value: bytes) -> Steps[None]:
+    known = yield from read_node(path)
+    operation: NodeOperation = CreateNode(path, value) if known is None else SetNode(path, value)
+    if not (yield from write(CheckNode(paths.stream(stream.config.name)), operation)):
+        raise StaleStateError(f"{path} was written by someone else")

@@ -1,0 +1,73 @@
+"""What retention goes by: how much disk segments take, and what consumer groups have committed.
+
+Nothing of it is worth giving up the lead for: what can not be told now is left out, and nothing is deleted meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from bridge.errors import RollbridgeError
+from bridge.group_commits import GroupCommits
+from bridge.kafka.log_dirs import leader_bytes
+from bridge.kafka.log_offsets import LogOffsets
+from bridge.kafka.metadata import Cluster, Isolation
+from coordinator.config import CoordinatorSettings
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S: Final = 5.0
+"""How long brokers may take to tell; the group's transactions wait meanwhile."""
+
+
+class Measures:
+    """Asks brokers; used by one thread."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._settings = settings
+        self._cluster = Cluster(settings.bootstrap_servers, security=settings.security)
+        self._offsets = LogOffsets(
+            settings.bootstrap_servers, security=settings.security, client_id=settings.name, timeout_s=ANSWER_S
+        )
+        self._groups: dict[str, GroupCommits] = {}
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._cluster.disconnect()
+
+    def stable_ends(self, topics: Sequence[str]) -> dict[str, int]:
+        """See :class:`coordinator.effects.StableEnds`."""
+        try:
+            return self._offsets.end(topics, Isolation.READ_COMMITTED)
+        except RollbridgeError as fault:
+            logger.warning("the ends of segments can not be told now, so none is truncated: %s", fault)
+            return {}
+
+    def disk_bytes(self, topics: Sequence[str]) -> dict[str, int]:
+        """See :class:`coordinator.effects.DiskBytes`."""
+        try:
+            return leader_bytes(self._cluster, topics)
+        except RollbridgeError as fault:
+            logger.warning("the sizes of segments can not be told now, so none is truncated by size: %s", fault)
+            return {}
+
+    def group_commits(self, groups: Sequence[str]) -> dict[str, dict[str, int]]:
+        """See :class:`coordinator.effects.GroupCommits`."""
+        found: dict[str, dict[str, int]] = {}
+        for name in groups:
+            try:
+                found[name] = {item.topic: item.offset for item in self._commits_of(name).read(timeout_s=ANSWER_S)}
+            except RollbridgeError as fault:
+                logger.warning("what group %s has read can not be told now, so it is waited for: %s", name, fault)
+        return found
+
+    def _commits_of(self, name: str) -> GroupCommits:
+        known = self._groups.get(name)
+        if known is None:
+            settings = self._settings
+            known = self._groups[name] = GroupCommits(
+                settings.bootstrap_servers, name, security=settings.security, client_id=settings.name
+            )
+        return known

@@ -1,0 +1,285 @@
+"""Truncation on real topics: of buffers, and of streams by position, time and retention, and those who read them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+
+import bridge
+from bridge.embedded import EmbeddedCluster
+from bridge.errors import (
+    CasWriteError,
+    ConflictError,
+    CorruptDataError,
+    InvalidRequestError,
+    StreamNotFound,
+    TruncatedError,
+)
+from bridge.kafka.topics import TopicAdmin, TopicSpec
+from bridge.model.buffer import FrameRef
+from bridge.model.frames import PieceKey
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import StreamName
+from bridge.model.position import ReadPosition
+from bridge.model.sn import ANY, EMPTY
+from coordinator.shell.consumers import FrameReader
+from integration_tests.adapter_tools import eventually
+from integration_tests.clients import Site
+from integration_tests.kafka_tools import produce
+
+SETTINGS = {
+    "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": "100",
+    "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "100",
+}
+
+
+@pytest.fixture(scope="module")
+def site(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A rollbridge whose coordinator does its housekeeping all the time."""
+    root = f"/truncation-{time.monotonic_ns()}"
+    with Site(cluster, root, tmp_path_factory.mktemp("coordinators"), **SETTINGS) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def topics(cluster: EmbeddedCluster) -> TopicAdmin:
+    return TopicAdmin(cluster.bootstrap_servers)
+
+
+def write(client: bridge.Bridge, stream: str, values: list[bytes], key: bytes = b"k") -> None:
+    writer = client.writer(stream)
+    for value in values:
+        writer.write(key, value)
+    writer.flush()
+
+
+def values(client: bridge.Bridge, stream: str, start: str | ReadPosition = "earliest") -> list[bytes | None]:
+    with client.reader(stream, start=start, follow=False) as reader:
+        return [record.value for record in reader]
+
+
+def topic(stream: str, number: int, epoch: int) -> str:
+    return StreamName.parse(stream).segment_topic(SegmentId.of(number, epoch))
+
+
+def grown(client: bridge.Bridge, stream: str) -> None:
+    """Segments 0, then 1, then 2, one after the other, with three records each."""
+    write(client, stream, [b"0", b"1", b"2"])
+    for number in (0, 1):
+        client.admin.scale(stream, seal=[number], ranges=[(0.0, 1.0)])
+        write(client, stream, [b"%d" % (3 * number + value) for value in (3, 4, 5)])
+
+
+def test_a_buffer_is_truncated_up_to_what_is_open_and_a_new_leader_goes_on_there(
+    site: Site, client: bridge.Bridge, ledger: str, topics: TopicAdmin
+) -> None:
+    buffer = StreamName.parse(ledger).buffer_topic
+
+    def start() -> int:
+        return topics.start_offsets([buffer])[buffer]
+
+    for number in range(5):
+        with client.transaction(ledger) as txn:
+            txn.write(ledger, key=b"k", value=b"%d" % number)
+    eventually(lambda: start() == topics.end_offsets([buffer])[buffer], "an idle buffer is empty")
+    settled = start()
+    assert settled > 0
+    still_open = client.begin(ledger)
+    still_open.write(ledger, key=b"k", value=b"kept")
+    still_open.flush()
+    for number in range(5, 8):
+        with client.transaction(ledger) as txn:
+            txn.write(ledger, key=b"k", value=b"%d" % number)
+    with client.reader(ledger, isolation="read_uncommitted", follow=False) as reader:
+        assert [record.value for record in reader if not record.committed] == [b"kept"]
+    site.stop_coordinator()
+    site.start_coordinator()
+    with client.transaction(ledger) as txn:
+        txn.write(ledger, key=b"k", value=b"8")
+    assert start() == settled, "what is open is kept, whatever comes after it"
+    still_open.commit()
+    assert values(client, ledger) == [*(b"%d" % number for number in range(9)), b"kept"]
+    eventually(lambda: start() == topics.end_offsets([buffer])[buffer], "it is truncated once nothing is open")
+
+
+def test_a_stream_is_truncated_along_the_lineage_of_its_keys(
+    client: bridge.Bridge, ledger: str, topics: TopicAdmin
+) -> None:
+    grown(client, ledger)
+    with client.reader(ledger, follow=False) as reader:
+        read = [record for _, record in zip(range(4), reader, strict=False)]
+        position = reader.position
+    before = [record.dlsn for record in read]
+    begin = client.admin.truncate(ledger, str(position))
+    assert begin == position
+    assert values(client, ledger) == [b"4", b"5", b"6", b"7", b"8"]
+    eventually(lambda: topic(ledger, 0, 0) not in topics.topic_ids([topic(ledger, 0, 0)]), "the segment is removed")
+    assert client.admin.history(ledger).removed == {SegmentId.of(0, 0)}
+    assert client.admin.truncate(ledger, position) == begin, "asking again changes nothing"
+    assert client.admin.truncate(ledger, str(before[1])) == begin, "neither does asking for less"
+    for gone in (before[1], before[3]):
+        assert gone is not None
+        with pytest.raises(TruncatedError):
+            client.reader(ledger, start=gone)
+    with pytest.raises(TruncatedError, match="begins at offset 1"):
+        values(client, ledger, ReadPosition(StreamName.parse(ledger), {SegmentId.of(0, 0): 3}))
+    assert values(client, ledger, position) == [b"4", b"5", b"6", b"7", b"8"]
+    # Sequence ids and conditions know of what is gone.
+    with client.reader(ledger, follow=False) as reader:
+        first = next(iter(reader))
+        assert first.sn is not None
+        assert first.sn.sequence_id == 4
+
+
+def test_conditions_and_whole_transactions_meet_removed_segments(
+    client: bridge.Bridge, scope: str, topics: TopicAdmin
+) -> None:
+    stream = f"{scope}/removed"
+    client.admin.create_stream(stream)
+    with client.transaction(stream) as txn:
+        txn.write(stream, key=b"a", value=b"0")
+    writer = client.cas_writer(stream)
+    tail = writer.tail(key=b"a")
+    client.admin.scale(stream, seal=[0], ranges=[(0.0, 1.0)])
+    client.admin.truncate(stream, "latest")
+    eventually(lambda: not topics.topic_ids([topic(stream, 0, 0)]), "the segment is removed")
+    fresh = client.cas_writer(stream)
+    for one in (writer, fresh):
+        with pytest.raises(CasWriteError) as caught:
+            one.write(key=b"b", value=b"1", expected=EMPTY)
+        assert caught.value.actual in (ANY, tail), "what the writer has seen itself it still knows"
+    sn = fresh.write(key=b"a", value=b"1", expected=ANY)
+    assert fresh.write(key=b"a", value=b"2", expected=sn, scope="key").sequence_id is not None
+    with client.transactions(scope, follow=False) as reader:
+        [whole] = list(reader)
+        with pytest.raises(TruncatedError):
+            list(whole.records())
+
+
+def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others_go_on(
+    site: Site, client: bridge.Bridge, ledger: str, topics: TopicAdmin, unique_name: Callable[[str], str]
+) -> None:
+    grown(client, ledger)
+    named, other = unique_name("named"), unique_name("other")
+
+    def consumer(group: str) -> bridge.Consumer:
+        settings = {
+            "bootstrap.servers": site.cluster.bootstrap_servers,
+            "zookeeper": site.cluster.zookeeper,
+            "zookeeper.root": site.root,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+        found = bridge.Consumer(settings)
+        found.subscribe([ledger])
+        return found
+
+    def read(consumer: bridge.Consumer, last: bytes) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        deadline = time.monotonic() + 60
+        while last not in found:
+            assert time.monotonic() < deadline, found
+            message = consumer.poll(0.1)
+            if message is not None and message.error() is None:
+                found.append(message.value())
+                consumer.commit(message, asynchronous=False)
+        return found
+
+    begun = consumer(other)
+    assert read(begun, b"0") == [b"0"]
+    client.admin.update_stream(ledger, retention_groups=[named])
+    with pytest.raises(ConflictError, match=f"waits for consumer group {named}"):
+        client.admin.truncate(ledger, "latest")
+    reader = consumer(named)
+    assert read(reader, b"6") == [b"%d" % number for number in range(7)]
+    reader.close()
+    with pytest.raises(ConflictError, match="below offset 1 and not below 3"):
+        client.admin.truncate(ledger, "latest")
+    client.admin.truncate(ledger, "2-2:1:0")
+    assert values(client, ledger) == [b"7", b"8"]
+    eventually(lambda: not topics.topic_ids([topic(ledger, 0, 0), topic(ledger, 1, 1)]), "two segments are removed")
+    # A member that has lost records goes on at what is left, after what it had fetched before.
+    assert read(begun, b"8")[-2:] == [b"7", b"8"]
+    begun.close()
+    late = consumer(unique_name("late"))
+    assert read(late, b"8") == [b"7", b"8"]
+    late.close()
+
+
+def test_retention_by_time_and_by_size(client: bridge.Bridge, scope: str, topics: TopicAdmin) -> None:
+    by_time, by_size = f"{scope}/by-time", f"{scope}/by-size"
+    client.admin.create_stream(by_time, retention_time=timedelta(milliseconds=300))
+    client.admin.create_stream(by_size)
+    config = client.admin.update_stream(by_size, retention_bytes=3_000)
+    assert (config.retention.bytes, config.retention.ms) == (3_000, -1)
+    for stream in (by_time, by_size):
+        write(client, stream, [b"old"])
+    client.admin.scale(by_time, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
+    eventually(lambda: not topics.topic_ids([topic(by_time, 0, 0)]), "what is older than the limit is removed")
+    assert values(client, by_time) == []
+    numbers = iter(range(10_000))
+
+    segment = topic(by_size, 0, 0)
+
+    def old_is_gone() -> bool:
+        write(client, by_size, [b"%0500d" % next(numbers)])
+        return topics.start_offsets([segment])[segment] > 0
+
+    eventually(old_is_gone, "what is beyond the limit is deleted")
+    client.admin.update_stream(by_size, retention_bytes=None)
+    assert not client.admin.describe(by_size).config.retention.is_limited
+    kept = values(client, by_size)
+    assert b"old" not in kept
+    assert sum(map(len, filter(None, kept))) >= 2_000
+
+
+def test_bad_input(client: bridge.Bridge, orders: str, payments: str, scope: str) -> None:
+    write(client, orders, [b"0"])
+    for before, what in (
+        (f"{payments}@0-0:0", "belongs to"),
+        (f"{orders}@0-7:0", "no segment"),
+        (f"{orders}@0-0:9,0-1:9", "beyond its last stable offset"),
+        ("earliest", "nothing before the earliest"),
+        ("yesterday", "nothing to begin at"),
+    ):
+        with pytest.raises(InvalidRequestError, match=what):
+            client.admin.truncate(orders, before)
+    with pytest.raises(StreamNotFound):
+        client.admin.truncate(f"{scope}/nothing", "latest")
+    with pytest.raises(StreamNotFound):
+        client.admin.update_stream(f"{scope}/nothing", retention_bytes=1)
+    for wrong in (timedelta(0), timedelta(days=-1)):
+        with pytest.raises(InvalidRequestError, match="retention time is positive"):
+            client.admin.update_stream(orders, retention_time=wrong)
+    with pytest.raises(InvalidRequestError, match="named twice"):
+        client.admin.create_stream(f"{scope}/new", retention_groups=["a", "a"])
+    assert values(client, orders) == [b"0"]
+    client.admin.truncate(orders, 0)
+    assert values(client, orders) == [b"0"], "nothing is older than 1970"
+    client.admin.truncate(orders, "2200-01-01")
+    assert values(client, orders) == []
+
+
+def test_frames_are_read_again_although_what_lies_between_them_was_truncated_meanwhile(
+    site: Site, topics: TopicAdmin, topic_prefix: str
+) -> None:
+    size, count = 300_000, 100
+    topics.create_topics([TopicSpec(name=topic_prefix)])
+    produce(site.cluster.bootstrap_servers, topic_prefix, [b"%06d" % number * (size // 6) for number in range(count)])
+    reader = FrameReader(site.cluster.bootstrap_servers, {})
+
+    def read(offset: int) -> bytes:
+        return reader.read(FrameRef((topic_prefix, 0), offset, PieceKey(0, 0, 0), 0, 1, size, None))
+
+    try:
+        assert read(0)[:6] == b"000000"
+        topics.delete_records({topic_prefix: count - 5})  # the library reads ahead, but not as far
+        assert read(count - 3)[:6] == b"000097"
+        with pytest.raises(CorruptDataError):
+            read(1)
+    finally:
+        reader.close()
