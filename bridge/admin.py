@@ -29,13 +29,15 @@ from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from bridge.model.position import ReadPosition, StartLike, parse_start
 from bridge.model.records import (
     FOREVER,
-    Answer,
-    Request,
-    RequestKind,
     Retention,
     StreamConfig,
     StreamState,
     TransactionRecord,
+)
+from bridge.model.requests import (
+    Answer,
+    Request,
+    RequestKind,
 )
 from bridge.starting import beginning, cut_before
 from bridge.zookeeper.metadata import Metadata

@@ -28,6 +28,7 @@ from bridge.client.futures import Completion
 from bridge.client.housekeeping import Housekeeper
 from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
+from bridge.client.planner import Planner
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Sender
 from bridge.client.sessions import ClientSessions
@@ -37,9 +38,7 @@ from bridge.client.writing import Part
 from bridge.config import ConnectionSettings, load_settings
 from bridge.errors import (
     BackpressureError,
-    GroupMismatchError,
     InvalidRequestError,
-    InvalidTimeoutError,
     KafkaUnavailable,
     NotFoundError,
     RollbridgeError,
@@ -50,13 +49,14 @@ from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.topics import TopicAdmin
 from bridge.message import Origin
 from bridge.model.epochs import EpochHistory
-from bridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
+from bridge.model.frames import BeginFrame
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from bridge.model.position import StartLike
-from bridge.model.records import TransactionRecord
+from bridge.model.records import (
+    TransactionRecord,
+)
 from bridge.model.synchronizer import Codec, Machine, S, U
-from bridge.model.terminated import RETAIN_DEFAULT
 from bridge.model.transaction import State
 from bridge.previewing import PreviewTail
 from bridge.reading import IsolationLevel, Reader
@@ -75,9 +75,6 @@ logger = logging.getLogger(__name__)
 JOIN_TIMEOUT_S: Final = 10.0
 _UNNAMED: Final = "rollbridge"
 """The client name of settings that name none; a process that begins transactions deserves one of its own."""
-_PLANS_MAX: Final = 1_000
-_Wanted = tuple[tuple[str, ...], timedelta | None, str | None, timedelta | None]
-"""What a transaction is begun with."""
 _CLOSE_S: Final = 30.0
 _HOUSEKEEPING_S: Final = 0.5
 
@@ -205,7 +202,7 @@ class Bridge(Resuming):
             changed=self._housekeeper.poke,
         )
         self._resumer = Resumer(settings.client_name, options, metadata, self._catalog, self._runtime, self._sessions)
-        self._plans: dict[_Wanted, Plan] = {}
+        self._planner = Planner(settings.client_name, options, self._catalog, self._outcomes, self._sessions)
         self._engines: dict[WriterOptions, Engine] = {}
         self._engines_lock = threading.Lock()
         self.admin = Admin(
@@ -259,10 +256,7 @@ class Bridge(Resuming):
         self._check_open()
         if self._sessions.fenced:
             self._sessions.check()
-        wanted = (streams, timeout, label, retain)
-        plan = self._plans.get(wanted)
-        if plan is None or plan.generation != self._catalog.generation:
-            plan = self._plan(*wanted)
+        plan = self._planner.plan(streams, timeout, label, retain)
         if len(self._outcomes.waiting) >= self.options.open_transactions_max:
             raise BackpressureError(
                 f"{self.options.open_transactions_max} transactions of this client are open or wait for their outcome; "
@@ -533,54 +527,6 @@ class Bridge(Resuming):
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
-
-    def _plan(
-        self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
-    ) -> Plan:
-        """What is derived from the arguments of a begin, until a stream changes."""
-        if not streams:
-            raise InvalidRequestError("a transaction needs at least one stream; nothing was written")
-        if len(streams) > STREAMS_MAX:
-            raise InvalidRequestError(
-                f"a transaction spans at most {STREAMS_MAX} streams, not {len(streams)}; nothing was written"
-            )
-        if len(set(streams)) < len(streams):
-            raise InvalidRequestError(f"a stream is named twice: {', '.join(streams)}; nothing was written")
-        if label is not None and len(label) > LABEL_CHARACTERS_MAX:
-            raise InvalidRequestError(
-                f"a label has at most {LABEL_CHARACTERS_MAX} characters, not {len(label)}; nothing was written"
-            )
-        lease = self.options.lease if timeout is None else timeout
-        if not timedelta(milliseconds=1) <= lease <= self.options.lease_max:
-            raise InvalidTimeoutError(
-                f"a transaction may stay open for up to {self.options.lease_max}, not for {lease}; nothing was written"
-            )
-        if retain is not None and retain < timedelta(0):
-            raise InvalidTimeoutError(f"an outcome can not be remembered for {retain}; nothing was written")
-        generation = self._catalog.generation
-        views = [self._catalog.view(stream) for stream in streams]
-        group = views[0].config.group
-        for view in views:
-            if view.config.group != group:
-                raise GroupMismatchError(
-                    f"{streams[0]} belongs to group {group} and {view.config.name} to group {view.config.group}; "
-                    "a transaction spans streams of one group only; nothing was written"
-                )
-        self._outcomes.follow(group, self.options.connect_timeout_s)
-        routes = tuple(view.route for view in views)
-        begin = BeginFrame(
-            self.client_name,
-            self._sessions.epoch(group, self.options.admin_timeout_s),
-            label,
-            lease // timedelta(milliseconds=1),
-            {route.stream: route.epoch for route in routes},
-            RETAIN_DEFAULT if retain is None else retain // timedelta(milliseconds=1),
-        )
-        plan = Plan(group, begin, routes, generation)
-        if len(self._plans) >= _PLANS_MAX:
-            self._plans.clear()
-        self._plans[streams, timeout, label, retain] = plan
-        return plan
 
     def _history_of(self, stream: StreamName) -> EpochHistory | None:
         """The epochs of a stream as they were last read; None if it is gone."""

@@ -5,7 +5,6 @@ Source: PDP-24, "Linearize scale and commit transactions on a single processing 
 
 from __future__ import annotations
 
-from coordinator.effects import Steps
 from coordinator.group import GroupState
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from coordinator.procedures.bookkeeping import expire_bookkeeping
@@ -19,6 +18,7 @@ from coordinator.procedures.sessions import forget_sessions
 from coordinator.procedures.snapshots import take_snapshots
 from coordinator.procedures.truncation import truncate_buffers
 from coordinator.procedures.upkeep import await_frames, expire_overdue, record_long, remove_records
+from coordinator.steps import Steps
 
 
 def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:

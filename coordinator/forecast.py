@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.model.buffer import FrameRef
+from bridge.model.buffered import (
+    FrameRef,
+)
 
 Items = Sequence[tuple[str, FrameRef]]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bridge.model.buffer import Partition
+from bridge.model.buffered import (
+    Partition,
+)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,11 @@ from enum import IntEnum
 
 from bridge.model.epochs import EpochHistory
 from bridge.model.names import GroupName
-from bridge.model.records import Group, StreamConfig, TransactionRecord
+from bridge.model.records import (
+    Group,
+    StreamConfig,
+    TransactionRecord,
+)
 
 
 class Severity(IntEnum):

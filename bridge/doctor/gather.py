@@ -27,7 +27,14 @@ from bridge.kafka.wire import Connection
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
 from bridge.model.names import GroupName
-from bridge.model.records import Committing, ControllerEpoch, Scaling, StreamConfig
+from bridge.model.records import (
+    ControllerEpoch,
+    StreamConfig,
+)
+from bridge.model.under_way import (
+    Committing,
+    Scaling,
+)
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 

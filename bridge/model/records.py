@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
 import schemas
-from bridge.errors import CorruptDataError, InvalidRequestError
+from bridge.errors import InvalidRequestError
 from bridge.model.epochs import EpochCause, EpochRecord, Segment
-from bridge.model.identifiers import OWNER_PART, Epoch, SegmentId, TransactionId
+from bridge.model.identifiers import Epoch, SegmentId, TransactionId
 from bridge.model.keyspace import KeyRange
-from bridge.model.known import KnownTransaction
-from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from bridge.model.names import GroupName, StreamName
+from bridge.model.nodes_json import reading
 
 LAYOUT_FORMAT = 1
 RECORD_BYTES_MAX_DEFAULT = 1_000_000
@@ -24,15 +23,6 @@ FOREVER = -1
 RETENTION_GROUPS_MAX = 100
 RETENTION_GROUP_CHARACTERS_MAX = 255
 _LONG_MAX = (1 << 63) - 1
-
-
-@contextmanager
-def _reading(schema: str, raw: bytes) -> Iterator[schemas.Datum]:
-    """The datum in ``raw``; whatever its schema or the values built from it refuse is corrupt data."""
-    try:
-        yield schemas.codec(schema).from_json(raw)
-    except (InvalidRequestError, ValueError) as fault:
-        raise CorruptDataError(f"a ZooKeeper node does not hold a record of schema {schema}: {fault}") from fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +42,7 @@ class Cluster:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with _reading("cluster", raw) as datum:
+        with reading("cluster", raw) as datum:
             return cls(**datum)
 
 
@@ -139,7 +129,7 @@ class StreamConfig:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with _reading("stream", raw) as datum:
+        with reading("stream", raw) as datum:
             name = StreamName.parse(datum.pop("name"))
             group = GroupName(name.scope, datum.pop("group"))
             retention = Retention.of_datum(datum.pop("retention"))
@@ -167,7 +157,7 @@ def epoch_to_json(record: EpochRecord) -> bytes:
 
 def epoch_from_json(raw: bytes) -> EpochRecord:
     """The inverse of :func:`epoch_to_json`; raises CorruptDataError."""
-    with _reading("epoch", raw) as datum:
+    with reading("epoch", raw) as datum:
         ends = datum["sealed_ends"]
         return EpochRecord(
             epoch=Epoch(datum["epoch"]),
@@ -200,7 +190,7 @@ class Truncation:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with _reading("truncation", raw) as datum:
+        with reading("truncation", raw) as datum:
             return cls(
                 frozenset(map(SegmentId.from_int, datum["removed"])),
                 frozenset(map(SegmentId.from_int, datum["removing"])),
@@ -230,7 +220,7 @@ def marks_to_json(marks: Iterable[Mark]) -> bytes:
 
 def marks_from_json(raw: bytes) -> list[Mark]:
     """The inverse of :func:`marks_to_json`; raises CorruptDataError."""
-    with _reading("retention", raw) as datum:
+    with reading("retention", raw) as datum:
         return [
             Mark(
                 item["ms"],
@@ -261,7 +251,7 @@ class ControllerEpoch:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with _reading("controller_epoch", raw) as datum:
+        with reading("controller_epoch", raw) as datum:
             return cls(**datum)
 
 
@@ -288,7 +278,7 @@ class Group:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with _reading("group", raw) as datum:
+        with reading("group", raw) as datum:
             return cls(name=GroupName.parse(datum.pop("name")), **datum)
 
 
@@ -327,225 +317,13 @@ class TransactionRecord:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with _reading("transaction", raw) as datum:
+        with reading("transaction", raw) as datum:
             return cls(
                 id=TransactionId.parse(datum.pop("id")),
                 group=GroupName.parse(datum.pop("group")),
                 streams={item["stream"]: item["reference_epoch"] for item in datum.pop("streams")},
                 **datum,
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Roll:
-    """The two epochs that a rolling commit gives one stream."""
-
-    stream: str
-    transaction_epoch: int
-    active_epoch: int
-    duplicate_epoch: int
-    new_active_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Committing:
-    """A rolling commit that is being carried out; ids in commit order, and the part of each one's owner."""
-
-    transactions: tuple[TransactionId, ...]
-    rolls: tuple[Roll, ...]
-    created_ms: int
-    controller_epoch: int
-    owners: tuple[int, ...] = ()
-
-    def owner_parts(self) -> dict[bytes, int]:
-        """By the 16 bytes of their ids, the owner whose commit was decided on."""
-        owners = self.owners or (OWNER_PART,) * len(self.transactions)
-        return {item.bytes: part for item, part in zip(self.transactions, owners, strict=False)}
-
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return schemas.codec("committing").to_json(
-            {
-                "transactions": [str(item) for item in self.transactions],
-                "rolls": [
-                    {
-                        "stream": roll.stream,
-                        "transaction_epoch": roll.transaction_epoch,
-                        "active_epoch": roll.active_epoch,
-                        "duplicate_epoch": roll.duplicate_epoch,
-                        "new_active_epoch": roll.new_active_epoch,
-                    }
-                    for roll in self.rolls
-                ],
-                "created_ms": self.created_ms,
-                "controller_epoch": self.controller_epoch,
-                "owners": list(self.owners),
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with _reading("committing", raw) as datum:
-            return cls(
-                transactions=tuple(TransactionId.parse(item) for item in datum["transactions"]),
-                rolls=tuple(Roll(**item) for item in datum["rolls"]),
-                created_ms=datum["created_ms"],
-                controller_epoch=datum["controller_epoch"],
-                owners=tuple(datum["owners"]),
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """A scale that is being carried out."""
-
-    stream: StreamName
-    request: str
-    epoch: int
-    seal: tuple[int, ...]
-    ranges: tuple[KeyRange, ...]
-    created_ms: int
-    controller_epoch: int
-
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return schemas.codec("scaling").to_json(
-            {
-                "stream": str(self.stream),
-                "request": self.request,
-                "epoch": self.epoch,
-                "seal": list(self.seal),
-                "ranges": [{"low": item.low, "high": item.high} for item in self.ranges],
-                "created_ms": self.created_ms,
-                "controller_epoch": self.controller_epoch,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with _reading("scaling", raw) as datum:
-            return cls(
-                stream=StreamName.parse(datum["stream"]),
-                request=datum["request"],
-                epoch=datum["epoch"],
-                seal=tuple(datum["seal"]),
-                ranges=tuple(KeyRange(item["low"], item["high"]) for item in datum["ranges"]),
-                created_ms=datum["created_ms"],
-                controller_epoch=datum["controller_epoch"],
-            )
-
-
-class RequestKind(StrEnum):
-    """What an admin request asks for."""
-
-    CREATE_STREAM = "create-stream"
-    SCALE_STREAM = "scale-stream"
-    DELETE_STREAM = "delete-stream"
-    UPDATE_STREAM = "update-stream"
-    TRUNCATE_STREAM = "truncate-stream"
-    ABORT_TRANSACTION = "abort-transaction"
-    LOOK_UP = "look-up-transactions"
-    """Of a transaction, of the latest with a label, or of all open ones of a client."""
-    FENCE = "fence-client"
-    CLEAR_SNAPSHOTS = "clear-snapshots"
-    REBUILD_SNAPSHOTS = "rebuild-snapshots"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """An admin request; fields that its kind does not use keep their defaults."""
-
-    kind: RequestKind
-    stream: str = ""
-    transaction: str = ""
-    segments: int = 0
-    ranges: tuple[tuple[float, float], ...] = ()
-    seal: tuple[int, ...] = ()
-    group: str = DEFAULT_GROUP
-    buffer_partitions: int = 1
-    replication_factor: int = -1
-    record_bytes_max: int = 0
-    reason: str = ""
-    client_name: str = ""
-    created_ms: int
-    owner: str = ""
-    owner_epoch: int = 0
-    label: str | None = None
-    cut: Mapping[SegmentId, int] = field(default_factory=dict)
-    retention: Retention | None = None
-
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return schemas.codec("request").to_json(
-            {
-                "kind": self.kind.value,
-                "stream": self.stream,
-                "transaction": self.transaction,
-                "segments": self.segments,
-                "ranges": [{"low": low, "high": high} for low, high in self.ranges],
-                "seal": list(self.seal),
-                "group": self.group,
-                "buffer_partitions": self.buffer_partitions,
-                "replication_factor": self.replication_factor,
-                "record_bytes_max": self.record_bytes_max,
-                "reason": self.reason,
-                "client_name": self.client_name,
-                "created_ms": self.created_ms,
-                "owner": self.owner,
-                "owner_epoch": self.owner_epoch,
-                "label": self.label,
-                "cut": [{"segment": int(segment), "offset": offset} for segment, offset in self.cut.items()],
-                "retention": None if self.retention is None else self.retention.datum(),
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with _reading("request", raw) as datum:
-            retention = datum.pop("retention")
-            return cls(
-                cut={SegmentId.from_int(item["segment"]): item["offset"] for item in datum.pop("cut")},
-                retention=None if retention is None else Retention.of_datum(retention),
-                kind=RequestKind(datum.pop("kind")),
-                ranges=tuple((item["low"], item["high"]) for item in datum.pop("ranges")),
-                seal=tuple(datum.pop("seal")),
-                **datum,
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to an admin request; ``code`` is that of the error class that the client raises."""
-
-    ok: bool
-    answered_ms: int
-    code: str = ""
-    message: str = ""
-    epoch: int = -1
-    transactions: tuple[KnownTransaction, ...] = ()
-
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return schemas.codec("answer").to_json(
-            {
-                "ok": self.ok,
-                "code": self.code,
-                "message": self.message,
-                "epoch": self.epoch,
-                "answered_ms": self.answered_ms,
-                "transactions": [item.as_datum() for item in self.transactions],
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with _reading("answer", raw) as datum:
-            known = tuple(KnownTransaction.from_datum(item) for item in datum.pop("transactions"))
-            return cls(transactions=known, **datum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,5 +343,5 @@ class ClientSession:
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with _reading("client_session", raw) as datum:
+        with reading("client_session", raw) as datum:
             return cls(**datum)

@@ -23,7 +23,12 @@ from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import Epoch, TransactionId
 from bridge.model.keyspace import even_ranges
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import Group, StreamConfig, StreamState, TransactionRecord
+from bridge.model.records import (
+    Group,
+    StreamConfig,
+    StreamState,
+    TransactionRecord,
+)
 
 GROUP, STREAM = GroupName("sales"), StreamName("sales", "orders")
 NOW_MS = 10_000_000

@@ -13,20 +13,24 @@ from hypothesis import strategies as st
 from bridge.errors import CorruptDataError
 from bridge.model.epochs import EpochHistory
 from bridge.model.records import (
-    Answer,
     Cluster,
-    Committing,
     ControllerEpoch,
     Group,
-    Request,
-    RequestKind,
-    Roll,
-    Scaling,
     StreamConfig,
     StreamState,
     TransactionRecord,
     epoch_from_json,
     epoch_to_json,
+)
+from bridge.model.requests import (
+    Answer,
+    Request,
+    RequestKind,
+)
+from bridge.model.under_way import (
+    Committing,
+    Roll,
+    Scaling,
 )
 from bridge.tests.strategies import group_names, histories, partitions, stream_names, times_ms, transaction_ids
 

@@ -19,16 +19,18 @@ from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import CreateNode
 from bridge.model.records import (
     LAYOUT_FORMAT,
-    Answer,
     Cluster,
     Group,
-    Request,
-    RequestKind,
     StreamConfig,
     StreamState,
     TransactionRecord,
     Truncation,
     epoch_from_json,
+)
+from bridge.model.requests import (
+    Answer,
+    Request,
+    RequestKind,
 )
 from bridge.zookeeper.errors import NodeExists, NodeVersionMismatch, UnknownWriteError
 from bridge.zookeeper.session import Watch, ZooKeeperSession

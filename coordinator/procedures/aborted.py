@@ -9,13 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from bridge.errors import CorruptDataError
-from bridge.model.buffer import BufferedTransaction, Partition
+from bridge.model.buffered import (
+    BufferedTransaction,
+    Partition,
+)
 from bridge.model.snapshots import SegmentIndex, partition_name, segment_of
-from coordinator.effects import Steps, read_records
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState
 from coordinator.metrics import Op
 from coordinator.procedures.snapshots import clear_snapshots
+from coordinator.steps import Steps, read_records
 
 SEGMENTS_AT_ONCE: Final = 16
 

@@ -19,15 +19,19 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from bridge.errors import InvalidRequestError
-from bridge.model.buffer import BufferedTransaction, FrameRef
+from bridge.model.buffered import (
+    BufferedTransaction,
+    FrameRef,
+)
 from bridge.model.cas import Scope, holds, place_of
 from bridge.model.conditions import RefusedCondition, StreamCondition
 from bridge.model.course import Course
 from bridge.model.epochs import EpochHistory
 from bridge.model.sn import ANY
-from coordinator.effects import Found, Query, Span, Steps, Undecided, look
+from coordinator.effects import Found, Query, Span, Undecided
 from coordinator.group import GroupState
 from coordinator.planning import conditions_of
+from coordinator.steps import Steps, look
 
 TRIES = 5
 """How often a round is done again because somebody else wrote in between."""

@@ -8,19 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from bridge.model.buffer import BufferedTransaction, FrameRef
+from bridge.model.buffered import (
+    BufferedTransaction,
+    FrameRef,
+)
 from bridge.model.control import ControlKind, ControlRecord, Run, add_run
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import parse_segment_topic
 from bridge.model.transaction import State
-from coordinator.effects import (
-    Steps,
-    abort_round,
-    append_together,
-    commit_round,
-    merge_frames,
-    send_offsets,
-)
 from coordinator.group import GroupState
 from coordinator.planning import Target, conditions_of, targets
 from coordinator.procedures.conditions import (
@@ -33,6 +28,14 @@ from coordinator.procedures.conditions import (
 )
 from coordinator.procedures.outcomes import Outcomes, adopt
 from coordinator.procedures.snapshots import note_settled
+from coordinator.steps import (
+    Steps,
+    abort_round,
+    append_together,
+    commit_round,
+    merge_frames,
+    send_offsets,
+)
 
 
 def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:

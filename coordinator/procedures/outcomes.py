@@ -15,15 +15,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bridge.model import paths
-from bridge.model.buffer import BufferedTransaction
+from bridge.model.buffered import (
+    BufferedTransaction,
+)
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.frames import REASON_CHARACTERS_MAX
 from bridge.model.names import GroupName
 from bridge.model.nodes import SetNode
-from bridge.model.records import Group
+from bridge.model.records import (
+    Group,
+)
 from bridge.model.terminated import Terminated
-from coordinator.effects import (
-    Messages,
+from coordinator.effects import Messages
+from coordinator.errors import StaleStateError
+from coordinator.group import GroupState, LeaderSettings
+from coordinator.preserver import Draft, TransactionMetadataPreserver
+from coordinator.steps import (
     Steps,
     append_control,
     append_messages,
@@ -34,9 +41,6 @@ from coordinator.effects import (
     topic_ids,
     write,
 )
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, LeaderSettings
-from coordinator.preserver import Draft, TransactionMetadataPreserver
 from coordinator.topics import terminated_topic_spec
 
 logger = logging.getLogger(__name__)

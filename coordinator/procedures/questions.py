@@ -19,17 +19,23 @@ from bridge.errors import (
     TransactionPreserverClosed,
 )
 from bridge.model import paths
-from bridge.model.buffer import BufferedTransaction
+from bridge.model.buffered import (
+    BufferedTransaction,
+)
 from bridge.model.frames import PieceKey
 from bridge.model.identifiers import TransactionId
 from bridge.model.known import KnownTransaction
 from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.records import Answer, Request, RequestKind
+from bridge.model.requests import (
+    Answer,
+    Request,
+    RequestKind,
+)
 from bridge.model.terminated import Terminated
 from bridge.model.transaction import State
-from coordinator.effects import Steps, end_offsets, write
 from coordinator.group import GroupState, Question
 from coordinator.preserver import Absence, TransactionMetadataPreserver
+from coordinator.steps import Steps, end_offsets, write
 
 OPEN_SHOWN_MAX: Final = 500
 """Most open transactions in one answer, the oldest ones: a ZooKeeper node holds 1 MiB."""

@@ -6,8 +6,11 @@ from bridge.errors import InvalidRequestError, RollbridgeError, StreamNotFound, 
 from bridge.model import paths
 from bridge.model.identifiers import TransactionId
 from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.records import Answer, Request, RequestKind
-from coordinator.effects import Steps, read_children, read_node, write
+from bridge.model.requests import (
+    Answer,
+    Request,
+    RequestKind,
+)
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.procedures.questions import put_question
@@ -15,6 +18,7 @@ from coordinator.procedures.retention import truncate_stream, update_stream
 from coordinator.procedures.scale import scale
 from coordinator.procedures.snapshots import clear_snapshots, write_snapshots
 from coordinator.procedures.streams import create_stream, delete_stream
+from coordinator.steps import Steps, read_children, read_node, write
 
 
 def handle_requests(group: GroupState, now_ms: int) -> Steps[bool]:

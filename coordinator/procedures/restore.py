@@ -8,16 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bridge.model.aborted import AbortedTransactions
-from bridge.model.buffer import LateBegin, Partition
+from bridge.model.buffered import (
+    LateBegin,
+    Partition,
+)
 from bridge.model.identifiers import TransactionId
-from bridge.model.records import StreamState as Lifecycle
+from bridge.model.records import (
+    StreamState as Lifecycle,
+)
 from bridge.model.snapshots import Snapshot, choose, index_keys, partition_name, segment_key
-from coordinator.effects import LogSummary, Steps, end_offsets, read_compacted, start_offsets, topic_ids
+from coordinator.effects import LogSummary
 from coordinator.group import GroupState
 from coordinator.metrics import Op
 from coordinator.procedures.aborted import drop_aborted, in_batches, load_segments
 from coordinator.procedures.snapshots import partitions_of
 from coordinator.snapshots import SINGLE_BYTES_MAX, PartitionSnapshots
+from coordinator.steps import Steps, end_offsets, read_compacted, start_offsets, topic_ids
 
 
 def restore_snapshots(group: GroupState) -> Steps[int]:

@@ -20,10 +20,26 @@ from bridge.model import paths
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import parse_segment_topic
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.model.records import FOREVER, Answer, Mark, Request, Retention, Truncation, marks_from_json, marks_to_json
-from bridge.model.records import StreamState as Lifecycle
+from bridge.model.records import (
+    FOREVER,
+    Mark,
+    Retention,
+    Truncation,
+    marks_from_json,
+    marks_to_json,
+)
+from bridge.model.records import (
+    StreamState as Lifecycle,
+)
+from bridge.model.requests import (
+    Answer,
+    Request,
+)
 from bridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
-from coordinator.effects import (
+from coordinator.errors import StaleStateError
+from coordinator.group import GroupState, StreamState
+from coordinator.retention import is_mark_due, place_to_truncate
+from coordinator.steps import (
     Steps,
     delete_records,
     disk_bytes,
@@ -34,9 +50,6 @@ from coordinator.effects import (
     try_to_delete_topics,
     write,
 )
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, StreamState
-from coordinator.retention import is_mark_due, place_to_truncate
 
 TOPICS_AT_ONCE: Final = 50
 """Topics of removed segments that are deleted before other work is looked at."""

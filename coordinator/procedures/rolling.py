@@ -27,16 +27,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bridge.model import paths
-from bridge.model.buffer import BufferedTransaction
+from bridge.model.buffered import (
+    BufferedTransaction,
+)
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.nodes import CreateNode, DeleteNode, SetNode
-from bridge.model.records import Committing, Roll, epoch_to_json
-from coordinator.effects import Steps, commit_round, create_topics, seal, write
+from bridge.model.records import (
+    epoch_to_json,
+)
+from bridge.model.under_way import (
+    Committing,
+    Roll,
+)
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.planning import conditions_of, targets
 from coordinator.procedures.conditions import Before
 from coordinator.procedures.merge import append_round, settle
+from coordinator.steps import Steps, commit_round, create_topics, seal, write
 from coordinator.topics import segment_topic_spec
 
 _Plan = tuple[Roll, StreamState, EpochRecord, EpochRecord]

@@ -12,11 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from bridge.model.buffer import BufferedTransaction, Partition
+from bridge.model.buffered import (
+    BufferedTransaction,
+    Partition,
+)
 from bridge.model.identifiers import TransactionId
 from bridge.model.snapshots import Snapshot, segment_key
-from coordinator.effects import (
-    Messages,
+from coordinator.effects import Messages
+from coordinator.group import GroupState
+from coordinator.metrics import Op
+from coordinator.snapshots import Marks, PartitionSnapshots, Plan
+from coordinator.steps import (
     Steps,
     append_messages,
     commit_round,
@@ -25,9 +31,6 @@ from coordinator.effects import (
     read_compacted,
     topic_ids,
 )
-from coordinator.group import GroupState
-from coordinator.metrics import Op
-from coordinator.snapshots import Marks, PartitionSnapshots, Plan
 from coordinator.topics import snapshot_topic_spec
 
 SNAPSHOTS_PER_ROUND: Final = 32

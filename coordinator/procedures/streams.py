@@ -12,15 +12,19 @@ from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, SetNode
 from bridge.model.records import (
     RECORD_BYTES_MAX_DEFAULT,
-    Answer,
-    Request,
     Retention,
     StreamConfig,
     StreamState,
     epoch_to_json,
 )
+from bridge.model.requests import (
+    Answer,
+    Request,
+)
 from coordinator import group as state
-from coordinator.effects import (
+from coordinator.errors import StaleStateError
+from coordinator.procedures.snapshots import clear_snapshots
+from coordinator.steps import (
     Steps,
     create_topics,
     delete_topics,
@@ -31,8 +35,6 @@ from coordinator.effects import (
     read_nodes,
     write,
 )
-from coordinator.errors import StaleStateError
-from coordinator.procedures.snapshots import clear_snapshots
 from coordinator.topics import buffer_topic_spec, segment_topic_spec
 
 BUFFER_PARTITIONS_MAX = 256

@@ -14,20 +14,38 @@ from dataclasses import replace
 
 from bridge.errors import CorruptDataError
 from bridge.model import paths
-from bridge.model.buffer import BufferFold, Partition
+from bridge.model.buffer import (
+    BufferFold,
+)
+from bridge.model.buffered import (
+    Partition,
+)
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import SetNode
 from bridge.model.records import (
-    Committing,
     Group,
-    Scaling,
     StreamConfig,
     epoch_from_json,
 )
-from bridge.model.records import StreamState as Lifecycle
-from coordinator.effects import (
+from bridge.model.records import (
+    StreamState as Lifecycle,
+)
+from bridge.model.under_way import (
+    Committing,
+    Scaling,
+)
+from coordinator.errors import StaleStateError
+from coordinator.group import GroupState, LeaderSettings, StreamState
+from coordinator.procedures.outcomes import open_preserver
+from coordinator.procedures.restore import finish_restore, restore_snapshots
+from coordinator.procedures.retention import load_retention
+from coordinator.procedures.rolling import finish_roll
+from coordinator.procedures.scale import finish_scale
+from coordinator.procedures.sessions import load_sessions
+from coordinator.procedures.streams import finish_delete
+from coordinator.steps import (
     Steps,
     confirm_leadership,
     create_topics,
@@ -42,15 +60,6 @@ from coordinator.effects import (
     topic_ids,
     write,
 )
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, LeaderSettings, StreamState
-from coordinator.procedures.outcomes import open_preserver
-from coordinator.procedures.restore import finish_restore, restore_snapshots
-from coordinator.procedures.retention import load_retention
-from coordinator.procedures.rolling import finish_roll
-from coordinator.procedures.scale import finish_scale
-from coordinator.procedures.sessions import load_sessions
-from coordinator.procedures.streams import finish_delete
 from coordinator.topics import commit_log_topic_spec
 
 MakeFold = Callable[[Collection[bytes]], BufferFold]

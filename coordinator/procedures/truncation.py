@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.model.buffer import Partition
-from coordinator.effects import Steps, delete_records
+from bridge.model.buffered import (
+    Partition,
+)
 from coordinator.group import GroupState
+from coordinator.steps import Steps, delete_records
 
 
 def needed_from(group: GroupState) -> Mapping[Partition, int]:

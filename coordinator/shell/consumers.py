@@ -9,7 +9,10 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.errors import CorruptDataError, KafkaUnavailable
-from bridge.model.buffer import FrameRef, Partition
+from bridge.model.buffered import (
+    FrameRef,
+    Partition,
+)
 from bridge.model.control import ControlKind, decode_control, peek_kind
 from coordinator.effects import LogSummary
 

@@ -15,7 +15,10 @@ from bridge.kafka.errors import AppendRefusedError, AppendUnknownError
 from bridge.kafka.group_offsets import GroupMember
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
-from bridge.model.buffer import FrameRef, Partition
+from bridge.model.buffered import (
+    FrameRef,
+    Partition,
+)
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, NodeOperation
@@ -30,6 +33,7 @@ from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
 from coordinator.shell.measures import Measures
 from coordinator.shell.outlook import Outlook
+from coordinator.steps import Steps
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +86,7 @@ class Interpreter:
         self._current = next(self._turn)
         self._crash = CrashPoint.from_environment()
 
-    def run(self, procedure: fx.Steps[T]) -> T:
+    def run(self, procedure: Steps[T]) -> T:
         """Carry out a procedure; gives its result."""
         result: Any = None
         while True:

@@ -9,18 +9,28 @@ import pytest
 
 from bridge.errors import InvalidRequestError, OutcomeExpired, TransactionNotFound, TransactionPreserverClosed
 from bridge.model import paths
-from bridge.model.buffer import BufferedTransaction
+from bridge.model.buffered import (
+    BufferedTransaction,
+)
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.identifiers import TransactionId
-from bridge.model.records import Answer, ClientSession, Group, Request, RequestKind
+from bridge.model.records import (
+    ClientSession,
+    Group,
+)
+from bridge.model.requests import (
+    Answer,
+    Request,
+    RequestKind,
+)
 from bridge.model.terminated import GONE
 from bridge.model.transaction import State
-from coordinator.effects import Steps, commit_round
 from coordinator.group import GroupState, LeaderSettings
 from coordinator.preserver import Absence
 from coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
 from coordinator.procedures.questions import answer_questions, put_question
 from coordinator.procedures.sessions import KEPT_MS, forget_sessions, load_sessions
+from coordinator.steps import Steps, commit_round
 from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.sim_world import World
 

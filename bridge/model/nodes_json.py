@@ -1,0 +1,18 @@
+"""Reading what stands in a ZooKeeper node: whatever is wrong with it is corrupt data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import schemas
+from bridge.errors import CorruptDataError, InvalidRequestError
+
+
+@contextmanager
+def reading(schema: str, raw: bytes) -> Iterator[schemas.Datum]:
+    """The datum in ``raw``; whatever its schema or the values built from it refuse is corrupt data."""
+    try:
+        yield schemas.codec(schema).from_json(raw)
+    except (InvalidRequestError, ValueError) as fault:
+        raise CorruptDataError(f"a ZooKeeper node does not hold a record of schema {schema}: {fault}") from fault

@@ -1,0 +1,126 @@
+"""Admin requests and their answers, as ZooKeeper carries them between clients and leaders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Self
+
+import schemas
+from bridge.model.identifiers import SegmentId
+from bridge.model.known import KnownTransaction
+from bridge.model.names import DEFAULT_GROUP
+from bridge.model.nodes_json import reading
+from bridge.model.records import Retention
+
+
+class RequestKind(StrEnum):
+    """What an admin request asks for."""
+
+    CREATE_STREAM = "create-stream"
+    SCALE_STREAM = "scale-stream"
+    DELETE_STREAM = "delete-stream"
+    UPDATE_STREAM = "update-stream"
+    TRUNCATE_STREAM = "truncate-stream"
+    ABORT_TRANSACTION = "abort-transaction"
+    LOOK_UP = "look-up-transactions"
+    """Of a transaction, of the latest with a label, or of all open ones of a client."""
+    FENCE = "fence-client"
+    CLEAR_SNAPSHOTS = "clear-snapshots"
+    REBUILD_SNAPSHOTS = "rebuild-snapshots"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """An admin request; fields that its kind does not use keep their defaults."""
+
+    kind: RequestKind
+    stream: str = ""
+    transaction: str = ""
+    segments: int = 0
+    ranges: tuple[tuple[float, float], ...] = ()
+    seal: tuple[int, ...] = ()
+    group: str = DEFAULT_GROUP
+    buffer_partitions: int = 1
+    replication_factor: int = -1
+    record_bytes_max: int = 0
+    reason: str = ""
+    client_name: str = ""
+    created_ms: int
+    owner: str = ""
+    owner_epoch: int = 0
+    label: str | None = None
+    cut: Mapping[SegmentId, int] = field(default_factory=dict)
+    retention: Retention | None = None
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("request").to_json(
+            {
+                "kind": self.kind.value,
+                "stream": self.stream,
+                "transaction": self.transaction,
+                "segments": self.segments,
+                "ranges": [{"low": low, "high": high} for low, high in self.ranges],
+                "seal": list(self.seal),
+                "group": self.group,
+                "buffer_partitions": self.buffer_partitions,
+                "replication_factor": self.replication_factor,
+                "record_bytes_max": self.record_bytes_max,
+                "reason": self.reason,
+                "client_name": self.client_name,
+                "created_ms": self.created_ms,
+                "owner": self.owner,
+                "owner_epoch": self.owner_epoch,
+                "label": self.label,
+                "cut": [{"segment": int(segment), "offset": offset} for segment, offset in self.cut.items()],
+                "retention": None if self.retention is None else self.retention.datum(),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with reading("request", raw) as datum:
+            retention = datum.pop("retention")
+            return cls(
+                cut={SegmentId.from_int(item["segment"]): item["offset"] for item in datum.pop("cut")},
+                retention=None if retention is None else Retention.of_datum(retention),
+                kind=RequestKind(datum.pop("kind")),
+                ranges=tuple((item["low"], item["high"]) for item in datum.pop("ranges")),
+                seal=tuple(datum.pop("seal")),
+                **datum,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to an admin request; ``code`` is that of the error class that the client raises."""
+
+    ok: bool
+    answered_ms: int
+    code: str = ""
+    message: str = ""
+    epoch: int = -1
+    transactions: tuple[KnownTransaction, ...] = ()
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("answer").to_json(
+            {
+                "ok": self.ok,
+                "code": self.code,
+                "message": self.message,
+                "epoch": self.epoch,
+                "answered_ms": self.answered_ms,
+                "transactions": [item.as_datum() for item in self.transactions],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with reading("answer", raw) as datum:
+            known = tuple(KnownTransaction.from_datum(item) for item in datum.pop("transactions"))
+            return cls(transactions=known, **datum)

@@ -1,0 +1,113 @@
+"""What a leader is carrying out, as ZooKeeper has it, so that the next leader finishes exactly that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import schemas
+from bridge.model.identifiers import OWNER_PART, TransactionId
+from bridge.model.keyspace import KeyRange
+from bridge.model.names import StreamName
+from bridge.model.nodes_json import reading
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """The two epochs that a rolling commit gives one stream."""
+
+    stream: str
+    transaction_epoch: int
+    active_epoch: int
+    duplicate_epoch: int
+    new_active_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committing:
+    """A rolling commit that is being carried out; ids in commit order, and the part of each one's owner."""
+
+    transactions: tuple[TransactionId, ...]
+    rolls: tuple[Roll, ...]
+    created_ms: int
+    controller_epoch: int
+    owners: tuple[int, ...] = ()
+
+    def owner_parts(self) -> dict[bytes, int]:
+        """By the 16 bytes of their ids, the owner whose commit was decided on."""
+        owners = self.owners or (OWNER_PART,) * len(self.transactions)
+        return {item.bytes: part for item, part in zip(self.transactions, owners, strict=False)}
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("committing").to_json(
+            {
+                "transactions": [str(item) for item in self.transactions],
+                "rolls": [
+                    {
+                        "stream": roll.stream,
+                        "transaction_epoch": roll.transaction_epoch,
+                        "active_epoch": roll.active_epoch,
+                        "duplicate_epoch": roll.duplicate_epoch,
+                        "new_active_epoch": roll.new_active_epoch,
+                    }
+                    for roll in self.rolls
+                ],
+                "created_ms": self.created_ms,
+                "controller_epoch": self.controller_epoch,
+                "owners": list(self.owners),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with reading("committing", raw) as datum:
+            return cls(
+                transactions=tuple(TransactionId.parse(item) for item in datum["transactions"]),
+                rolls=tuple(Roll(**item) for item in datum["rolls"]),
+                created_ms=datum["created_ms"],
+                controller_epoch=datum["controller_epoch"],
+                owners=tuple(datum["owners"]),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A scale that is being carried out."""
+
+    stream: StreamName
+    request: str
+    epoch: int
+    seal: tuple[int, ...]
+    ranges: tuple[KeyRange, ...]
+    created_ms: int
+    controller_epoch: int
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("scaling").to_json(
+            {
+                "stream": str(self.stream),
+                "request": self.request,
+                "epoch": self.epoch,
+                "seal": list(self.seal),
+                "ranges": [{"low": item.low, "high": item.high} for item in self.ranges],
+                "created_ms": self.created_ms,
+                "controller_epoch": self.controller_epoch,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with reading("scaling", raw) as datum:
+            return cls(
+                stream=StreamName.parse(datum["stream"]),
+                request=datum["request"],
+                epoch=datum["epoch"],
+                seal=tuple(datum["seal"]),
+                ranges=tuple(KeyRange(item["low"], item["high"]) for item in datum["ranges"]),
+                created_ms=datum["created_ms"],
+                controller_epoch=datum["controller_epoch"],
+            )
