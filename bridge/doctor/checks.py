@@ -194,6 +194,8 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
         for segment in stream.history.segments():
             topic = facts.topics.get(name.segment_topic(segment))
             active = segment in stream.history.active.segment_ids
+            if topic is None and segment in stream.history.removed:
+                continue
             if topic is None:
                 yield _problem(
                     "segment-gone",

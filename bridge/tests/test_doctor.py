@@ -226,6 +226,11 @@ def test_each_fault_is_found_with_a_remedy(case: str) -> None:
     assert remedy in found[0].remedy
 
 
+def test_a_segment_that_was_truncated_away_is_not_missed() -> None:
+    gone = replace(without(OLD), streams=with_stream(history=SCALED.with_removed([SEGMENTS[OLD]])).streams)
+    assert find(gone) == []
+
+
 def test_what_is_under_way_is_not_taken_for_broken() -> None:
     busy = replace(with_group(scaling_ms=NOW_MS - 5_000), topics=with_topic(ACTIVE, sealed=True).topics)
     busy = replace(
