@@ -15,11 +15,9 @@ BATCH_OVERHEAD_BYTES: Final = 48_588
 BUFFER_FILE_BYTES: Final = 256 * 1024 * 1024
 """Kafka frees the disk of what was truncated file by file, and never the file that it writes to."""
 CONTROL_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
-TERMINATED_SEGMENT_BYTES: Final = 16 * 1024 * 1024
-TERMINATED_SEGMENT_MS: Final = 10 * 60 * 1000
+COMPACTED_SEGMENT_BYTES: Final = 16 * 1024 * 1024
+COMPACTED_SEGMENT_MS: Final = 10 * 60 * 1000
 """What is in the newest segment of a compacted topic is not compacted."""
-
-SNAPSHOT_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 
 _KEEP: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
@@ -75,31 +73,26 @@ def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicSpe
 
 
 def terminated_topic_spec(group: GroupName, replication_factor: int) -> TopicSpec:
-    """The topic of terminated transactions: compacted often, so that what a new leader reads of it stays small."""
-    return TopicSpec(
-        group.terminated_topic,
-        replication_factor=replication_factor,
-        config={
-            "cleanup.policy": "compact",
-            "segment.bytes": str(TERMINATED_SEGMENT_BYTES),
-            "segment.ms": str(TERMINATED_SEGMENT_MS),
-            "min.cleanable.dirty.ratio": "0.1",
-            "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
-            "message.timestamp.type": "LogAppendTime",
-        },
-    )
+    """The topic of terminated transactions."""
+    return _compacted_topic_spec(group.terminated_topic, replication_factor)
 
 
 def snapshot_topic_spec(name: str, replication_factor: int) -> TopicSpec:
-    """A topic of snapshots: compacted soon, because a leader that takes over reads what it holds."""
+    """A topic of snapshots."""
+    return _compacted_topic_spec(name, replication_factor)
+
+
+def _compacted_topic_spec(name: str, replication_factor: int) -> TopicSpec:
+    """Compacted often, so that what a new leader reads of it stays small."""
     return TopicSpec(
         name,
         replication_factor=replication_factor,
         config={
             "cleanup.policy": "compact",
+            "segment.bytes": str(COMPACTED_SEGMENT_BYTES),
+            "segment.ms": str(COMPACTED_SEGMENT_MS),
             "min.cleanable.dirty.ratio": "0.1",
-            "segment.bytes": str(SNAPSHOT_RECORD_BYTES_MAX),
-            "max.message.bytes": str(SNAPSHOT_RECORD_BYTES_MAX),
+            "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
             "message.timestamp.type": "LogAppendTime",
         },
     )
