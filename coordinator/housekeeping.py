@@ -21,12 +21,13 @@ class Housekeeping:
     starts: dict[Partition, int] = field(default_factory=dict)
     done_ms: dict[str, int] = field(default_factory=dict)
 
-    def is_due(self, work: str, now_ms: int, every_ms: int) -> bool:
+    def is_due(self, work: str, now_ms: int, every_ms: int, *, at_once: bool = True) -> bool:
         """Whether ``every_ms`` have passed since this work was done last; if so, it counts as done now.
 
-        A clock that was set back makes it due as well.
+        A clock that was set back makes it due as well. What a new leader does not do ``at_once`` counts as done when it
+        is first asked for.
         """
-        done_ms = self.done_ms.get(work)
+        done_ms = self.done_ms.setdefault(work, now_ms) if not at_once else self.done_ms.get(work)
         if done_ms is not None and 0 <= now_ms - done_ms < every_ms:
             return False
         self.done_ms[work] = now_ms

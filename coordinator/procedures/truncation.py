@@ -28,7 +28,7 @@ def needed_from(group: GroupState) -> Mapping[Partition, int]:
 def truncate_buffers(group: GroupState, now_ms: int) -> Steps[None]:
     """Delete what nobody needs from the buffers, now and then."""
     work = group.housekeeping
-    if not work.is_due("truncate_buffers", now_ms, group.settings.truncate_buffers_ms):
+    if not work.is_due("truncate_buffers", now_ms, group.settings.truncate_buffers_ms, at_once=False):
         return
     present = group.partitions()
     before = {

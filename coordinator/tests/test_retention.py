@@ -104,3 +104,4 @@ def test_work_is_due_after_its_time_and_when_the_clock_was_set_back() -> None:
         *(True, False, True, True, False, True),
     ]
     assert work.is_due("other", 600, 100)
+    assert [work.is_due("later", now_ms, 100, at_once=False) for now_ms in (600, 699, 700)] == [False, False, True]
