@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks import (
     bulk,
     conditional,
+    failover,
     jetstream,
     machine,
     memory,
@@ -57,6 +58,7 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
         site, rounds=rounds or (1 if quick else 3), quick=quick
     ),
     "snapshot-growth": lambda _site, _rounds, quick: recovery.growth(quick=quick),
+    "failover": lambda site, rounds, quick: failover.experiment(site, rounds=rounds or (1 if quick else 5)),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }
 

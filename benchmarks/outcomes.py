@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,13 +9,12 @@ from typing import Final
 
 import bridge
 from benchmarks.harness import Better, Experiment, Row
-from benchmarks.site import Site, records
+from benchmarks.site import Site, another_coordinator, records
 from benchmarks.small import RECORDS, ours_in_flight, ours_one_at_a_time
 
 ON, OFF = "remembered", "not remembered"
 _ROOT: Final = "/forgetful"
 _VARIABLE: Final = "ROLLBRIDGE_COORDINATOR_TRANSACTION_META_PERSIST_COUNT"
-_PATIENCE_S: Final = 30.0
 
 
 def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
@@ -66,24 +62,13 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
 @contextmanager
 def _forgetful(site: Site) -> Iterator[Site]:
     """The same servers with a coordinator and a client of their own, below another root path."""
-    command = [
-        sys.executable,
-        "-m",
-        "coordinator",
-        f"--bootstrap-servers={site.cluster.bootstrap_servers}",
-        f"--zookeeper={site.cluster.zookeeper}",
-        f"--zookeeper-root={_ROOT}",
-        "--name=forgetful",
-    ]
-    process = subprocess.Popen(command, env={**os.environ, _VARIABLE: "0"})
-    try:
-        with bridge.connect(
+    with (
+        another_coordinator(site, _ROOT, "forgetful", **{_VARIABLE: "0"}),
+        bridge.connect(
             site.cluster.bootstrap_servers,
             zookeeper=site.cluster.zookeeper,
             zookeeper_root=_ROOT,
             client_name="benchmark",
-        ) as connection:
-            yield replace(site, bridge=connection, scope="forgetful")
-    finally:
-        process.terminate()
-        process.wait(_PATIENCE_S)
+        ) as connection,
+    ):
+        yield replace(site, bridge=connection, scope="forgetful")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +23,7 @@ from bridge.model.names import StreamName
 RECORD_BYTES: Final = 100
 SCOPE: Final = "bench"
 _POOL: Final = 10_000
+_PATIENCE_S: Final = 60.0
 
 Pair = tuple[bytes, bytes]
 
@@ -118,6 +122,29 @@ def wait_readable(reader: Consumer, topic: str, base: int, count: int, last: byt
         raise TimeoutError(f"nothing can be read from {topic} at {base + count - 1}")
     if not (message.value() or b"").startswith(last):
         raise AssertionError(f"{topic} at {message.offset()}: {message.value()!r:.60} instead of {last!r}")
+
+
+@contextmanager
+def another_coordinator(
+    site: Site, root: str, name: str, *arguments: str, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A coordinator on the same servers, below another ZooKeeper path."""
+    command = [
+        sys.executable,
+        "-m",
+        "coordinator",
+        f"--bootstrap-servers={site.bootstrap_servers}",
+        f"--zookeeper={site.cluster.zookeeper}",
+        f"--zookeeper-root={root}",
+        f"--name={name}",
+        *arguments,
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, **environment})
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(_PATIENCE_S)
 
 
 @contextmanager
