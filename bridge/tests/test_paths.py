@@ -36,6 +36,8 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
         f"{paths.cas_slots(StreamName('SCOPE', 'STREAM'))}/SLOT",
         paths.stream(StreamName("SCOPE", "STREAM")),
         paths.epoch(StreamName("SCOPE", "STREAM"), 7).replace("0000000007", "E"),
+        paths.truncation(StreamName("SCOPE", "STREAM")),
+        paths.retention(StreamName("SCOPE", "STREAM")),
     }
     group = GroupName("SCOPE", "GROUP")
     made |= {node(group) for node in (paths.group, paths.controller, paths.leader, paths.committing, paths.scaling)}

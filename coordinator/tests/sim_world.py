@@ -123,6 +123,8 @@ class World:
         self.removed: dict[str, Topic] = {}
         self.in_between: Callable[[str], None] = lambda _: None
         """Called with a topic between two frames that are appended to it."""
+        self.deletes = True
+        """Whether brokers let leaders delete records."""
         self.may_delete: Callable[[str, int], None] = lambda *_: None
         """Called with a topic and an offset before what is below it is deleted; raises if that must not be."""
         self.broken: list[str] = []
@@ -192,6 +194,8 @@ class World:
                 return {item: len(self.topics[item[0]].entries) for item in partitions if item[0] in self.topics}
             case fx.StartOffsets(partitions):
                 return {item: self.topics[item[0]].start for item in partitions}
+            case fx.DeleteRecords(before) if not self.deletes:
+                return frozenset(before)
             case fx.DeleteRecords(before):
                 for (name, _), offset in before.items():
                     self.delete_records(name, offset)
