@@ -12,8 +12,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+import bridge
 from bridge.cli.exit_codes import ExitCode
 from bridge.embedded import EmbeddedCluster
+from bridge.errors import CoordinatorUnavailable
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.names import GroupName, StreamName
 from integration_tests.clients import Site, until
@@ -103,6 +105,26 @@ def test_nobody_to_lead_and_a_zookeeper_that_was_wiped(
     patient.site.stop_coordinator()
     answer = patient.cli("doctor")
     assert (answer.code, "no-coordinator" in answer.out) == (ExitCode.FINDINGS, True)
-    answer = Cli(cluster, f"/{unique_name('wiped')}")("doctor")
+    wiped = f"/{unique_name('wiped')}"
+    answer = Cli(cluster, wiped)("doctor")
     assert (answer.code, "PROBLEM zookeeper-empty" in answer.out) == (ExitCode.FINDINGS, True)
     assert "restore ZooKeeper" in answer.out
+
+
+def test_a_wiped_zookeeper_is_not_begun_anew_over_old_data(
+    patient: Patient, cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Ids of transactions would be given out a second time."""
+    stream = f"{patient.scope}/orders"
+    with patient.site.connect() as b:
+        b.admin.create_stream(stream)
+        with b.transaction(stream) as transaction:
+            transaction.write(stream, key=b"k", value=b"v")
+    options = bridge.ClientOptions(admin_timeout_s=3)
+    (tmp_path / "wiped").mkdir()
+    with Site(cluster, f"/{unique_name('wiped')}", tmp_path / "wiped") as wiped, wiped.connect(options=options) as b:
+        with pytest.raises(CoordinatorUnavailable):
+            b.admin.create_stream(stream)
+        log = tmp_path / "wiped" / "coordinator-1.log"
+        until(lambda: "Restore ZooKeeper from a backup" in log.read_text())
+    assert [message.value() for message in patient.site.committed(stream)] == [b"v"]

@@ -146,6 +146,14 @@ def _check_commit_log(name: GroupName, replication_factor: int) -> Steps[None]:
     known = Group.from_json(raw)
     if not known.commit_log_topic_id:
         ids = yield from create_topics([commit_log_topic_spec(name, replication_factor)])
+        ends = yield from end_offsets([(name.commit_log_topic, 0)])
+        if ends[name.commit_log_topic, 0] > 0:
+            raise CorruptDataError(
+                f"commit log {name.commit_log_topic} holds records, but ZooKeeper has no record of it: ZooKeeper was "
+                "wiped, or another zookeeper_root is meant. Ids of transactions would be given out again, so nothing "
+                "was written. Restore ZooKeeper from a backup; or, to begin anew without the data of scope "
+                f"{name.scope}, delete its topics: kafka-topics.sh --delete --topic '{name.scope}[.].*'"
+            )
         fresh = replace(known, commit_log_topic_id=ids[name.commit_log_topic])
         if not (yield from write(SetNode(paths.group(name), fresh.to_json()))):
             raise StaleStateError(f"group {name} is gone")
