@@ -52,12 +52,13 @@ class Workers:
 
     def stop(self, role: str, timeout_s: float) -> None:
         """Ask all clients of a role to end, and return when they have."""
-        ending = [process for task, process in self._processes.values() if task.role == role and process.poll() is None]
-        for process in ending:
+        ending = [item for item in self._processes.values() if item[0].role == role and item[1].poll() is None]
+        for _, process in ending:
             process.terminate()
-        for process in ending:
+        for task, process in ending:
             code = process.wait(timeout_s)
-            assert code == 0, f"a {role} ended with {code}; see its log in {self._folder}"
+            said = (self._folder / f"{task.name}.log").read_text(errors="replace")
+            assert code == 0, f"{task.name} ended with {code}, and said: {said[-3000:]}"
 
     def noted(self) -> int:
         """How many lines the writers have noted."""
