@@ -27,18 +27,8 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
 from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from bridge.model.position import ReadPosition, StartLike, parse_start
-from bridge.model.records import (
-    FOREVER,
-    Retention,
-    StreamConfig,
-    StreamState,
-    TransactionRecord,
-)
-from bridge.model.requests import (
-    Answer,
-    Request,
-    RequestKind,
-)
+from bridge.model.records import FOREVER, Retention, StreamConfig, StreamState, TransactionRecord
+from bridge.model.requests import Answer, Request, RequestKind
 from bridge.starting import beginning, cut_before
 from bridge.zookeeper.metadata import Metadata
 
@@ -323,7 +313,7 @@ class Admin:
 
     def find_transaction(self, transaction: TransactionId | str) -> TransactionRecord:
         """The record of one open transaction; raises TransactionNotFound."""
-        identifier = TransactionId.parse(transaction) if isinstance(transaction, str) else transaction
+        identifier = TransactionId.of_any(transaction)
         record = self._metadata.find_transaction(identifier)
         if record is None:
             raise TransactionNotFound(f"no open transaction {identifier} is recorded; it has ended, or never began")

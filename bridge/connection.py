@@ -53,9 +53,7 @@ from bridge.model.frames import BeginFrame
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from bridge.model.position import StartLike
-from bridge.model.records import (
-    TransactionRecord,
-)
+from bridge.model.records import TransactionRecord
 from bridge.model.synchronizer import Codec, Machine, S, U
 from bridge.model.transaction import State
 from bridge.previewing import PreviewTail
@@ -287,7 +285,7 @@ class Bridge(Resuming):
             TransactionClosed: its end was asked for.
         """
         self._check_open()
-        identifier = TransactionId.parse(transaction) if isinstance(transaction, str) else transaction
+        identifier = TransactionId.of_any(transaction)
         record = self._find(identifier, as_seconds(timeout, JOIN_TIMEOUT_S))
         self._outcomes.follow(record.group, self.options.connect_timeout_s)
         plan = Plan(

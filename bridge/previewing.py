@@ -20,10 +20,7 @@ from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.translate import translate
 from bridge.message import Preview
-from bridge.model.buffered import (
-    BufferedTransaction,
-    FrameRef,
-)
+from bridge.model.buffered import BufferedTransaction, FrameRef
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.identifiers import SegmentId, local_sequence
 from bridge.model.names import GroupName, StreamName

@@ -141,7 +141,8 @@ class Resumer:
         if label is not None:
             return outcome_of(self._inquiry.labelled(label, client or self._client_name, timeout_s, group=where))
         assert transaction is not None
-        return outcome_of(self._inquiry.transaction(_parsed(transaction), timeout_s, group=where, client=client))
+        identifier = TransactionId.of_any(transaction)
+        return outcome_of(self._inquiry.transaction(identifier, timeout_s, group=where, client=client))
 
     def unfinished(self, group: str | GroupName | None, timeout: Timeout) -> list[Outcome]:
         """See :meth:`Resuming.unfinished`."""
@@ -152,7 +153,7 @@ class Resumer:
 
     def resume(self, transaction: TransactionId | str, timeout: Timeout) -> ResumedTransaction:
         """See :meth:`Resuming.resume`. What this connection held of the transaction before is fenced."""
-        identifier = _parsed(transaction)
+        identifier = TransactionId.of_any(transaction)
         deadline = time.monotonic() + as_seconds(timeout, self._options.commit_timeout_s)
         self._sessions.check()
         group, known = self._inquiry.transaction(identifier, _left(deadline))
@@ -216,10 +217,6 @@ class Resumer:
             if known.state is not State.OPEN:
                 return
             time.sleep(_LOOK_AGAIN_S)
-
-
-def _parsed(transaction: TransactionId | str) -> TransactionId:
-    return TransactionId.parse(transaction) if isinstance(transaction, str) else transaction
 
 
 def _left(deadline: float) -> float:

@@ -10,15 +10,11 @@ from bridge.config import ConnectionSettings
 from bridge.errors import CorruptDataError
 from bridge.kafka.compacted import Latest, read_all, read_latest, read_values
 from bridge.kafka.topics import TopicAdmin
-from bridge.model.buffered import (
-    Partition,
-)
+from bridge.model.buffered import Partition
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.frames import FrameKind, unpack_bundle, unpack_header
 from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
-from bridge.model.records import (
-    StreamConfig,
-)
+from bridge.model.records import StreamConfig
 from bridge.model.snapshots import Choice, Snapshot, choose, index_keys, segment_of
 
 SEGMENTED: Final = "segmented"

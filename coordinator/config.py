@@ -21,9 +21,7 @@ from typing import Any, Final
 
 from bridge.config import CONFIG_VARIABLE, load_settings
 from bridge.errors import ConfigError
-from bridge.model.buffer import (
-    BufferLimits,
-)
+from bridge.model.buffer import BufferLimits
 from coordinator.group import LeaderSettings
 from coordinator.snapshots import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SnapshotSettings
 

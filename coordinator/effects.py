@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bridge.model.buffered import (
-    FrameRef,
-    Partition,
-)
+from bridge.model.buffered import FrameRef, Partition
 from bridge.model.cas import Condition
 from bridge.model.control import ControlRecord
 from bridge.model.course import Course

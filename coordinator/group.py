@@ -6,24 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bridge.model.buffer import (
-    BufferFold,
-)
-from bridge.model.buffered import (
-    BufferedTransaction,
-    Partition,
-)
+from bridge.model.buffer import BufferFold
+from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import buffer_partition
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.names import GroupName
-from bridge.model.records import (
-    Mark,
-    StreamConfig,
-)
-from bridge.model.requests import (
-    Request,
-)
+from bridge.model.records import Mark, StreamConfig
+from bridge.model.requests import Request
 from coordinator.forecast import Forecast
 from coordinator.housekeeping import Housekeeping
 from coordinator.preserver import Draft, TransactionMetadataPreserver

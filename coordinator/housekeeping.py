@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bridge.model.buffered import (
-    Partition,
-)
+from bridge.model.buffered import Partition
 
 
 @dataclass(slots=True)

@@ -11,14 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bridge.model.buffered import (
-    BufferedTransaction,
-)
+from bridge.model.buffered import BufferedTransaction
 from bridge.model.conditions import StreamCondition
 from bridge.model.transaction import State
-from bridge.model.under_way import (
-    Roll,
-)
+from bridge.model.under_way import Roll
 from coordinator.group import GroupState
 
 Target = Mapping[tuple[str, int, int], str]

@@ -16,11 +16,7 @@ from typing import Final
 
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
-from bridge.model.records import (
-    FOREVER,
-    Mark,
-    Retention,
-)
+from bridge.model.records import FOREVER, Mark, Retention
 
 MARKS_PER_LIMIT: Final = 50
 PLACES_MAX: Final = 5_000

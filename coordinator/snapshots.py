@@ -10,9 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bridge.model.aborted import AbortedTransactions, Cut, SegmentCache
-from bridge.model.buffered import (
-    Partition,
-)
+from bridge.model.buffered import Partition
 from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 from bridge.model.snapshots import SegmentIndex, Snapshot, SnapshotSegment, partition_name
 from coordinator.effects import LogSummary

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from bridge.model.buffered import (
-    FrameRef,
-    Partition,
-)
+from bridge.model.buffered import FrameRef, Partition
 from bridge.model.control import ControlRecord
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName

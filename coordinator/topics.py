@@ -7,10 +7,7 @@ from typing import Final
 from bridge.model.frames import BUFFER_OVERHEAD_BYTES
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName
-from bridge.model.records import (
-    RECORD_BYTES_MAX_DEFAULT,
-    StreamConfig,
-)
+from bridge.model.records import RECORD_BYTES_MAX_DEFAULT, StreamConfig
 from coordinator.effects import TopicSpec
 
 BATCH_OVERHEAD_BYTES: Final = 48_588

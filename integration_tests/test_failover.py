@@ -14,9 +14,7 @@ import bridge
 from bridge.embedded import EmbeddedCluster
 from bridge.model import paths
 from bridge.model.names import GroupName
-from bridge.model.records import (
-    ControllerEpoch,
-)
+from bridge.model.records import ControllerEpoch
 from bridge.zookeeper.session import ZooKeeperSession
 from coordinator.daemon import first_choice
 from integration_tests.coordinators import coordinator, until

@@ -24,9 +24,7 @@ from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model.epochs import EpochHistory
 from bridge.model.keyspace import even_ranges
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import (
-    StreamConfig,
-)
+from bridge.model.records import StreamConfig
 from bridge.writer import StreamWriter, WriterOptions
 from bridge.writer.engine import Engine
 from integration_tests.adapter_tools import batch_of, read_values

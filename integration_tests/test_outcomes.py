@@ -32,9 +32,7 @@ from bridge.model import paths
 from bridge.model.control import FENCED, ControlRecord, decode_control
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
-from bridge.model.records import (
-    Group,
-)
+from bridge.model.records import Group
 from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.clients import Site, read_committed, until
 from integration_tests.coordinators import coordinator

@@ -19,9 +19,7 @@ from bridge.errors import (
     TruncatedError,
 )
 from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model.buffered import (
-    FrameRef,
-)
+from bridge.model.buffered import FrameRef
 from bridge.model.frames import PieceKey
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName

@@ -17,18 +17,8 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import even_ranges, ranges_of
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.records import (
-    Cluster,
-    StreamConfig,
-    StreamState,
-    TransactionRecord,
-    epoch_to_json,
-)
-from bridge.model.requests import (
-    Answer,
-    Request,
-    RequestKind,
-)
+from bridge.model.records import Cluster, StreamConfig, StreamState, TransactionRecord, epoch_to_json
+from bridge.model.requests import Answer, Request, RequestKind
 from bridge.zookeeper.errors import UnknownWriteError
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession

@@ -12,7 +12,7 @@ from bridge.errors import InvalidRequestError, UnavailableError
 from bridge.model.course import Course
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import position_of_key
+from bridge.model.keyspace import position_of
 from bridge.model.names import StreamName
 from bridge.model.paths import epochs
 from bridge.model.sn import sequence_bases
@@ -121,7 +121,7 @@ class Shape:
         Raises:
             InvalidRequestError: its keys are in several segments.
         """
-        positions = [0.0 if key is None else position_of_key(key) for key in keys]
+        positions = [position_of(key) for key in keys]
         history = self._catalog.view(self._name).history
         if len({history.active.segment_at(position).id for position in positions}) > 1:
             raise InvalidRequestError(

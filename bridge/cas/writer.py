@@ -31,7 +31,7 @@ from bridge.kafka.batches import record_size_max
 from bridge.kafka.fetch import LogReader
 from bridge.model.cas import Condition, Scope, place_of
 from bridge.model.course import Course, Stage
-from bridge.model.keyspace import position_of_key
+from bridge.model.keyspace import position_of, position_of_key
 from bridge.model.names import StreamName
 from bridge.model.sequence import TRANSACTION_ID_HEADER
 from bridge.model.sn import ANY, SN, pack_transaction_id
@@ -184,7 +184,7 @@ class CasWriter:
             raise InvalidRequestError(f"{self.stream} has several segments: a key is needed to choose one")
         condition = Condition(SN(), as_scope(scope), key)
         deadline = time.monotonic() + self._timeout_s
-        course = self._shape.await_course(0.0 if key is None else position_of_key(key), deadline)
+        course = self._shape.await_course(position_of(key), deadline)
         with self._channel.reading() as (logs, reader):
             try:
                 end = logs.active(course).end_now(reader)
@@ -224,7 +224,7 @@ class CasWriter:
         asked = Token.parse(token) if isinstance(token, str) else token
         self._shape.check_current()
         deadline = time.monotonic() + self._timeout_s
-        course = self._shape.await_course(0.0 if asked.key is None else position_of_key(asked.key), deadline)
+        course = self._shape.await_course(position_of(asked.key), deadline)
         with self._channel.reading() as (logs, reader):
             try:
                 found = self._find(asked, course, logs, reader, deadline)

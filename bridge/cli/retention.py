@@ -9,10 +9,7 @@ import click
 
 from bridge.cli.tables import counted
 from bridge.cli.values import duration, size
-from bridge.model.records import (
-    FOREVER,
-    Retention,
-)
+from bridge.model.records import FOREVER, Retention
 
 NONE: Final = "none"
 

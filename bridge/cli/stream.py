@@ -31,9 +31,7 @@ from bridge.model.epochs import EpochHistory, EpochRecord, Segment
 from bridge.model.keyspace import KeyRange, even_ranges
 from bridge.model.names import DEFAULT_GROUP, StreamName
 from bridge.model.position import parse_start
-from bridge.model.records import (
-    StreamConfig,
-)
+from bridge.model.records import StreamConfig
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
 

@@ -20,9 +20,7 @@ from bridge.cli.tables import duration, moment, printable, table
 from bridge.client.results import Outcome
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
-from bridge.model.records import (
-    TransactionRecord,
-)
+from bridge.model.records import TransactionRecord
 from bridge.model.transaction import State
 
 _STATES = [State.OPEN.value, State.COMMITTING.value, State.ABORTING.value]

@@ -14,9 +14,7 @@ from collections.abc import Callable
 from bridge.client.routing import Route, StreamView
 from bridge.errors import ScopeNotFound, StreamNotFound, UnavailableError
 from bridge.model.names import StreamName
-from bridge.model.records import (
-    StreamState,
-)
+from bridge.model.records import StreamState
 from bridge.zookeeper.metadata import Metadata
 
 logger = logging.getLogger(__name__)

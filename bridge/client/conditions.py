@@ -6,9 +6,10 @@ from bridge.cas.arguments import Expected, as_scope, as_sn
 from bridge.client.runtime import Plan, Runtime
 from bridge.errors import InvalidRequestError, UnavailableError
 from bridge.model.cas import Condition, Scope, place_of
-from bridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition, position_of
+from bridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
 from bridge.model.course import Course
 from bridge.model.epochs import EpochHistory
+from bridge.model.keyspace import position_of
 
 
 def new_condition(

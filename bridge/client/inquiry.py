@@ -24,10 +24,7 @@ from bridge.errors import (
 from bridge.model.identifiers import TransactionId
 from bridge.model.known import KnownTransaction
 from bridge.model.names import GroupName
-from bridge.model.requests import (
-    Request,
-    RequestKind,
-)
+from bridge.model.requests import Request, RequestKind
 from bridge.zookeeper.errors import UnknownWriteError
 from bridge.zookeeper.metadata import Metadata
 

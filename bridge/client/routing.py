@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.names import GroupName
-from bridge.model.records import (
-    StreamConfig,
-)
+from bridge.model.records import StreamConfig
 
 _POSITION_BITS = 53
 _UNUSED_BITS = 64 - _POSITION_BITS

@@ -20,13 +20,8 @@ from typing import Final
 from bridge.errors import Fenced, UnavailableError
 from bridge.model import paths
 from bridge.model.names import GroupName
-from bridge.model.records import (
-    ClientSession,
-)
-from bridge.model.requests import (
-    Request,
-    RequestKind,
-)
+from bridge.model.records import ClientSession
+from bridge.model.requests import Request, RequestKind
 from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
 from bridge.zookeeper.metadata import Metadata
 

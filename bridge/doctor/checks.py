@@ -10,9 +10,7 @@ from bridge.doctor.facts import ClusterFacts, Finding, Severity, TopicFacts
 from bridge.errors import InvalidNameError
 from bridge.model.epochs import check_chain
 from bridge.model.names import parse_segment_topic
-from bridge.model.records import (
-    StreamState,
-)
+from bridge.model.records import StreamState
 from bridge.model.transaction import State
 
 TRANSACTIONS_V2: Final = 2

@@ -8,11 +8,7 @@ from enum import IntEnum
 
 from bridge.model.epochs import EpochHistory
 from bridge.model.names import GroupName
-from bridge.model.records import (
-    Group,
-    StreamConfig,
-    TransactionRecord,
-)
+from bridge.model.records import Group, StreamConfig, TransactionRecord
 
 
 class Severity(IntEnum):
@@ -66,7 +62,6 @@ class TopicFacts:
     Attributes:
         replicas: How many replicas its first partition should have.
         in_sync: How many of these are in sync.
-        end: Its end offset (partition 0).
         operations: What the doctor's principal may do with it; empty if the broker does not say.
     """
 
@@ -76,7 +71,6 @@ class TopicFacts:
     in_sync: int
     config: Mapping[str, str]
     sealed: bool
-    end: int
     operations: frozenset[str] = frozenset()
 
 
@@ -86,15 +80,12 @@ class GroupFacts:
 
     Attributes:
         committing_ms, scaling_ms: When what is under way was begun; None if nothing is.
-        requests: How many admin requests wait.
     """
 
     record: Group
     leader: str | None
-    controller_epoch: int
     committing_ms: int | None = None
     scaling_ms: int | None = None
-    requests: int = 0
     transactions: Sequence[TransactionRecord] = ()
 
     @property

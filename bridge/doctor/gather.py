@@ -27,14 +27,8 @@ from bridge.kafka.wire import Connection
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
 from bridge.model.names import GroupName
-from bridge.model.records import (
-    ControllerEpoch,
-    StreamConfig,
-)
-from bridge.model.under_way import (
-    Committing,
-    Scaling,
-)
+from bridge.model.records import StreamConfig
+from bridge.model.under_way import Committing, Scaling
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 
@@ -113,13 +107,12 @@ def _topics(admin: AdminClient, topics: TopicAdmin, names: Sequence[str]) -> Ite
     if not names:
         return
     described = topics.describe(names)
-    ends = topics.end_offsets(described)
     asked = admin.describe_topics(TopicCollection(list(described)), include_authorized_operations=True)
     for name, future in asked.items():
-        yield name, _topic(described[name], _wait(future, f"describe topic {name}", f"topic {name}"), ends[name])
+        yield name, _topic(described[name], _wait(future, f"describe topic {name}", f"topic {name}"))
 
 
-def _topic(known: TopicDescription, described: Any, end: int) -> TopicFacts:
+def _topic(known: TopicDescription, described: Any) -> TopicFacts:
     first = described.partitions[0]
     return TopicFacts(
         name=known.name,
@@ -128,7 +121,6 @@ def _topic(known: TopicDescription, described: Any, end: int) -> TopicFacts:
         in_sync=len(first.isr),
         config=known.config,
         sealed=known.sealed,
-        end=end,
         operations=_operations(described.authorized_operations),
     )
 
@@ -147,16 +139,12 @@ def _group(metadata: Metadata, session: ZooKeeperSession, name: GroupName) -> Gr
     record = metadata.group(name)
     if record is None:
         raise InvalidRequestError(f"group {name} was removed while it was looked at; look again")
-    committing, scaling, controller = session.get_many(
-        [paths.committing(name), paths.scaling(name), paths.controller(name)]
-    )
+    committing, scaling = session.get_many([paths.committing(name), paths.scaling(name)])
     return GroupFacts(
         record,
         metadata.leader(name),
-        ControllerEpoch.from_json(controller.value).epoch if controller is not None and controller.value else 0,
         None if committing is None else Committing.from_json(committing.value).created_ms,
         None if scaling is None else Scaling.from_json(scaling.value).created_ms,
-        len(session.children(paths.requests(name))),
         metadata.transactions(name),
     )
 

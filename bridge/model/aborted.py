@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from bridge.model.buffered import (
-    Partition,
-)
+from bridge.model.buffered import Partition
 from bridge.model.snapshots import COUNTER_SHOWN_MAX, EncodedIds, SegmentIndex, Snapshot, counter_of
 
 ID_BYTES_IN_MEMORY: Final = 100

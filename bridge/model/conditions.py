@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from bridge.errors import InvalidRequestError
 from bridge.model.cas import Condition, Scope
-from bridge.model.keyspace import position_of_key
+from bridge.model.keyspace import position_of
 from bridge.model.sn import SN
 
 CONDITIONS_MAX: Final = 1_000
@@ -98,11 +98,6 @@ class RefusedCondition:
     def __str__(self) -> str:
         key = "" if self.key is None else f" with key {self.key!r:.200}"
         return f"525: {self.stream}{key}: expected {self.expected}, the log has {self.actual}"
-
-
-def position_of(key: bytes | None) -> float:
-    """Where a key is in the key space; without one, the only segment of a stream is meant."""
-    return 0.0 if key is None else position_of_key(key)
 
 
 def _hex(key: bytes | None) -> str | None:

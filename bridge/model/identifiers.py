@@ -111,6 +111,11 @@ class TransactionId:
             )
         return cls(int(text.replace("-", ""), 16))
 
+    @classmethod
+    def of_any(cls, transaction: TransactionId | str) -> TransactionId:
+        """An id as callers may give it: as it is, or as text; raises as :meth:`parse` does."""
+        return cls.parse(transaction) if isinstance(transaction, str) else transaction
+
     @property
     def epoch(self) -> int:
         """Low 16 bits of the reference epoch of the transaction's first stream."""

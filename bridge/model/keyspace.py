@@ -38,6 +38,11 @@ def position_of_key(key: bytes) -> float:
     return (xxhash.xxh64_intdigest(key, HASH_SEED) >> _POSITION_SHIFT) * _POSITION_SCALE
 
 
+def position_of(key: bytes | None) -> float:
+    """Where a key is in the key space; without one, the only segment of a stream is meant."""
+    return 0.0 if key is None else position_of_key(key)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class KeyRange:
     """A half-open range ``[low, high)`` of the key space."""

@@ -12,15 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from bridge.errors import CorruptDataError
-from bridge.model.buffer import (
-    BufferFold,
-    BufferLimits,
-)
-from bridge.model.buffered import (
-    BufferedTransaction,
-    FrameRef,
-    Partition,
-)
+from bridge.model.buffer import BufferFold, BufferLimits
+from bridge.model.buffered import BufferedTransaction, FrameRef, Partition
 from bridge.model.frames import FrameKind, unpack_bundle, unpack_header
 from bridge.model.transaction import State
 

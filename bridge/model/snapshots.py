@@ -19,9 +19,7 @@ from typing import Any, Final
 import schemas
 from bridge.errors import CorruptDataError
 from bridge.model.avro import encode_long
-from bridge.model.buffered import (
-    Partition,
-)
+from bridge.model.buffered import Partition
 
 VERSION: Final = 1
 """Of what no schema can grow into; fields that are added are read as the schemas say (see :mod:`schemas`)."""

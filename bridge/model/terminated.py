@@ -15,7 +15,7 @@ from typing import Final
 
 import schemas
 from bridge.errors import CorruptDataError, InvalidRequestError
-from bridge.model.avro import encode_long
+from bridge.model.avro import encode_long, encode_string
 from bridge.model.identifiers import COUNTER_MAX, TransactionId
 
 RETAIN_DEFAULT: Final = -1
@@ -61,7 +61,7 @@ class Terminated:
     def encode(self) -> bytes:
         """Avro binary of the list's item, put together by hand: a leader writes one for every transaction."""
         counter = self.transaction.counter
-        label = _NULL if self.label is None else _PRESENT + _text(self.label)
+        label = _NULL if self.label is None else _PRESENT + encode_string(self.label)
         return b"".join(
             (
                 encode_long(self.transaction.epoch),
@@ -73,7 +73,7 @@ class Terminated:
                 encode_long(self.decided_ms),
                 encode_long(self.retain_ms),
                 label,
-                _text(self.reason),
+                encode_string(self.reason),
             )
         )
 
@@ -121,8 +121,3 @@ def _joined(high: int, low: int) -> int:
     if not (0 <= high <= _LOW and 0 <= low <= _LOW):
         raise InvalidRequestError(f"{high} and {low} are no halves of a counter of {COUNTER_MAX.bit_length()} bits")
     return high << _HALF | low
-
-
-def _text(value: str) -> bytes:
-    raw = value.encode()
-    return encode_long(len(raw)) + raw

@@ -8,13 +8,8 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from bridge.model.buffer import (
-    BufferFold,
-    BufferLimits,
-)
-from bridge.model.buffered import (
-    Partition,
-)
+from bridge.model.buffer import BufferFold, BufferLimits
+from bridge.model.buffered import Partition
 from bridge.model.frames import (
     BeginFrame,
     FrameHeader,

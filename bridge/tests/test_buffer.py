@@ -6,11 +6,7 @@ import pytest
 
 from bridge.errors import InvalidTransitionError
 from bridge.model import buffer as buffer_module
-from bridge.model.buffer import (
-    DEADLINES_MIN,
-    BufferFold,
-    BufferLimits,
-)
+from bridge.model.buffer import DEADLINES_MIN, BufferFold, BufferLimits
 from bridge.model.control import EXPIRED
 from bridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
 from bridge.model.identifiers import TransactionId

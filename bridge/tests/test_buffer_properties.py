@@ -9,14 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.model.buffer import (
-    BufferFold,
-    BufferLimits,
-)
-from bridge.model.buffered import (
-    BufferedTransaction,
-    Partition,
-)
+from bridge.model.buffer import BufferFold, BufferLimits
+from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.frames import PieceKey, pack_bundle, unpack_header
 from bridge.model.transaction import State
 from bridge.tests.buffers import Message, Truth, World, fold_all, new_fold, snapshot, worlds

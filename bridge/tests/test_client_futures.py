@@ -30,9 +30,7 @@ from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId, TransactionId, local_sequence
 from bridge.model.keyspace import even_ranges
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import (
-    StreamConfig,
-)
+from bridge.model.records import StreamConfig
 from bridge.model.sequence import DLSN
 
 ID = TransactionId.of(1, 7)

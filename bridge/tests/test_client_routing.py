@@ -13,9 +13,7 @@ from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
 from bridge.model.identifiers import Epoch, SegmentId
 from bridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_hash
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import (
-    StreamConfig,
-)
+from bridge.model.records import StreamConfig
 
 CONFIG = StreamConfig(
     name=StreamName("sales", "orders"),

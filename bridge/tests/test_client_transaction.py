@@ -43,9 +43,7 @@ from bridge.model.frames import (
 from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import even_ranges
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import (
-    StreamConfig,
-)
+from bridge.model.records import StreamConfig
 
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"
 GROUP = GroupName("sales")

@@ -23,12 +23,7 @@ from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import Epoch, TransactionId
 from bridge.model.keyspace import even_ranges
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import (
-    Group,
-    StreamConfig,
-    StreamState,
-    TransactionRecord,
-)
+from bridge.model.records import Group, StreamConfig, StreamState, TransactionRecord
 
 GROUP, STREAM = GroupName("sales"), StreamName("sales", "orders")
 NOW_MS = 10_000_000
@@ -44,7 +39,7 @@ OLD, ACTIVE = next(iter(SEGMENTS)), list(SEGMENTS)[1]
 def topic(name: str, **changes: Any) -> TopicFacts:
     sealed = name == OLD
     config = {**KEEP, **(SEALED if sealed else {})}
-    known = TopicFacts(name, f"id of {name}", 3, 3, config, sealed, 9, TOPIC_OPERATIONS)
+    known = TopicFacts(name, f"id of {name}", 3, 3, config, sealed, TOPIC_OPERATIONS)
     return replace(known, **changes)
 
 
@@ -55,7 +50,7 @@ GOOD = ClusterFacts(
     now_ms=NOW_MS,
     brokers=[BrokerFacts(number, 2, {"auto.create.topics.enable": "false"}) for number in range(3)],
     coordinators=["one", "two"],
-    groups=[GroupFacts(Group(GROUP, 0, f"id of {LOG}"), "one", 7)],
+    groups=[GroupFacts(Group(GROUP, 0, f"id of {LOG}"), "one")],
     streams=[
         StreamFacts(StreamConfig(name=STREAM, group=GROUP, created_ms=0, buffer_topic_id=f"id of {BUFFER}"), SCALED)
     ],

@@ -7,13 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from bridge.model.buffer import (
-    BufferFold,
-    BufferLimits,
-)
-from bridge.model.buffered import (
-    BufferedTransaction,
-)
+from bridge.model.buffer import BufferFold, BufferLimits
+from bridge.model.buffered import BufferedTransaction
 from bridge.model.control import FENCED, owner_of, resumed_reason
 from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
 from bridge.model.identifiers import TransactionId

@@ -22,10 +22,7 @@ from bridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_header
 from bridge.model.identifiers import TransactionId, local_sequence
 from bridge.model.keyspace import even_ranges, position_of_key
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import (
-    RECORD_BYTES_MAX_DEFAULT,
-    StreamConfig,
-)
+from bridge.model.records import RECORD_BYTES_MAX_DEFAULT, StreamConfig
 from bridge.model.sequence import RECORD_HEADER, unpack_record_header
 
 ID = TransactionId.of(3, 99)

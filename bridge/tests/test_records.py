@@ -22,16 +22,8 @@ from bridge.model.records import (
     epoch_from_json,
     epoch_to_json,
 )
-from bridge.model.requests import (
-    Answer,
-    Request,
-    RequestKind,
-)
-from bridge.model.under_way import (
-    Committing,
-    Roll,
-    Scaling,
-)
+from bridge.model.requests import Answer, Request, RequestKind
+from bridge.model.under_way import Committing, Roll, Scaling
 from bridge.tests.strategies import group_names, histories, partitions, stream_names, times_ms, transaction_ids
 
 int32 = st.integers(0, (1 << 31) - 1)

@@ -27,11 +27,7 @@ from bridge.model.records import (
     Truncation,
     epoch_from_json,
 )
-from bridge.model.requests import (
-    Answer,
-    Request,
-    RequestKind,
-)
+from bridge.model.requests import Answer, Request, RequestKind
 from bridge.zookeeper.errors import NodeExists, NodeVersionMismatch, UnknownWriteError
 from bridge.zookeeper.session import Watch, ZooKeeperSession
 

@@ -9,10 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from bridge.errors import CorruptDataError
-from bridge.model.buffered import (
-    BufferedTransaction,
-    Partition,
-)
+from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.snapshots import SegmentIndex, partition_name, segment_of
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState

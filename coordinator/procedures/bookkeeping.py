@@ -9,9 +9,7 @@ from bridge.errors import CorruptDataError, InvalidRequestError
 from bridge.model import paths
 from bridge.model.identifiers import TransactionId
 from bridge.model.nodes import DeleteNode
-from bridge.model.requests import (
-    Answer,
-)
+from bridge.model.requests import Answer
 from coordinator.group import GroupState
 from coordinator.steps import Steps, read_children, read_nodes, write
 

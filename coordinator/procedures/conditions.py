@@ -19,10 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from bridge.errors import InvalidRequestError
-from bridge.model.buffered import (
-    BufferedTransaction,
-    FrameRef,
-)
+from bridge.model.buffered import BufferedTransaction, FrameRef
 from bridge.model.cas import Scope, holds, place_of
 from bridge.model.conditions import RefusedCondition, StreamCondition
 from bridge.model.course import Course
@@ -138,11 +135,9 @@ def _query(
     if condition.key is None and len(history.active.segments) > 1:
         raise InvalidRequestError(f"{name} has several segments, so a condition on it needs a key")
     course = Course(history, item.position)
-    since = None
-    if condition.scope is Scope.KEY and condition.expected.transaction_id is None:
-        since = place_of(condition.expected, course)
-    elif condition.expected != ANY:
-        place_of(condition.expected, course)
+    place = place_of(condition.expected, course)
+    # With a transaction id the record itself is wanted, not only whether there is a later one.
+    since = place if condition.scope is Scope.KEY and condition.expected.transaction_id is None else None
     if before is None:
         own = tuple(spans.get(name.segment_topic(course.active), ()))
         return Query(name, course, condition, since, own[0].start if own else None, own)

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from bridge.model.buffered import (
-    BufferedTransaction,
-    FrameRef,
-)
+from bridge.model.buffered import BufferedTransaction, FrameRef
 from bridge.model.control import ControlKind, ControlRecord, Run, add_run
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import parse_segment_topic
@@ -28,14 +25,7 @@ from coordinator.procedures.conditions import (
 )
 from coordinator.procedures.outcomes import Outcomes, adopt
 from coordinator.procedures.snapshots import note_settled
-from coordinator.steps import (
-    Steps,
-    abort_round,
-    append_together,
-    commit_round,
-    merge_frames,
-    send_offsets,
-)
+from coordinator.steps import Steps, abort_round, append_together, commit_round, merge_frames, send_offsets
 
 
 def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:

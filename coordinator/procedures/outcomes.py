@@ -15,16 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bridge.model import paths
-from bridge.model.buffered import (
-    BufferedTransaction,
-)
+from bridge.model.buffered import BufferedTransaction
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.frames import REASON_CHARACTERS_MAX
 from bridge.model.names import GroupName
 from bridge.model.nodes import SetNode
-from bridge.model.records import (
-    Group,
-)
+from bridge.model.records import Group
 from bridge.model.terminated import Terminated
 from coordinator.effects import Messages
 from coordinator.errors import StaleStateError

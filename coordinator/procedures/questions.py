@@ -19,18 +19,12 @@ from bridge.errors import (
     TransactionPreserverClosed,
 )
 from bridge.model import paths
-from bridge.model.buffered import (
-    BufferedTransaction,
-)
+from bridge.model.buffered import BufferedTransaction
 from bridge.model.frames import PieceKey
 from bridge.model.identifiers import TransactionId
 from bridge.model.known import KnownTransaction
 from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.requests import (
-    Answer,
-    Request,
-    RequestKind,
-)
+from bridge.model.requests import Answer, Request, RequestKind
 from bridge.model.terminated import Terminated
 from bridge.model.transaction import State
 from coordinator.group import GroupState, Question

@@ -6,11 +6,7 @@ from bridge.errors import InvalidRequestError, RollbridgeError, StreamNotFound, 
 from bridge.model import paths
 from bridge.model.identifiers import TransactionId
 from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.requests import (
-    Answer,
-    Request,
-    RequestKind,
-)
+from bridge.model.requests import Answer, Request, RequestKind
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.procedures.questions import put_question

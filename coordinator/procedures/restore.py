@@ -8,14 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bridge.model.aborted import AbortedTransactions
-from bridge.model.buffered import (
-    LateBegin,
-    Partition,
-)
+from bridge.model.buffered import LateBegin, Partition
 from bridge.model.identifiers import TransactionId
-from bridge.model.records import (
-    StreamState as Lifecycle,
-)
+from bridge.model.records import StreamState as Lifecycle
 from bridge.model.snapshots import Snapshot, choose, index_keys, partition_name, segment_key
 from coordinator.effects import LogSummary
 from coordinator.group import GroupState

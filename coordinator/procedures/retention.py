@@ -20,21 +20,9 @@ from bridge.model import paths
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import parse_segment_topic
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.model.records import (
-    FOREVER,
-    Mark,
-    Retention,
-    Truncation,
-    marks_from_json,
-    marks_to_json,
-)
-from bridge.model.records import (
-    StreamState as Lifecycle,
-)
-from bridge.model.requests import (
-    Answer,
-    Request,
-)
+from bridge.model.records import FOREVER, Mark, Retention, Truncation, marks_from_json, marks_to_json
+from bridge.model.records import StreamState as Lifecycle
+from bridge.model.requests import Answer, Request
 from bridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState

@@ -27,18 +27,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bridge.model import paths
-from bridge.model.buffered import (
-    BufferedTransaction,
-)
+from bridge.model.buffered import BufferedTransaction
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.nodes import CreateNode, DeleteNode, SetNode
-from bridge.model.records import (
-    epoch_to_json,
-)
-from bridge.model.under_way import (
-    Committing,
-    Roll,
-)
+from bridge.model.records import epoch_to_json
+from bridge.model.under_way import Committing, Roll
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.planning import conditions_of, targets

@@ -16,16 +16,9 @@ from bridge.model import paths
 from bridge.model.epochs import EpochRecord
 from bridge.model.keyspace import ranges_of
 from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.records import (
-    epoch_to_json,
-)
-from bridge.model.requests import (
-    Answer,
-    Request,
-)
-from bridge.model.under_way import (
-    Scaling,
-)
+from bridge.model.records import epoch_to_json
+from bridge.model.requests import Answer, Request
+from bridge.model.under_way import Scaling
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.steps import Steps, create_topics, seal, write

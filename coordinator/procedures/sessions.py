@@ -12,12 +12,8 @@ from typing import Final
 from bridge.errors import CorruptDataError
 from bridge.model import paths
 from bridge.model.nodes import DeleteNode
-from bridge.model.records import (
-    ClientSession,
-)
-from bridge.model.under_way import (
-    Committing,
-)
+from bridge.model.records import ClientSession
+from bridge.model.under_way import Committing
 from coordinator.group import GroupState
 from coordinator.steps import Steps, read_children, read_node, read_nodes, write
 

@@ -12,10 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from bridge.model.buffered import (
-    BufferedTransaction,
-    Partition,
-)
+from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.identifiers import TransactionId
 from bridge.model.snapshots import Snapshot, segment_key
 from coordinator.effects import Messages

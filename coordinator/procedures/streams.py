@@ -10,17 +10,8 @@ from bridge.model.epochs import EpochHistory
 from bridge.model.keyspace import check_partition, even_ranges, ranges_of
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, SetNode
-from bridge.model.records import (
-    RECORD_BYTES_MAX_DEFAULT,
-    Retention,
-    StreamConfig,
-    StreamState,
-    epoch_to_json,
-)
-from bridge.model.requests import (
-    Answer,
-    Request,
-)
+from bridge.model.records import RECORD_BYTES_MAX_DEFAULT, Retention, StreamConfig, StreamState, epoch_to_json
+from bridge.model.requests import Answer, Request
 from coordinator import group as state
 from coordinator.errors import StaleStateError
 from coordinator.procedures.snapshots import clear_snapshots

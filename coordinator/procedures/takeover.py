@@ -14,28 +14,15 @@ from dataclasses import replace
 
 from bridge.errors import CorruptDataError
 from bridge.model import paths
-from bridge.model.buffer import (
-    BufferFold,
-)
-from bridge.model.buffered import (
-    Partition,
-)
+from bridge.model.buffer import BufferFold
+from bridge.model.buffered import Partition
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import SetNode
-from bridge.model.records import (
-    Group,
-    StreamConfig,
-    epoch_from_json,
-)
-from bridge.model.records import (
-    StreamState as Lifecycle,
-)
-from bridge.model.under_way import (
-    Committing,
-    Scaling,
-)
+from bridge.model.records import Group, StreamConfig, epoch_from_json
+from bridge.model.records import StreamState as Lifecycle
+from bridge.model.under_way import Committing, Scaling
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, LeaderSettings, StreamState
 from coordinator.procedures.outcomes import open_preserver

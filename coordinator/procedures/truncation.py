@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.model.buffered import (
-    Partition,
-)
+from bridge.model.buffered import Partition
 from coordinator.group import GroupState
 from coordinator.steps import Steps, delete_records
 

@@ -5,28 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bridge.model import paths
-from bridge.model.buffered import (
-    BufferedTransaction,
-    Partition,
-)
+from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.identifiers import TransactionId
 from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation
-from bridge.model.records import (
-    TransactionRecord,
-)
+from bridge.model.records import TransactionRecord
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState
 from coordinator.procedures.aborted import drop_aborted
 from coordinator.procedures.merge import begin_record
 from coordinator.procedures.outcomes import log_end_after
-from coordinator.steps import (
-    Steps,
-    append_control,
-    commit_round,
-    end_offsets,
-    read_nodes,
-    write,
-)
+from coordinator.steps import Steps, append_control, commit_round, end_offsets, read_nodes, write
 
 RECORDS_PER_WRITE = 500
 RECORD_BYTES_PER_WRITE = 500_000

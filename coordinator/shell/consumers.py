@@ -9,10 +9,7 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.errors import CorruptDataError, KafkaUnavailable
-from bridge.model.buffered import (
-    FrameRef,
-    Partition,
-)
+from bridge.model.buffered import FrameRef, Partition
 from bridge.model.control import ControlKind, decode_control, peek_kind
 from coordinator.effects import LogSummary
 

@@ -36,10 +36,12 @@ def record_batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
     return batches, places
 
 
-def message_batches(messages: Messages | None) -> list[tuple[str, bytes]]:
-    """Batches that hold the messages in order, each with its topic."""
-    if messages is None:
-        return []
+def message_batches(messages: Messages) -> Batches:
+    """Messages, stamped with the present time."""
     now_ms = int(time() * 1000)
-    batches, _ = record_batches((now_ms, key, value) for key, value in messages.items)
-    return [(messages.topic, batch) for batch in batches]
+    return record_batches((now_ms, key, value) for key, value in messages.items)
+
+
+def beside_batches(messages: Messages | None) -> list[tuple[str, bytes]]:
+    """The batches of what is to stand beside control records, if anything is, each with its topic."""
+    return [] if messages is None else [(messages.topic, batch) for batch in message_batches(messages)[0]]

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from bridge.kafka.batches import rebatch
-from bridge.model.buffered import (
-    FrameRef,
-)
+from bridge.model.buffered import FrameRef
 
 SMALL_BYTES: Final = 32 * 1024
 """Frames below this are joined with their neighbours; larger ones are cheaper to forward as they are."""

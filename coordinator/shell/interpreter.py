@@ -15,10 +15,7 @@ from bridge.kafka.errors import AppendRefusedError, AppendUnknownError
 from bridge.kafka.group_offsets import GroupMember
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
-from bridge.model.buffered import (
-    FrameRef,
-    Partition,
-)
+from bridge.model.buffered import FrameRef, Partition
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, NodeOperation
@@ -28,7 +25,7 @@ from coordinator import effects as fx
 from coordinator.config import CoordinatorSettings
 from coordinator.errors import DeposedError
 from coordinator.shell.consumers import FrameReader, read_commit_log
-from coordinator.shell.control_batch import Batches, control_batches, message_batches, record_batches
+from coordinator.shell.control_batch import Batches, beside_batches, control_batches, message_batches
 from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
 from coordinator.shell.measures import Measures
@@ -129,9 +126,8 @@ class Interpreter:
             case fx.AbortRound():
                 self._current.abort()
                 self._current = next(self._turn)
-            case fx.AppendMessages(fx.Messages(topic, rows)):
-                now_ms = int(time.time() * 1000)
-                return self._append_batches(topic, record_batches((now_ms, key, value) for key, value in rows))
+            case fx.AppendMessages(messages):
+                return self._append_batches(messages.topic, message_batches(messages))
             case fx.CommitRound():
                 self._current.commit()
                 self._current = next(self._turn)
@@ -198,7 +194,7 @@ class Interpreter:
     def _append_together(self, effect: fx.AppendTogether) -> tuple[Sequence[int], Sequence[int]]:
         feed = FrameFeed(effect.items, self._reader.read)
         control, places = control_batches(effect.records)
-        beside = message_batches(effect.beside)
+        beside = beside_batches(effect.beside)
         bases = self._current.append(chain(feed.batches(), ((effect.topic, batch) for batch in control), beside))
         offsets = feed.offsets(bases)
         first = len(bases) - len(beside) - len(control)
@@ -209,7 +205,7 @@ class Interpreter:
 
     def _append_control(self, effect: fx.AppendControl) -> Sequence[int]:
         batches, places = control_batches(effect.records)
-        beside = message_batches(effect.beside)
+        beside = beside_batches(effect.beside)
         bases = self._current.append(chain(((effect.topic, batch) for batch in batches), beside))
         return [bases[batch] + delta for batch, delta in places]
 

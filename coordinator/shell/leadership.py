@@ -17,16 +17,10 @@ from typing import Protocol
 from bridge.errors import CorruptDataError, FencedError, RollbridgeError
 from bridge.kafka.batches import validate_frame
 from bridge.model import paths
-from bridge.model.buffer import (
-    BufferFold,
-)
-from bridge.model.buffered import (
-    Partition,
-)
+from bridge.model.buffer import BufferFold
+from bridge.model.buffered import Partition
 from bridge.model.names import GroupName
-from bridge.model.records import (
-    ControllerEpoch,
-)
+from bridge.model.records import ControllerEpoch
 from bridge.zookeeper.errors import NodeExists
 from bridge.zookeeper.session import ZooKeeperSession
 from coordinator.agenda import work

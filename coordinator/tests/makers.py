@@ -5,22 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from bridge.model.buffer import (
-    BufferFold,
-    BufferLimits,
-)
-from bridge.model.buffered import (
-    BufferedTransaction,
-)
+from bridge.model.buffer import BufferFold, BufferLimits
+from bridge.model.buffered import BufferedTransaction
 from bridge.model.conditions import StreamCondition
 from bridge.model.epochs import EpochHistory
 from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
 from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import even_ranges, ranges_of
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import (
-    StreamConfig,
-)
+from bridge.model.records import StreamConfig
 from coordinator.group import GroupState, LeaderSettings, StreamState
 
 GROUP = GroupName("sales")

@@ -10,13 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.model import paths
-from bridge.model.buffer import (
-    BufferFold,
-    BufferLimits,
-)
-from bridge.model.buffered import (
-    Partition,
-)
+from bridge.model.buffer import BufferFold, BufferLimits
+from bridge.model.buffered import Partition
 from bridge.model.conditions import StreamCondition
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.epochs import EpochHistory, EpochRecord
@@ -26,13 +21,8 @@ from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import position_of_key
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import (
-    StreamConfig,
-)
-from bridge.model.requests import (
-    Request,
-    RequestKind,
-)
+from bridge.model.records import StreamConfig
+from bridge.model.requests import Request, RequestKind
 from coordinator import effects as fx
 from coordinator.agenda import work
 from coordinator.group import GroupState, LeaderSettings

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from bridge.errors import UnavailableError
 from bridge.model.cas import Condition, Scope
-from bridge.model.conditions import RefusedCondition, StreamCondition, position_of
+from bridge.model.conditions import RefusedCondition, StreamCondition
 from bridge.model.course import Course
 from bridge.model.epochs import EpochHistory
+from bridge.model.keyspace import position_of
 from bridge.model.names import StreamName
 from bridge.model.sequence import DLSN
 from bridge.model.sn import EMPTY, SN

@@ -10,14 +10,8 @@ from bridge.model import paths
 from bridge.model.frames import BeginFrame, FrameHeader, FrameKind
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import (
-    ClientSession,
-)
-from bridge.model.requests import (
-    Answer,
-    Request,
-    RequestKind,
-)
+from bridge.model.records import ClientSession
+from bridge.model.requests import Answer, Request, RequestKind
 from bridge.model.transaction import State
 from coordinator.tests.sim_actors import LEASE_MS, Attempt, Client, commit_frame
 from coordinator.tests.sim_world import World

@@ -5,14 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bridge.errors import CorruptDataError
-from bridge.model.buffer import (
-    BufferFold,
-    BufferLimits,
-)
-from bridge.model.buffered import (
-    BufferedTransaction,
-    Partition,
-)
+from bridge.model.buffer import BufferFold, BufferLimits
+from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.fences import Fences
 from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 from bridge.model.snapshots import Snapshot, decode_segment, decode_snapshot

@@ -10,15 +10,8 @@ from bridge.model.epochs import EpochHistory
 from bridge.model.frames import unpack_header
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
-from bridge.model.records import (
-    Retention,
-    Truncation,
-    epoch_from_json,
-)
-from bridge.model.requests import (
-    Request,
-    RequestKind,
-)
+from bridge.model.records import Retention, Truncation, epoch_from_json
+from bridge.model.requests import Request, RequestKind
 from bridge.model.sharing import Reset, Standing, decide
 from coordinator.tests.sim_world import World
 

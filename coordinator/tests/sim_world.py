@@ -14,9 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from bridge.model import paths
-from bridge.model.buffered import (
-    FrameRef,
-)
+from bridge.model.buffered import FrameRef
 from bridge.model.cas import Scope
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.group_offsets import GroupOffsets

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bridge.model.buffered import (
-    BufferedTransaction,
-)
+from bridge.model.buffered import BufferedTransaction
 from bridge.model.cas import Condition, Scope
 from bridge.model.conditions import RefusedCondition, StreamCondition
 from bridge.model.control import ControlKind, ControlRecord
@@ -16,9 +14,7 @@ from bridge.model.identifiers import SegmentId
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
 from bridge.model.transaction import State
-from bridge.model.under_way import (
-    Roll,
-)
+from bridge.model.under_way import Roll
 from coordinator import effects as fx
 from coordinator.planning import DirectRound, RollingRound, plan_round
 from coordinator.procedures.conditions import TRIES

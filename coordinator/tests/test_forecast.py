@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.model.buffered import (
-    FrameRef,
-)
+from bridge.model.buffered import FrameRef
 from bridge.model.frames import PieceKey
 from coordinator.forecast import BYTES_MAX, PATIENCE_MAX, Forecast
 

@@ -9,20 +9,11 @@ import pytest
 
 from bridge.errors import InvalidRequestError, OutcomeExpired, TransactionNotFound, TransactionPreserverClosed
 from bridge.model import paths
-from bridge.model.buffered import (
-    BufferedTransaction,
-)
+from bridge.model.buffered import BufferedTransaction
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.identifiers import TransactionId
-from bridge.model.records import (
-    ClientSession,
-    Group,
-)
-from bridge.model.requests import (
-    Answer,
-    Request,
-    RequestKind,
-)
+from bridge.model.records import ClientSession, Group
+from bridge.model.requests import Answer, Request, RequestKind
 from bridge.model.terminated import GONE
 from bridge.model.transaction import State
 from coordinator.group import GroupState, LeaderSettings

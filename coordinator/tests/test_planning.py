@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.model.transaction import State
-from bridge.model.under_way import (
-    Roll,
-)
+from bridge.model.under_way import Roll
 from coordinator.group import LeaderSettings
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round, rolls_of, targets
 from coordinator.tests.makers import Bench

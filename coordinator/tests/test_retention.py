@@ -8,13 +8,7 @@ from bridge.errors import InvalidRequestError
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.keyspace import even_ranges, ranges_of
-from bridge.model.records import (
-    RETENTION_GROUPS_MAX,
-    Mark,
-    Retention,
-    marks_from_json,
-    marks_to_json,
-)
+from bridge.model.records import RETENTION_GROUPS_MAX, Mark, Retention, marks_from_json, marks_to_json
 from coordinator.housekeeping import Housekeeping
 from coordinator.retention import MARKS_PER_LIMIT, ByteCounter, is_mark_due, place_to_truncate
 

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
 from bridge.kafka.batches import BatchBuilder, parse_header, read_records
-from bridge.model.buffered import (
-    FrameRef,
-)
+from bridge.model.buffered import FrameRef
 from bridge.model.control import ControlKind, ControlRecord, decode_control
 from bridge.model.frames import PieceKey
 from bridge.model.identifiers import TransactionId

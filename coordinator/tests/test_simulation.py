@@ -13,13 +13,8 @@ import pytest
 
 from bridge.model import paths
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
-from bridge.model.records import (
-    Group,
-)
-from bridge.model.requests import (
-    Request,
-    RequestKind,
-)
+from bridge.model.records import Group
+from bridge.model.requests import Request, RequestKind
 from coordinator.errors import StaleStateError
 from coordinator.tests import sim_snapshots as snapshots
 from coordinator.tests.sim_actors import Client, Leader, scale_request

@@ -17,13 +17,8 @@ from bridge.model import paths
 from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
-from bridge.model.records import (
-    Group,
-)
-from bridge.model.requests import (
-    Request,
-    RequestKind,
-)
+from bridge.model.records import Group
+from bridge.model.requests import Request, RequestKind
 from bridge.model.snapshots import decode_snapshot
 from coordinator.errors import StaleStateError
 from coordinator.metrics import Op, count_lines

@@ -6,13 +6,8 @@ from statistics import median
 
 from bridge.model import paths
 from bridge.model.identifiers import TransactionId
-from bridge.model.records import (
-    Retention,
-)
-from bridge.model.requests import (
-    Request,
-    RequestKind,
-)
+from bridge.model.records import Retention
+from bridge.model.requests import Request, RequestKind
 from coordinator.tests.sim_actors import scale_request
 from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_truncation import audit

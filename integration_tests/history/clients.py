@@ -30,7 +30,8 @@ from bridge.errors import (
     TransactionAborted,
     UnavailableError,
 )
-from integration_tests.history.events import FOREVER, Answer, Kind, Operation, Write
+from integration_tests.histories import FOREVER
+from integration_tests.history.events import Answer, Kind, Operation, Write
 
 REFUSED = (CasWriteError, TransactionAborted, IncompleteError, InvalidRequestError, NotFoundError)
 """Errors that say that nothing was written; all others leave it open."""

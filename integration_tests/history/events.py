@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from bridge.model.control import ControlRecord
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
-
-FOREVER: Final = 1 << 62
 
 Line = dict[str, Any]
 

@@ -16,8 +16,9 @@ from bridge.embedded import EmbeddedCluster
 from bridge.errors import RollbridgeError
 from bridge.model.names import GroupName, StreamName
 from integration_tests.adapter_tools import await_settled, eventually
+from integration_tests.histories import FOREVER
 from integration_tests.history.checks import find_faults
-from integration_tests.history.events import FOREVER, Answer, Fault, History, Kind, Operation, StreamState, Write
+from integration_tests.history.events import Answer, Fault, History, Kind, Operation, StreamState, Write
 from integration_tests.history.final import commit_log, stream_states
 from integration_tests.history.nemesis import Nemesis
 from integration_tests.history.workers import Workers

@@ -29,7 +29,7 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in [process for _, process in self._processes.values()]:
+        for _task, process in self._processes.values():
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGCONT)
                 process.kill()
