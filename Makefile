@@ -43,7 +43,8 @@ demo-cas: $(VENV)/.base servers
 	@$(BIN)/python -m spark_examples.demo_cas $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.dev servers
+test: $(VENV)/.dev $(VENV)/.demo servers
+	@$(BIN)/python -m bridge.embedded prepare spark
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: soak
@@ -107,6 +108,6 @@ $(VENV)/.dev: requirements/dev.lock $(VENV)/.base
 
 # Not quiet: Spark alone is several hundred megabytes, and the progress bar says how long that takes.
 $(VENV)/.demo: requirements/demo.lock $(VENV)/.base
-	@echo "Installing what the demo needs, Spark among it, into $(VENV)"
+	@echo "Installing Spark and what the demo needs into $(VENV)"
 	@$(PIP) --require-hashes -r requirements/demo.lock
 	@touch $@
