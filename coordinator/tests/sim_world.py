@@ -91,6 +91,42 @@ class Topic:
         ]
 
 
+class Nodes(dict[str, bytes]):
+    """ZooKeeper's nodes by path; which children each has is worked out once for every change of the tree."""
+
+    def __init__(self, nodes: Mapping[str, bytes] | None = None) -> None:
+        super().__init__(nodes or {})
+        self._children: dict[str, list[str]] | None = None
+
+    def __setitem__(self, path: str, value: bytes) -> None:
+        if path not in self:
+            self._children = None
+        super().__setitem__(path, value)
+
+    def __delitem__(self, path: str) -> None:
+        self._children = None
+        super().__delitem__(path)
+
+    def setdefault(self, path: str, value: bytes = b"") -> bytes:
+        if path not in self:
+            self[path] = value
+        return self[path]
+
+    def pop(self, path: str, *default: Any) -> Any:
+        self._children = None
+        return super().pop(path, *default)
+
+    def children(self, path: str) -> list[str]:
+        """Names of the children of a node, in order."""
+        if self._children is None:
+            known: dict[str, set[str]] = {}
+            for item in self:
+                parent, _, name = item.rpartition("/")
+                known.setdefault(parent, set()).add(name)
+            self._children = {parent: sorted(names) for parent, names in known.items()}
+        return list(self._children.get(path.rstrip("/"), ()))
+
+
 class World:
     """Kafka and ZooKeeper.
 
@@ -108,7 +144,7 @@ class World:
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
         self.faults = faults
         self.topics: dict[str, Topic] = {}
-        self.nodes: dict[str, bytes] = {}
+        self.nodes = Nodes()
         self.controller_epoch = 0
         self.identity = 0
         self.open: dict[int, Native] = {}
@@ -269,8 +305,7 @@ class World:
 
     def children(self, path: str) -> list[str]:
         """Names of the children of a node."""
-        prefix = path.rstrip("/") + "/"
-        return sorted({item[len(prefix) :].split("/")[0] for item in self.nodes if item.startswith(prefix)})
+        return self.nodes.children(path)
 
     def ensure(self, path: str) -> None:
         """Create a node and its parents."""
@@ -282,7 +317,7 @@ class World:
         """A multi with a check of the controller epoch."""
         if leader != self.controller_epoch:
             raise Fenced
-        draft = dict(self.nodes)
+        draft = Nodes(self.nodes)
         for operation in operations:
             match operation:
                 case CreateNode(path, value):
@@ -294,7 +329,7 @@ class World:
                         return False
                     draft[path] = value
                 case DeleteNode(path, _):
-                    if path not in draft or any(item.startswith(path + "/") for item in draft):
+                    if path not in draft or draft.children(path):
                         return False
                     del draft[path]
                 case CheckNode(path, _):
