@@ -35,6 +35,7 @@ class Group:
             "zookeeper.root": self._site.root,
             "group.id": self.name,
             "auto.offset.reset": "earliest",
+            "heartbeat.interval.ms": 200,  # by which members learn of each other; the default is 3 s
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
 
