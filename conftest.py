@@ -27,6 +27,9 @@ LONGEST = (
 )
 """Files that take longest: test processes take them first, so that none is left with one of them at the end."""
 
+SPARK = "integration_tests/test_spark"
+"""How files begin that need Spark: one process takes them all, before everything else, so that there is one JVM."""
+
 SINGLY = ("coordinator/tests/test_simulation.py", "integration_tests/test_crash_points.py")
 """Files whose tests share nothing: they come last, test by test, wherever a process has nothing else to do."""
 
@@ -34,6 +37,8 @@ SINGLY = ("coordinator/tests/test_simulation.py", "integration_tests/test_crash_
 def _rank(item: pytest.Item) -> int:
     """When the file of a test is taken: those of integration tests wait for servers beside the others."""
     file = item.nodeid.partition("::")[0]
+    if file.startswith(SPARK):
+        return -1
     if file in LONGEST:
         return LONGEST.index(file)
     if file in SINGLY:
@@ -49,10 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _Scheduling(LoadFileScheduling):
-    """File by file, but for those whose tests are taken singly."""
+    """File by file, but for those whose tests are taken singly, and those of Spark, which are taken together."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
+        if file.startswith(SPARK):
+            return SPARK
         return nodeid if file in SINGLY else file
 
 
