@@ -19,7 +19,7 @@ from bridge.model.cas import Scope
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName
-from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
 from coordinator import effects as fx
@@ -92,39 +92,32 @@ class Topic:
 
 
 class Nodes(dict[str, bytes]):
-    """ZooKeeper's nodes by path; which children each has is worked out once for every change of the tree."""
+    """ZooKeeper's nodes by path; knows which children each has. Changed item by item only, or by ``pop``."""
 
-    def __init__(self, nodes: Mapping[str, bytes] | None = None) -> None:
-        super().__init__(nodes or {})
-        self._children: dict[str, list[str]] | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self._children: dict[str, set[str]] = {}
 
     def __setitem__(self, path: str, value: bytes) -> None:
         if path not in self:
-            self._children = None
+            parent, _, name = path.rpartition("/")
+            self._children.setdefault(parent, set()).add(name)
         super().__setitem__(path, value)
 
     def __delitem__(self, path: str) -> None:
-        self._children = None
         super().__delitem__(path)
-
-    def setdefault(self, path: str, value: bytes = b"") -> bytes:
-        if path not in self:
-            self[path] = value
-        return self[path]
+        parent, _, name = path.rpartition("/")
+        self._children[parent].discard(name)
 
     def pop(self, path: str, *default: Any) -> Any:
-        self._children = None
-        return super().pop(path, *default)
+        value = self.get(path, *default)
+        if path in self:
+            del self[path]
+        return value
 
     def children(self, path: str) -> list[str]:
         """Names of the children of a node, in order."""
-        if self._children is None:
-            known: dict[str, set[str]] = {}
-            for item in self:
-                parent, _, name = item.rpartition("/")
-                known.setdefault(parent, set()).add(name)
-            self._children = {parent: sorted(names) for parent, names in known.items()}
-        return list(self._children.get(path.rstrip("/"), ()))
+        return sorted(self._children.get(path.rstrip("/"), ()))
 
 
 class World:
@@ -311,32 +304,39 @@ class World:
         """Create a node and its parents."""
         parts = path.strip("/").split("/")
         for depth in range(len(parts)):
-            self.nodes.setdefault("/" + "/".join(parts[: depth + 1]), b"")
+            node = "/" + "/".join(parts[: depth + 1])
+            if node not in self.nodes:
+                self.nodes[node] = b""
 
     def write(self, operations: Sequence[NodeOperation], leader: int) -> bool:
         """A multi with a check of the controller epoch."""
         if leader != self.controller_epoch:
             raise Fenced
-        draft = Nodes(self.nodes)
+        undo: list[tuple[str, bytes | None]] = []
         for operation in operations:
+            path = operation.path
+            before = self.nodes.get(path)
+            value, fits = before, before is not None
             match operation:
-                case CreateNode(path, value):
-                    if path in draft or path.rsplit("/", 1)[0] not in draft:
-                        return False
-                    draft[path] = value
-                case SetNode(path, value, _):
-                    if path not in draft:
-                        return False
-                    draft[path] = value
-                case DeleteNode(path, _):
-                    if path not in draft or draft.children(path):
-                        return False
-                    del draft[path]
-                case CheckNode(path, _):
-                    if path not in draft:
-                        return False
-        self.nodes = draft
+                case CreateNode():
+                    value, fits = operation.value, before is None and path.rsplit("/", 1)[0] in self.nodes
+                case SetNode():
+                    value = operation.value
+                case DeleteNode():
+                    value, fits = None, fits and not self.nodes.children(path)
+            if not fits:
+                for earlier, was in reversed(undo):
+                    self._put(earlier, was)
+                return False
+            undo.append((path, before))
+            self._put(path, value)
         return True
+
+    def _put(self, path: str, value: bytes | None) -> None:
+        if value is None:
+            self.nodes.pop(path, None)
+        else:
+            self.nodes[path] = value
 
     def seal(self, names: Sequence[str]) -> Mapping[str, int]:
         """Seal topics; blocked while a native transaction is open on one of them."""
