@@ -19,7 +19,7 @@ from bridge.model.cas import Scope
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName
-from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
 from coordinator import effects as fx
@@ -312,31 +312,38 @@ class World:
         """A multi with a check of the controller epoch."""
         if leader != self.controller_epoch:
             raise Fenced
-        undo: list[tuple[str, bytes | None]] = []
-        for operation in operations:
-            path = operation.path
-            before = self.nodes.get(path)
-            value, fits = before, before is not None
-            match operation:
-                case CreateNode():
-                    value, fits = operation.value, before is None and path.rsplit("/", 1)[0] in self.nodes
-                case SetNode():
-                    value = operation.value
-                case DeleteNode():
-                    value, fits = None, fits and not self.nodes.children(path)
-            if not fits:
-                for earlier, was in reversed(undo):
-                    self._put(earlier, was)
-                return False
-            undo.append((path, before))
-            self._put(path, value)
-        return True
+        draft: dict[str, bytes | None] = {}
 
-    def _put(self, path: str, value: bytes | None) -> None:
-        if value is None:
-            self.nodes.pop(path, None)
-        else:
-            self.nodes[path] = value
+        def value_of(path: str) -> bytes | None:
+            return draft[path] if path in draft else self.nodes.get(path)
+
+        def has_children(path: str) -> bool:
+            names = {*self.nodes.children(path), *(item.rpartition("/")[2] for item in draft)}
+            return any(value_of(f"{path}/{name}") is not None for name in names)
+
+        for operation in operations:
+            match operation:
+                case CreateNode(path, value):
+                    if value_of(path) is not None or value_of(path.rsplit("/", 1)[0]) is None:
+                        return False
+                    draft[path] = value
+                case SetNode(path, value, _):
+                    if value_of(path) is None:
+                        return False
+                    draft[path] = value
+                case DeleteNode(path, _):
+                    if value_of(path) is None or has_children(path):
+                        return False
+                    draft[path] = None
+                case CheckNode(path, _):
+                    if value_of(path) is None:
+                        return False
+        for path, new in draft.items():
+            if new is None:
+                self.nodes.pop(path, None)
+            else:
+                self.nodes[path] = new
+        return True
 
     def seal(self, names: Sequence[str]) -> Mapping[str, int]:
         """Seal topics; blocked while a native transaction is open on one of them."""
