@@ -288,7 +288,8 @@ class Segments:
         cursor = self._cursors.pop(topic, None)
         if cursor is not None and not cursor.next <= offset <= cursor.next + _SEEK_BEYOND:
             self._consumer.incremental_unassign([TopicPartition(topic, 0)])
-            cursor = None
+            self._consumer.incremental_assign([TopicPartition(topic, 0, offset)])
+            cursor = _Cursor(topic, offset)
         if cursor is None:
             while len(self._cursors) >= _SEGMENTS_MAX:
                 oldest = next(iter(self._cursors))

@@ -18,6 +18,8 @@ from bridge.kafka.translate import translate
 _TIMEOUT_S: Final = 30.0
 _NONE: Final = -1
 
+_ACQUAINTED_S: Final = 1.0
+
 _acquainted: Final[WeakSet[AdminClient]] = WeakSet()
 """Clients that know a broker. One that is asked for offsets before that may answer only after one to three seconds."""
 
@@ -86,7 +88,7 @@ def list_offsets(
         return {}
     if admin not in _acquainted:
         with suppress(KafkaException):  # whatever it is, the request itself says it
-            admin.list_topics(next(iter(request)).topic, timeout=timeout_s)
+            admin.list_topics(next(iter(request)).topic, timeout=min(timeout_s, _ACQUAINTED_S))
             _acquainted.add(admin)
     try:
         futures: Mapping[TopicPartition, Future[Any]] = admin.list_offsets(
