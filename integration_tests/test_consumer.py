@@ -330,11 +330,15 @@ def test_a_member_that_is_killed_loses_nothing_and_no_order(client: bridge.Bridg
             [sys.executable, "-c", MEMBER, orders, *arguments], stdout=subprocess.PIPE, text=True
         ) as member:
             assert member.stdout is not None
-            for _ in range(most):
-                lines.append(member.stdout.readline().strip())
-                if len(set(lines)) == GROWN:
-                    break
-            member.kill()
+            try:
+                for _ in range(most):
+                    lines.append(member.stdout.readline().strip())
+                    if len(set(lines)) == GROWN:
+                        break
+            finally:
+                member.kill()
+            # It has gone on meanwhile, and may have committed that, too.
+            lines += member.stdout.read().splitlines()
     for key in KEYS:
         seen: list[bridge.DLSN] = []
         for line in lines:
