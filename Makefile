@@ -89,7 +89,7 @@ LOCK := pyproject.toml requirements/build.in --universal --python-version 3.11 -
 .PHONY: clean
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
-	find $(CODE) -type d -name __pycache__ -prune -exec rm -rf {} +
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # -- set-up: a stamp for each step, so that it is done once and again when its input changes -----------------
 
