@@ -12,8 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 CODE := $(wildcard bridge coordinator schemas integration_tests spark_examples benchmarks)
-# Test processes, each with servers of its own (1 GB): most tests wait for servers, so four are faster even on two cores.
-WORKERS ?= 4
+# Test processes, each with servers of its own (1 GB): most tests wait for servers, so three are faster on two cores.
+WORKERS ?= 3
 # How long `make soak` takes, about.
 MINUTES ?= 30
 # Extra arguments, for example: make test ARGS="-k names -x"
