@@ -9,6 +9,7 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.errors import CorruptDataError, KafkaUnavailable
+from bridge.kafka.clients import assign_more
 from bridge.model.buffered import FrameRef, Partition
 from bridge.model.control import ControlKind, decode_control, peek_kind
 from coordinator.effects import LogSummary
@@ -67,7 +68,7 @@ class BufferTail:
         fresh = sorted(wanted.keys() - self._assigned)
         if fresh:
             starts = [TopicPartition(*item, wanted[item]) for item in fresh]
-            self._consumer.incremental_assign(starts)
+            assign_more(self._consumer, starts)
         self._assigned = set(wanted)
 
     def poll(self, timeout_s: float) -> Iterator[Message]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import lru_cache
 
 from bridge.model import paths
-from bridge.model.epochs import EpochHistory
+from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import unpack_header
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
@@ -18,12 +19,18 @@ from coordinator.tests.sim_world import World
 GROUP = "auditor"
 
 
+@lru_cache(maxsize=1 << 10)
+def _epoch(raw: bytes) -> EpochRecord:
+    """The record of an epoch, which never changes once it is written; checks ask for it again and again."""
+    return epoch_from_json(raw)
+
+
 def history_of(world: World, stream: StreamName) -> EpochHistory:
     """A stream's epochs as ZooKeeper has them."""
     names = world.children(paths.epochs(stream))
     raw = world.nodes.get(paths.truncation(stream))
     removed = frozenset() if raw is None else Truncation.from_json(raw).removed
-    records = tuple(epoch_from_json(world.nodes[f"{paths.epochs(stream)}/{name}"]) for name in names)
+    records = tuple(_epoch(world.nodes[f"{paths.epochs(stream)}/{name}"]) for name in names)
     return EpochHistory(records, removed)
 
 

@@ -91,6 +91,35 @@ class Topic:
         ]
 
 
+class Nodes(dict[str, bytes]):
+    """ZooKeeper's nodes by path; knows which children each has. Changed item by item only, or by ``pop``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._children: dict[str, set[str]] = {}
+
+    def __setitem__(self, path: str, value: bytes) -> None:
+        if path not in self:
+            parent, _, name = path.rpartition("/")
+            self._children.setdefault(parent, set()).add(name)
+        super().__setitem__(path, value)
+
+    def __delitem__(self, path: str) -> None:
+        super().__delitem__(path)
+        parent, _, name = path.rpartition("/")
+        self._children[parent].discard(name)
+
+    def pop(self, path: str, *default: Any) -> Any:
+        value = self.get(path, *default)
+        if path in self:
+            del self[path]
+        return value
+
+    def children(self, path: str) -> list[str]:
+        """Names of the children of a node, in order."""
+        return sorted(self._children.get(path.rstrip("/"), ()))
+
+
 class World:
     """Kafka and ZooKeeper.
 
@@ -108,7 +137,7 @@ class World:
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
         self.faults = faults
         self.topics: dict[str, Topic] = {}
-        self.nodes: dict[str, bytes] = {}
+        self.nodes = Nodes()
         self.controller_epoch = 0
         self.identity = 0
         self.open: dict[int, Native] = {}
@@ -269,38 +298,51 @@ class World:
 
     def children(self, path: str) -> list[str]:
         """Names of the children of a node."""
-        prefix = path.rstrip("/") + "/"
-        return sorted({item[len(prefix) :].split("/")[0] for item in self.nodes if item.startswith(prefix)})
+        return self.nodes.children(path)
 
     def ensure(self, path: str) -> None:
         """Create a node and its parents."""
         parts = path.strip("/").split("/")
         for depth in range(len(parts)):
-            self.nodes.setdefault("/" + "/".join(parts[: depth + 1]), b"")
+            node = "/" + "/".join(parts[: depth + 1])
+            if node not in self.nodes:
+                self.nodes[node] = b""
 
     def write(self, operations: Sequence[NodeOperation], leader: int) -> bool:
         """A multi with a check of the controller epoch."""
         if leader != self.controller_epoch:
             raise Fenced
-        draft = dict(self.nodes)
+        draft: dict[str, bytes | None] = {}
+
+        def value_of(path: str) -> bytes | None:
+            return draft[path] if path in draft else self.nodes.get(path)
+
+        def has_children(path: str) -> bool:
+            names = {*self.nodes.children(path), *(item.rpartition("/")[2] for item in draft)}
+            return any(value_of(f"{path}/{name}") is not None for name in names)
+
         for operation in operations:
             match operation:
                 case CreateNode(path, value):
-                    if path in draft or path.rsplit("/", 1)[0] not in draft:
+                    if value_of(path) is not None or value_of(path.rsplit("/", 1)[0]) is None:
                         return False
                     draft[path] = value
                 case SetNode(path, value, _):
-                    if path not in draft:
+                    if value_of(path) is None:
                         return False
                     draft[path] = value
                 case DeleteNode(path, _):
-                    if path not in draft or any(item.startswith(path + "/") for item in draft):
+                    if value_of(path) is None or has_children(path):
                         return False
-                    del draft[path]
+                    draft[path] = None
                 case CheckNode(path, _):
-                    if path not in draft:
+                    if value_of(path) is None:
                         return False
-        self.nodes = draft
+        for path, new in draft.items():
+            if new is None:
+                self.nodes.pop(path, None)
+            else:
+                self.nodes[path] = new
         return True
 
     def seal(self, names: Sequence[str]) -> Mapping[str, int]:

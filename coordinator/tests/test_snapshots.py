@@ -274,10 +274,9 @@ def test_a_snapshot_of_an_earlier_topic_of_the_same_name_is_not_used() -> None:
     bench = Bench.fresh()
     bench.do("aborted", 0, STREAMS[0])
     bench.rest()
-    bench.world.nodes = {
-        path: value.replace(bench.world.topics[STREAMS[0].buffer_topic].id.encode(), b"id-other")
-        for path, value in bench.world.nodes.items()
-    }
+    for path, value in bench.world.nodes.items():
+        earlier = bench.world.topics[STREAMS[0].buffer_topic].id.encode()
+        bench.world.nodes[path] = value.replace(earlier, b"id-other")
     bench.world.topics[STREAMS[0].buffer_topic].id = "id-other"
     bench.take_over()
     group = bench.leader.group
