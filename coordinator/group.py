@@ -45,6 +45,9 @@ class LeaderSettings:
     """How often it is looked for bookkeeping in ZooKeeper that is of no use any more."""
     answers_keep_ms: int = 60 * 60 * 1000
     """How long the answer to an admin request waits for whoever asked."""
+    epochs_keep_ms: int = 24 * 60 * 60 * 1000
+    """How long clients may go on to begin transactions against an epoch that is not the active one's reference any
+    more, because they have not heard of it."""
     transaction_meta_persist_count: int = 100
     """Terminated transactions remembered of each client name; 0 remembers none. PIP-255's TransactionMetaPersistCount,
     which is 0 there."""
