@@ -35,7 +35,7 @@ from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
 
 LEASE_MS = 4_000
-NEWS_TAKE_MS = 5_000
+NEWS_TAKE_MS = 1_500
 PROCEDURES = (
     "clear_snapshots",
     "take_snapshots",
@@ -55,11 +55,8 @@ PROCEDURES = (
 REMEMBERED = 6
 
 
-def settings_of(epoch: int, *, hasty: bool = False) -> LeaderSettings:
-    """The settings of a leader: now and then one that writes single snapshots is among them.
-
-    A ``hasty`` one does not wait for transactions that begin against an epoch of which it has not heard.
-    """
+def settings_of(epoch: int) -> LeaderSettings:
+    """The settings of a leader: now and then one that writes single snapshots is among them."""
     snapshots = SnapshotSettings(
         transaction_buffer_segmented_snapshot_enabled=epoch % 4 != 0,
         transaction_buffer_snapshot_segment_size=300,
@@ -78,7 +75,7 @@ def settings_of(epoch: int, *, hasty: bool = False) -> LeaderSettings:
         retention_check_ms=100,
         bookkeeping_ms=500,
         answers_keep_ms=2_000,
-        epochs_keep_ms=1 if hasty else 6_000,
+        epochs_keep_ms=3_000,
         transaction_meta_persist_count=REMEMBERED,
         snapshots=snapshots,
     )
@@ -156,7 +153,7 @@ class Client:
     def _reference(self, stream: StreamName) -> int:
         """The epoch against which this client begins; news of a later one take their time."""
         heard_ms, epoch = self.heard.get(stream, (0, 0))
-        if self.clock_ms - heard_ms > NEWS_TAKE_MS or self.rng.random() < 0.3:
+        if self.clock_ms - heard_ms > NEWS_TAKE_MS or self.rng.random() < 0.7:
             epoch = int(history_of(self.world, stream).active.reference_epoch)
             self.heard[stream] = self.clock_ms, epoch
         return epoch
@@ -300,7 +297,7 @@ class Leader:
         self.effect: fx.Effect | None = None
         self.forgetful = forgetful
         self.procedure: Generator[fx.Effect, Any, Any] | None = take_over(
-            name, self.epoch, self._fold, settings_of(self.epoch, hasty="impatient-expiry" in world.faults)
+            name, self.epoch, self._fold, settings_of(self.epoch)
         )
 
     def _fold(self, terminated: Collection[bytes]) -> BufferFold:

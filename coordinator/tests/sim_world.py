@@ -102,9 +102,8 @@ class World:
     hold whatever stands there), ``unwatched`` (nobody looks at what others wrote between own records),
     ``greedy-truncation`` (more is truncated than was asked for), ``hasty-truncation`` (it is asked for what was read),
     ``deaf-retention`` (what a group has read is not asked), ``greedy-expiry`` (more epochs are dropped than nobody
-    needs), ``careless-expiry`` (open transactions are not asked for), ``impatient-expiry`` (nor is it waited for those
-    that begin), ``baseless-expiry`` (where sequence ids begin is not kept), ``forgetful-expiry`` (nor where records
-    were),
+    needs), ``careless-expiry`` (open transactions are not asked for), ``baseless-expiry`` (where sequence ids begin is
+    not kept), ``forgetful-expiry`` (nor where records were),
     ``untied-outcomes`` (what is remembered of outcomes is written outside of the round), ``first-guess`` (positions
     that were foretold wrongly are not put right), ``forgotten-sessions`` (a new leader does not know of the sessions of
     clients).

@@ -274,7 +274,6 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "deaf-retention",
         "greedy-expiry",
         "careless-expiry",
-        "impatient-expiry",
         "baseless-expiry",
         "forgetful-expiry",
         "untied-outcomes",
