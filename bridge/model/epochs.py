@@ -290,8 +290,12 @@ class EpochHistory:
         return None if ends is None else ends.get(segment)
 
     def is_dropped(self, segment: SegmentId) -> bool:
-        """Whether a segment ended before the first epoch that is kept, if it ever was."""
-        return segment.epoch < self.first and segment not in self.records[0].segment_ids
+        """Whether a segment ended before the first epoch that is kept, as far as its number and its epoch tell."""
+        return (
+            segment.epoch < self.first
+            and segment not in self.records[0].segment_ids
+            and segment.number <= max(item.id.number for item in self.active.segments)  # the highest that there was
+        )
 
     def is_removed(self, segment: SegmentId) -> bool:
         """Whether all records of a segment were truncated and its topic is deleted, or about to be."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from bridge.model import paths
@@ -24,8 +24,13 @@ def whole_history_of(world: World, stream: StreamName) -> EpochHistory:
     return EpochHistory(records, frozenset(world.lost.get(paths.truncation(stream), ())))
 
 
-def check_drop(world: World, group: GroupName, stream: StreamName, truncation: Truncation) -> None:
-    """Raise AssertionError if these epochs may not be dropped, or if something that lives gets another number."""
+def check_drop(
+    world: World, group: GroupName, stream: StreamName, truncation: Truncation, refused: Container[bytes]
+) -> None:
+    """Raise AssertionError if these epochs may not be dropped, or if something that lives gets another number.
+
+    ``refused`` are transactions that sessions began which had been fenced before; nobody needs to open them.
+    """
     whole = whole_history_of(world, stream)
     kept = truncation.history_of(whole.records)
     assert kept is not None, f"all epochs of {stream} are dropped"
@@ -36,7 +41,7 @@ def check_drop(world: World, group: GroupName, stream: StreamName, truncation: T
     for segment in whole.segments().keys() - kept.segments().keys():
         assert segment in whole.removed, f"{segment} of {stream} is dropped with its records"
         assert stream.segment_topic(segment) not in world.topics, f"the topic of {segment} of {stream} is forgotten"
-    for name, epoch in _undecided(world, group):
+    for name, epoch in _undecided(world, group, refused):
         assert name != str(stream) or epoch >= kept.first, f"epoch {epoch} of {stream} has an open transaction"
     bases = sequence_bases(whole)
     assert sequence_bases(kept) == {item: bases[item] for item in kept.segments()}, f"sequence ids of {stream} change"
@@ -74,7 +79,7 @@ def spoiled(world: World, operations: Sequence[NodeOperation]) -> list[NodeOpera
     return found
 
 
-def _undecided(world: World, group: GroupName) -> Iterator[tuple[str, int]]:
+def _undecided(world: World, group: GroupName, refused: Container[bytes]) -> Iterator[tuple[str, int]]:
     """Stream and reference epoch of what has a BEGIN frame in a buffer and no outcome on the commit log."""
     terminated = world.summary(group.commit_log_topic).terminated
     for name, log in world.topics.items():
@@ -82,5 +87,7 @@ def _undecided(world: World, group: GroupName) -> Iterator[tuple[str, int]]:
             continue
         for entry in log.entries[log.start :]:
             header = unpack_header(entry.item[0])
-            if header is not None and header.kind is FrameKind.BEGIN and header.transaction not in terminated:
+            if header is None or header.kind is not FrameKind.BEGIN:
+                continue
+            if header.transaction not in terminated and header.transaction not in refused:
                 yield from decode_begin(entry.item[1]).streams.items()
