@@ -51,6 +51,9 @@ from coordinator.steps import (
 
 TOPICS_AT_ONCE: Final = 50
 """Topics of removed segments that are deleted before other work is looked at."""
+REMOVED_MAX: Final = 15_000
+"""Removed segments in the truncation node of a stream; with their topics and what is kept of dropped epochs that is
+below 1 MiB. Of the others the records are deleted; they are removed when the first have gone with their epochs."""
 
 
 def truncate_stream(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
@@ -214,7 +217,8 @@ def _check_read(stream: StreamState, floors: Floors, reader: str, spared: Floors
 
 def _delete_below(group: GroupState, stream: StreamState, floors: Floors) -> Steps[bool]:
     """Delete everything below consistent floors; False if Kafka did not delete all of it."""
-    doomed = removable(stream.history, floors)
+    room = max(REMOVED_MAX - len(stream.history.removed), 0)
+    doomed = removable(stream.history, floors)[:room]  # predecessors come first
     if doomed:
         stream.history = stream.history.with_removed(doomed)
         stream.removing |= frozenset(doomed)

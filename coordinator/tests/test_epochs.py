@@ -14,10 +14,12 @@ from bridge.model.names import StreamName
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.model.records import Mark, Retention, Truncation
 from bridge.model.records import StreamState as Lifecycle
+from bridge.model.requests import Request, RequestKind
 from coordinator import effects as fx
 from coordinator.errors import StaleStateError
 from coordinator.group import StreamState
 from coordinator.planning import Refusal, RollingRound, plan_round
+from coordinator.procedures import retention
 from coordinator.procedures.epochs import drop_epochs
 from coordinator.tests.makers import Bench
 
@@ -134,6 +136,48 @@ def test_a_topic_that_could_not_be_deleted_is_not_forgotten() -> None:
     housekeep(bench, 2 * DAY_MS)
     assert state(bench).history.first == 4
     assert SegmentId.of(5, 5) in state(bench).history.removed
+
+
+def test_a_truncation_that_removes_more_than_the_node_holds_goes_on_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "REMOVED_MAX", 3)
+    bench = grown(9)
+    state(bench).history = replace(state(bench).history, removed=frozenset())
+    request = Request(kind=RequestKind.TRUNCATE_STREAM, stream=ORDERS, cut={SegmentId.of(9, 9): 0}, created_ms=0)
+
+    def truncate() -> set[str]:
+        """Truncate and drop what goes with it; gives the topics whose records were deleted."""
+        deleted: set[str] = set()
+        steps, answer = retention.truncate_stream(bench.group, state(bench), "request-1", request, 0), None
+        while True:
+            try:
+                effect: Any = steps.send(answer)
+            except StopIteration:
+                break
+            match effect:
+                case fx.StableEnds(topics):
+                    answer = dict.fromkeys(topics, 0)
+                case fx.ReadNodes(names):
+                    answer = dict.fromkeys(names)
+                case fx.DeleteRecords(before):
+                    deleted |= {topic for topic, _ in before}
+                    answer = frozenset()
+                case fx.Write():
+                    answer = True
+        state(bench).removing = frozenset()
+        bench.group.housekeeping.done_ms.clear()
+        housekeep(bench, 2 * DAY_MS)
+        return deleted
+
+    assert truncate() == {NAME.segment_topic(SegmentId.of(item, item)) for item in range(3, 9)}
+    assert state(bench).history.removed == {SegmentId.of(2, 2)}
+    assert state(bench).history.first == 2
+    truncate()
+    truncate()
+    truncate()
+    assert state(bench).history.first == 8
+    assert state(bench).history.removed == {SegmentId.of(8, 8)}
 
 
 def test_a_stream_that_is_being_deleted_is_left_alone() -> None:
