@@ -320,7 +320,7 @@ def test_a_foundation_that_makes_no_sense_is_refused() -> None:
         (3, 0, (1,), (0.0,), (-2,)),
     ):
         with pytest.raises(InvalidRequestError):
-            Foundation(*arguments)  # type: ignore[arg-type]
+            Foundation(*arguments)
     with pytest.raises(InvalidRequestError, match="another number of segments"):
         EpochHistory(REMOVED.records[7:], foundation=Foundation(Epoch(7), 0, (1, 2)))
     with pytest.raises(CorruptDataError):

@@ -43,7 +43,8 @@ def grown(scales: int) -> Bench:
 def housekeep(bench: Bench, now_ms: int, answers: Mapping[str, bytes] | None = None) -> list[tuple[NodeOperation, ...]]:
     """Let the leader drop what it may; gives what it wrote."""
     written: list[tuple[NodeOperation, ...]] = []
-    procedure, answer = drop_epochs(bench.group, now_ms), None
+    procedure = drop_epochs(bench.group, now_ms)
+    answer: Any = None
     while True:
         try:
             effect: Any = procedure.send(answer)
@@ -149,7 +150,8 @@ def test_a_truncation_that_removes_more_than_the_node_holds_goes_on_with_the_nex
     def truncate() -> set[str]:
         """Truncate and drop what goes with it; gives the topics whose records were deleted."""
         deleted: set[str] = set()
-        steps, answer = retention.truncate_stream(bench.group, state(bench), "request-1", request, 0), None
+        steps = retention.truncate_stream(bench.group, state(bench), "request-1", request, 0)
+        answer: Any = None
         while True:
             try:
                 effect: Any = steps.send(answer)
