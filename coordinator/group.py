@@ -51,6 +51,8 @@ class LeaderSettings:
     transaction_meta_persist_count: int = 100
     """Terminated transactions remembered of each client name; 0 remembers none. PIP-255's TransactionMetaPersistCount,
     which is 0 there."""
+    transaction_meta_persist_total: int = 500_000
+    """Terminated transactions remembered of all clients of a group together; each takes about 0.5 KB of memory."""
     transaction_meta_persist_time_in_hour: int = 72
     """For how long they are remembered, unless a transaction says otherwise. PIP-255's name."""
     transaction_meta_expire_check_interval_in_second: int = 300

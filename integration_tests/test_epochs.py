@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -17,6 +16,7 @@ from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
 from bridge.model.position import ReadPosition
 from bridge.model.sn import ANY, EMPTY
+from integration_tests.clients import consumer_of, read_and_commit
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import Relay, until
 
@@ -40,28 +40,11 @@ def test_a_stream_goes_on_when_its_first_epochs_are_dropped_and_its_leader_dies_
     for name, value in SETTINGS.items():
         monkeypatch.setenv(f"ROLLBRIDGE_COORDINATOR_{name}", value)
     root, stream, group = f"/{unique_name('epochs')}", f"{scope}/orders", unique_name("group")
-    settings = {
-        "bootstrap.servers": cluster.bootstrap_servers,
-        "zookeeper": cluster.zookeeper,
-        "zookeeper.root": root,
-        "group.id": group,
-        "auto.offset.reset": "earliest",
-        "enable.auto.commit": False,
-    }
 
     def consumed(last: bytes) -> list[bytes | None]:
         """What the group reads and commits up to a value."""
-        found: list[bytes | None] = []
-        with bridge.Consumer(settings) as consumer:
-            consumer.subscribe([stream])
-            deadline = time.monotonic() + 60
-            while last not in found:
-                assert time.monotonic() < deadline, found
-                message = consumer.poll(0.1)
-                if message is not None and message.error() is None:
-                    found.append(message.value())
-                    consumer.commit(message, asynchronous=False)
-        return found
+        with consumer_of(cluster, root, group, stream) as consumer:
+            return read_and_commit(consumer, last)
 
     options = bridge.ClientOptions(admin_timeout_s=60)
     with (
