@@ -128,9 +128,9 @@ def _shape_fault(group: GroupState, transaction: BufferedTransaction) -> str | N
             return f"stream {name} does not exist in group {group.name}"
         epoch = transaction.begin.streams[name]
         history = stream.history
-        if epoch < history.first:
+        if 0 <= epoch < history.first:
             return f"epoch {epoch} of stream {name} was dropped before the transaction began in its buffer"
-        if not history.holds(epoch) or history.record(epoch).reference_epoch != epoch:
+        if not 0 <= epoch < history.next_epoch or history.record(epoch).reference_epoch != epoch:
             return f"epoch {epoch} is no reference epoch of stream {name}"
         if all(segment.id.number != piece.segment for segment in history.record(epoch).segments):
             return f"epoch {epoch} of stream {name} has no segment {piece.segment}"

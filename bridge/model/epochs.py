@@ -177,10 +177,6 @@ class EpochHistory:
             )
         return self.records[epoch - self.first]
 
-    def holds(self, epoch: int) -> bool:
-        """Whether the record of an epoch is here."""
-        return self.first <= epoch < self.next_epoch
-
     def with_records(self, *records: EpochRecord) -> EpochHistory:
         """This history with more epochs at its end."""
         return replace(self, records=(*self.records, *records))

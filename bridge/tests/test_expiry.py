@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from bridge.model.sharing import Reset, decide, wanted
 from bridge.model.sn import ANY, EMPTY, SN, sequence_bases
 from bridge.model.truncation import consistent, floors_of, frontier, removable
 from bridge.tests.strategies import histories
+from bridge.writer.lanes import Course as LaneCourse
 
 LONG_AGO = 1_000_000
 """Later than every epoch of a drawn history, so that none is kept for what clients may not have heard."""
@@ -296,6 +298,13 @@ def test_segments_that_live_on_keep_their_base_and_hold_nothing_up() -> None:
     assert decide(kept, {}, Reset.ERROR)[SegmentId.of(0, 0)] == decide(history, {}, Reset.ERROR)[SegmentId.of(0, 0)]
     assert Course(kept, 0.1).dropped_end == 0, "where nothing was ever written, a first record can be expected"
     assert Course(kept, 0.9).dropped_end == 12
+
+
+def test_a_plain_writer_goes_on_although_what_it_wrote_to_was_dropped() -> None:
+    course: LaneCourse[Any] = LaneCourse(GROWN.before(4), str, lambda parcel, lanes: [])
+    assert [lane.id for lane in course.active] == [SegmentId.of(3, 3)]
+    course.adopt(without_epochs(REMOVED, 7))
+    assert [lane.id for lane in course.lanes()] == [SegmentId.of(9, 9)]
 
 
 def test_steps_are_bounded() -> None:
