@@ -111,7 +111,7 @@ class Reader:
             begin = locate(offsets, stream, history, wanted)
         except NotFoundError:
             fresh = load(None)
-            if fresh.removed == history.removed:
+            if (fresh.removed, fresh.first) == (history.removed, history.first):
                 raise
             self._history = history = fresh  # a segment was removed between the two questions
             begin = locate(offsets, stream, history, wanted)
@@ -296,7 +296,7 @@ class Reader:
         fault = translate(error, f"read {self._stream}", f"stream {self._stream}")
         if isinstance(fault, NotFoundError):
             # Says so if the stream is gone. If it is not and the segment is, not all brokers know its topic yet.
-            if segment in self._load(None).removed:
+            if segment is not None and self._load(None).is_removed(segment):
                 raise TruncatedError(
                     f"segment {segment} of {self._stream} was removed with records that were still to be read"
                 )

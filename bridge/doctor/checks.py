@@ -187,7 +187,7 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
                 "epoch-history", f"the epochs of stream {name} can not be read: {stream.fault}", "restore ZooKeeper"
             )
             continue
-        for fault in check_chain(stream.history.records):
+        for fault in check_chain(stream.history.records, stream.history.first):
             yield _problem("epoch-history", f"stream {name}: {fault}", "restore ZooKeeper from a backup")
         for segment in stream.history.segments():
             topic = facts.topics.get(name.segment_topic(segment))

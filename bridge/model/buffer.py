@@ -235,6 +235,14 @@ class BufferFold:
                 low[partition] = min(low[partition], offset)
         return low
 
+    def references(self) -> dict[str, int]:
+        """Per stream of an undecided transaction the lowest epoch to which one refers."""
+        lowest: dict[str, int] = {}
+        for item in self.open.values():
+            for stream, epoch in item.begin.streams.items():
+                lowest[stream] = min(lowest.get(stream, epoch), epoch)
+        return lowest
+
     def _bury(self, transaction: bytes) -> None:
         self._tombstones[transaction] = None
         if len(self._tombstones) > TOMBSTONES_MAX:

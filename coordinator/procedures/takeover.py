@@ -16,18 +16,17 @@ from bridge.errors import CorruptDataError
 from bridge.model import paths
 from bridge.model.buffer import BufferFold
 from bridge.model.buffered import Partition
-from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import SetNode
-from bridge.model.records import Group, StreamConfig, epoch_from_json
+from bridge.model.records import Group, StreamConfig
 from bridge.model.records import StreamState as Lifecycle
 from bridge.model.under_way import Committing, Scaling
 from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, LeaderSettings, StreamState
+from coordinator.group import GroupState, LeaderSettings
 from coordinator.procedures.outcomes import open_preserver
 from coordinator.procedures.restore import finish_restore, restore_snapshots
-from coordinator.procedures.retention import load_retention
+from coordinator.procedures.retention import load_stream
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
 from coordinator.procedures.sessions import load_sessions
@@ -171,10 +170,7 @@ def _load_streams(group: GroupState) -> Steps[None]:
         raw = values[paths.stream(name)]
         config = None if raw is None else StreamConfig.from_json(raw)
         if config is not None and config.group == group.name:
-            numbers = yield from read_children(paths.epochs(name))
-            records = yield from read_nodes([f"{paths.epochs(name)}/{number}" for number in numbers])
-            history = EpochHistory(tuple(epoch_from_json(value) for value in records.values() if value is not None))
-            group.streams[str(name)] = yield from load_retention(StreamState(config, history))
+            group.streams[str(name)] = yield from load_stream(config)
 
 
 def _load_records(group: GroupState) -> Steps[None]:

@@ -40,9 +40,13 @@ class Bench:
     def begin(self, *names: str, client: str = "c", lease_ms: int = 60_000) -> TransactionId:
         """Begin a transaction against the present reference epochs."""
         epochs = {name: int(self.group.streams[name].history.active.reference_epoch) for name in names}
-        identifier = TransactionId.of(epochs[names[0]], next(self._counters))
+        return self.begin_against(epochs, client, lease_ms)
+
+    def begin_against(self, epochs: Mapping[str, int], client: str = "c", lease_ms: int = 60_000) -> TransactionId:
+        """Begin a transaction against other reference epochs."""
+        identifier = TransactionId.of(next(iter(epochs.values())), next(self._counters))
         value = BeginFrame(client, 0, None, lease_ms, epochs).encode()
-        for name in names:
+        for name in epochs:
             self.feed(name, FrameHeader(FrameKind.BEGIN, identifier.bytes), value)
         return identifier
 

@@ -29,11 +29,13 @@ from coordinator.group import GroupState, LeaderSettings
 from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.snapshots import SnapshotSettings
 from coordinator.tests.sim_conditions import expectation
+from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_snapshots import restored_faults
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
 
 LEASE_MS = 4_000
+NEWS_TAKE_MS = 1_500
 PROCEDURES = (
     "clear_snapshots",
     "take_snapshots",
@@ -47,6 +49,7 @@ PROCEDURES = (
     "truncate_buffers",
     "truncate_stream",
     "retain_streams",
+    "drop_epochs",
     "expire_bookkeeping",
 )
 REMEMBERED = 6
@@ -72,6 +75,7 @@ def settings_of(epoch: int) -> LeaderSettings:
         retention_check_ms=100,
         bookkeeping_ms=500,
         answers_keep_ms=2_000,
+        epochs_keep_ms=3_000,
         transaction_meta_persist_count=REMEMBERED,
         snapshots=snapshots,
     )
@@ -102,6 +106,8 @@ class Client:
         self.streams = streams
         self.rng = rng
         self.views: dict[StreamName, EpochHistory] = {}
+        self.heard: dict[StreamName, tuple[int, int]] = {}
+        self.clock_ms = 0
         self.counts: dict[tuple[StreamName, str], int] = {}
         self.current: Attempt | None = None
         self.pending: tuple[StreamName, Record] | None = None
@@ -116,6 +122,7 @@ class Client:
 
     def step(self, clock_ms: int, log: str) -> None:
         """Do one thing."""
+        self.clock_ms = clock_ms
         if self.pending is not None:
             self._plain(*self.pending)
         elif self.current is None:
@@ -137,11 +144,19 @@ class Client:
             self._plain(stream, self._next(stream))
             return
         chosen = self.rng.sample(self.streams, self.rng.randint(1, len(self.streams)))
-        epochs = {str(item): int(history_of(self.world, item).active.reference_epoch) for item in chosen}
+        epochs = {str(item): self._reference(item) for item in chosen}
         self.serial += 1
         counter = self.serial << 8 | int(self.name[1:])
         begin = BeginFrame(self.name, self.epoch, None, LEASE_MS, epochs)
         self.current = self._begin(TransactionId.of(epochs[str(chosen[0])], counter), begin)
+
+    def _reference(self, stream: StreamName) -> int:
+        """The epoch against which this client begins; news of a later one take their time."""
+        heard_ms, epoch = self.heard.get(stream, (0, 0))
+        if self.clock_ms - heard_ms > NEWS_TAKE_MS or self.rng.random() < 0.7:
+            epoch = int(history_of(self.world, stream).active.reference_epoch)
+            self.heard[stream] = self.clock_ms, epoch
+        return epoch
 
     def _begin(self, identifier: TransactionId, begin: BeginFrame) -> Attempt:
         attempt = Attempt(identifier, begin)
@@ -182,7 +197,7 @@ class Client:
             name = self.rng.choice(list(begin.streams))
             stream = StreamName.parse(name)
             keys = [f"{self.name}-{number}" for number in range(4)]
-            history = history_of(self.world, stream)
+            history = whole_history_of(self.world, stream)
             found = expectation(self.world, begin.places[name], stream, history, keys, self.rng)
             if found is not None:
                 yield found
@@ -190,7 +205,7 @@ class Client:
     def _write(self, attempt: Attempt) -> None:
         """Send one frame of one to three records for one segment of the reference epoch."""
         stream = StreamName.parse(self.rng.choice(list(attempt.begin.streams)))
-        epoch = history_of(self.world, stream).record(attempt.begin.streams[str(stream)])
+        epoch = whole_history_of(self.world, stream).record(attempt.begin.streams[str(stream)])
         first = self._next(stream)
         number = epoch.segment_at(position_of_key(first.key.encode())).id.number
         rows = [first]
@@ -252,6 +267,14 @@ class HastyFold(BufferFold):
         return dict(self.positions)
 
 
+class CarelessFold(BufferFold):
+    """A defect: no transaction refers to any epoch."""
+
+    def references(self) -> dict[str, int]:
+        """Not what it promises."""
+        return {}
+
+
 def commit_frame(attempt: Attempt) -> tuple[FrameHeader, bytes]:
     """The COMMIT frame of a transaction."""
     header = FrameHeader(FrameKind.COMMIT, attempt.id.bytes, attempt.part)
@@ -280,6 +303,7 @@ class Leader:
     def _fold(self, terminated: Collection[bytes]) -> BufferFold:
         limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
         kind = HastyFold if "hasty-truncation" in self.world.faults else BufferFold
+        kind = CarelessFold if "careless-expiry" in self.world.faults else kind
         return kind(limits, lambda *_: None, frozenset() if self.forgetful else terminated)
 
     def step(self, clock_ms: int, rng: random.Random) -> None:

@@ -18,8 +18,10 @@ from bridge.model.buffered import FrameRef
 from bridge.model.cas import Scope
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.group_offsets import GroupOffsets
+from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.records import Truncation
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
 from coordinator import effects as fx
@@ -128,7 +130,9 @@ class World:
     does not keep writers out), ``blind-forecast`` (offsets are believed, not looked at), ``blind-look`` (conditions
     hold whatever stands there), ``unwatched`` (nobody looks at what others wrote between own records),
     ``greedy-truncation`` (more is truncated than was asked for), ``hasty-truncation`` (it is asked for what was read),
-    ``deaf-retention`` (what a group has read is not asked),
+    ``deaf-retention`` (what a group has read is not asked), ``greedy-expiry`` (more epochs are dropped than nobody
+    needs), ``careless-expiry`` (open transactions are not asked for), ``baseless-expiry`` (where sequence ids begin is
+    not kept), ``forgetful-expiry`` (nor where records were),
     ``untied-outcomes`` (what is remembered of outcomes is written outside of the round), ``first-guess`` (positions
     that were foretold wrongly are not put right), ``forgotten-sessions`` (a new leader does not know of the sessions of
     clients).
@@ -148,12 +152,20 @@ class World:
         self.group_offsets: list[GroupOffsets] = []
         self.commits: dict[str, dict[str, int]] = {}
         self.removed: dict[str, Topic] = {}
+        self.past: dict[str, bytes] = {}
+        """The latest value of every epoch record that there ever was."""
+        self.lost: dict[str, set[SegmentId]] = {}
+        """All that ever stood in each list of removed segments."""
         self.in_between: Callable[[str], None] = lambda _: None
         """Called with a topic between two frames that are appended to it."""
         self.deletes = True
         """Whether brokers let leaders delete records."""
         self.may_delete: Callable[[str, int], None] = lambda *_: None
         """Called with a topic and an offset before what is below it is deleted; raises if that must not be."""
+        self.may_drop: Callable[[str, bytes], None] = lambda *_: None
+        """Called with path and value of what a stream has lost before epochs of it are dropped; raises likewise."""
+        self.spoil_write: Callable[[Sequence[NodeOperation]], Sequence[NodeOperation]] = list
+        """Changes what is written."""
         self.broken: list[str] = []
         self.spoil: Callable[[bytes | None], bytes | None] = lambda value: value
 
@@ -312,6 +324,7 @@ class World:
         """A multi with a check of the controller epoch."""
         if leader != self.controller_epoch:
             raise Fenced
+        operations = self.spoil_write(operations)
         draft: dict[str, bytes | None] = {}
 
         def value_of(path: str) -> bytes | None:
@@ -338,12 +351,25 @@ class World:
                 case CheckNode(path, _):
                     if value_of(path) is None:
                         return False
+        self._remember(operations)
         for path, new in draft.items():
             if new is None:
                 self.nodes.pop(path, None)
             else:
                 self.nodes[path] = new
         return True
+
+    def _remember(self, operations: Sequence[NodeOperation]) -> None:
+        drops = any(isinstance(item, DeleteNode) and "/epochs/" in item.path for item in operations)
+        for operation in operations:
+            if not isinstance(operation, CreateNode | SetNode):
+                continue
+            if "/epochs/" in operation.path:
+                self.past[operation.path] = operation.value
+            elif operation.path.endswith("/truncation"):
+                self.lost.setdefault(operation.path, set()).update(Truncation.from_json(operation.value).removed)
+                if drops:
+                    self.may_drop(operation.path, operation.value)
 
     def seal(self, names: Sequence[str]) -> Mapping[str, int]:
         """Seal topics; blocked while a native transaction is open on one of them."""
@@ -434,6 +460,9 @@ class World:
             if start > (0 if query.since is None else max(query.since + 1 - stage.base, 0)):
                 last = ANY
                 break
+        else:
+            if query.course.dropped_end > (0 if query.since is None else query.since + 1):
+                last = ANY
         foreign = [
             entry.item
             for before, after in pairwise(query.own)

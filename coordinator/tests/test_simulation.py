@@ -13,12 +13,13 @@ import pytest
 
 from bridge.model import paths
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
-from bridge.model.records import Group
+from bridge.model.records import Group, Truncation
 from bridge.model.requests import Request, RequestKind
 from coordinator.errors import StaleStateError
 from coordinator.tests import sim_snapshots as snapshots
 from coordinator.tests.sim_actors import Client, Leader, scale_request
 from coordinator.tests.sim_checks import faults
+from coordinator.tests.sim_expiry import check_drop, spoiled, whole_history_of
 from coordinator.tests.sim_sessions import RestartingClient
 from coordinator.tests.sim_truncation import (
     audit,
@@ -72,6 +73,8 @@ class Run:
         self.clients += [RestartingClient(f"c{number}", self.world, GROUP, STREAMS, self.rng) for number in (3, 4)]
         self.world.in_between = self._interrupt
         self.world.may_delete = self._check_deletion
+        self.world.may_drop = self._check_drop
+        self.world.spoil_write = lambda operations: spoiled(self.world, operations)
         self.world.request(GROUP, retention_request(STREAMS[0], -1, -1).to_json())
         self.world.request(GROUP, retention_request(STREAMS[1], 2_000, 3_000).to_json())
 
@@ -141,6 +144,12 @@ class Run:
         else:
             check_deletion(self.world, topic, before)
 
+    def _check_drop(self, path: str, value: bytes) -> None:
+        stream = next(item for item in STREAMS if paths.truncation(item) == path)
+        attempts = (attempt for client in self.clients for attempt in client.attempts)
+        refused = {attempt.id.bytes for attempt in attempts if attempt.ended == "fenced"}
+        check_drop(self.world, GROUP, stream, Truncation.from_json(value), refused)
+
     def _interrupt(self, topic: str) -> None:
         """Somebody writes plainly between two frames of a round."""
         stream, segment = parse_segment_topic(topic)
@@ -202,6 +211,7 @@ MUST_CRASH_AT = {
         "remove_records": ("Write",),
         "truncate_buffers": ("DeleteRecords",),
         "truncate_stream": ("StableEnds", "GroupCommits", "Write", "DeleteRecords"),
+        "drop_epochs": ("Write",),
         "expire_bookkeeping": ("Write",),
         "retain_streams": ("StableEnds", "DiskBytes", "GroupCommits", "Write", "DeleteRecords", "DeleteTopics"),
         "take_snapshots": ("CreateTopics", "EndOffsets", "AppendMessages", "CommitRound"),
@@ -218,11 +228,12 @@ def test_the_runs_cover_what_they_are_for() -> None:
     conditional: Counter[str] = Counter()
     answered: Counter[str] = Counter()
     resumed = 0
-    offsets = truncated = 0
+    offsets = truncated = dropped = 0
     for seed in range(1_000, 1_100):
         run = Run(seed, fragility=0.03, unseen=MUST_CRASH_AT - points.keys())
         assert not run.go(), f"seed {seed}"
-        causes.update(record.cause.value for item in STREAMS for record in history_of(run.world, item).records)
+        causes.update(record.cause.value for item in STREAMS for record in whole_history_of(run.world, item).records)
+        dropped += sum(history_of(run.world, item).first for item in STREAMS)
         points.update(run.crash_points)
         attempts = [attempt for client in run.clients for attempt in client.attempts]
         endings.update(attempt.ended for attempt in attempts)
@@ -242,6 +253,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     assert not MUST_CRASH_AT - points.keys(), points
     assert reasons["offsets refused"] > 10
     assert truncated > 1_000
+    assert dropped > 100, dropped
     assert offsets > 500
     assert min(conditional["refused"], conditional["COMMIT"]) > 150, conditional
     assert min(endings["commit"], endings["abort"], endings["silent"]) > 200
@@ -262,6 +274,10 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "greedy-truncation",
         "hasty-truncation",
         "deaf-retention",
+        "greedy-expiry",
+        "careless-expiry",
+        "baseless-expiry",
+        "forgetful-expiry",
         "untied-outcomes",
         "first-guess",
         "forgotten-sessions",
