@@ -29,6 +29,7 @@ NAMES: Final = (
     "controller_epoch",
     "epoch",
     "group",
+    "ongoing_transactions",
     "request",
     "retention",
     "scaling",

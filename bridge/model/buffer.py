@@ -31,6 +31,7 @@ from bridge.model.frames import (
     unpack_header,
 )
 from bridge.model.identifiers import OWNER_PART
+from bridge.model.ongoing import OngoingTransaction
 from bridge.model.transaction import Event, Move, State, step
 
 TOMBSTONES_MAX: Final = 100_000
@@ -198,6 +199,15 @@ class BufferFold:
         # idempotent: it must not open the transaction again, which would end it a second time.
         self._bury(transaction)
 
+    def restore(self, stream: str, partition: Partition, known: OngoingTransaction) -> None:
+        """Put back what a partition said of an open transaction; nothing of the partition has been folded yet."""
+        item = self.open.get(known.id)
+        if item is None:
+            item = self._open(BufferedTransaction(known.id, known.begin, known.begun_ms))
+            item.log_position = known.log_position
+            self.fences.raise_to(known.begin.client_name, known.begin.client_epoch)
+        known.restore(item, stream, partition)
+
     def caught_up(self) -> None:
         """Forget all but the latest terminated ids: what was written before the fold began has been folded."""
         for transaction in list(self._terminated)[-TOMBSTONES_MAX:]:
@@ -322,19 +332,24 @@ class BufferFold:
             return
         if begin.lease_ms > self._limits.lease_ms_max:
             begin = replace(begin, lease_ms=self._limits.lease_ms_max)
-        item = BufferedTransaction(
-            header.transaction, begin, appended_ms, begun_in={stream}, log_position=self.log_position
+        item = self._open(
+            BufferedTransaction(
+                header.transaction, begin, appended_ms, begun_in={stream}, log_position=self.log_position
+            )
         )
         item.first_offsets[partition] = offset
-        self.open[header.transaction] = item
-        heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
-        self._young.append(item)
         if len(self.open) - len(self.decided) > self._limits.open_transactions_max:
             self.refuse(item.id, f"more than {self._limits.open_transactions_max} transactions are open", appended_ms)
         if self.fences.refuses(item.owners.session):
             self.refuse(item.id, FENCED, appended_ms)
         else:
             self.fences.raise_to(begin.client_name, begin.client_epoch)
+
+    def _open(self, item: BufferedTransaction) -> BufferedTransaction:
+        self.open[item.id] = item
+        heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
+        self._young.append(item)
+        return item
 
     def _data(
         self,

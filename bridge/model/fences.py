@@ -18,7 +18,7 @@ Source: Kafka's producer epochs and ``InitProducerId``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -103,6 +103,17 @@ class Owners:
             if stream == self._home:
                 self.part = part
                 self.session = (begin.client_name, begin.client_epoch)
+
+    def of(self, stream: str) -> tuple[int, ...]:
+        """The part numbers of all who resumed it, in order, by a stream's buffer."""
+        return self._parts.get(stream, _FIRST)[1:]
+
+    def restore(self, stream: str, parts: Sequence[int], session: Session) -> None:
+        """Put back what :meth:`of` and ``session`` said of a stream's buffer."""
+        if parts:
+            self._parts[stream] = (*_FIRST, *parts)
+            if stream == self._home:
+                self.part, self.session = parts[-1], session
 
     def is_former(self, stream: str, part: int) -> bool:
         """Whether a part is that of a former owner. What other processes write as parts of it is not."""

@@ -82,7 +82,9 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
         CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms, epoch=0).to_json()),
     )
     if created:
-        group.streams[str(stream)] = state.StreamState(config, history)
+        known = group.streams[str(stream)] = state.StreamState(config, history)
+        for partition in known.partitions():
+            group.snapshots.of(partition, config.buffer_topic_id)
 
 
 def delete_stream(group: state.GroupState, name: str, stream: state.StreamState, now_ms: int) -> Steps[None]:

@@ -26,7 +26,7 @@ from bridge.model.under_way import Committing, Scaling
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, LeaderSettings, StreamState
 from coordinator.procedures.outcomes import open_preserver
-from coordinator.procedures.restore import finish_restore, restore_snapshots
+from coordinator.procedures.restore import finish_restore, restore_ongoing, restore_snapshots
 from coordinator.procedures.retention import load_retention
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
@@ -122,6 +122,7 @@ def _read_logs(group: GroupState, terminated: dict[bytes, int], replication_fact
     group.fold.log_position = start
     group.fold.late = {}
     group.begun = set(summary.begun)
+    restore_ongoing(group, summary.terminated)
     group.snapshots.summary = summary
 
 

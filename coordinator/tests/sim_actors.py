@@ -26,6 +26,7 @@ from bridge.model.requests import Request, RequestKind
 from coordinator import effects as fx
 from coordinator.agenda import work
 from coordinator.group import GroupState, LeaderSettings
+from coordinator.metrics import Op
 from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.snapshots import SnapshotSettings
 from coordinator.tests.sim_conditions import expectation
@@ -60,6 +61,7 @@ def settings_of(epoch: int) -> LeaderSettings:
         transaction_buffer_snapshot_max_transaction_count=4,
         transaction_buffer_snapshot_min_time_in_millis=500,
         transaction_buffer_snapshot_cache_bytes_max=500,
+        transaction_buffer_snapshot_replay_max=3,
     )
     return LeaderSettings(
         round_bytes_max=2_000,
@@ -322,6 +324,7 @@ class Leader:
             self.pending_done = True
             if not self.forgetful:
                 self.world.broken.extend(restored_faults(self.world, self.group, self.fences))
+                self.world.spared += self.group.snapshots.metrics.ongoing_ops[Op.READ]
 
     def crash(self, share: float) -> None:
         """Die, perhaps in the middle of an effect."""

@@ -126,6 +126,8 @@ class World:
         self.may_delete: Callable[[str, int], None] = lambda *_: None
         """Called with a topic and an offset before what is below it is deleted; raises if that must not be."""
         self.broken: list[str] = []
+        self.spared = 0
+        """Records of ongoing transactions that were used at takeovers."""
         self.spoil: Callable[[bytes | None], bytes | None] = lambda value: value
 
     # What clients do.
