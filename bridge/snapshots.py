@@ -14,6 +14,7 @@ from bridge.model.buffered import Partition
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.frames import FrameKind, unpack_bundle, unpack_header
 from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from bridge.model.ongoing import Ongoing, OngoingTransactions, choose_ongoing, ongoing_keys
 from bridge.model.records import StreamConfig
 from bridge.model.snapshots import Choice, Snapshot, choose, index_keys, segment_of
 
@@ -33,6 +34,7 @@ class BufferSnapshot:
         snapshot: What a new leader would use; None if it would read the whole buffer.
         index_bytes: Size of its record.
         buffer_end: End offset of the buffer partition.
+        ongoing: The open transactions that a new leader would not read again; None if no record spares anything.
         faults: What is wrong with records that can not be used.
     """
 
@@ -42,6 +44,7 @@ class BufferSnapshot:
     snapshot: Snapshot | None
     index_bytes: int
     buffer_end: int
+    ongoing: OngoingTransactions | None = None
     faults: tuple[str, ...] = ()
 
     @property
@@ -54,6 +57,8 @@ class BufferSnapshot:
     @property
     def tail(self) -> int:
         """How many messages of the buffer a new leader would read."""
+        if self.ongoing is not None:
+            return self.buffer_end - self.ongoing.replay_position
         return self.buffer_end - (0 if self.snapshot is None else self.snapshot.max_read_position)
 
 
@@ -104,6 +109,10 @@ class SnapshotReader:
             values = [None if item is None else item.value for item in found]
             choice: Choice = choose(values, partition, stream.buffer_topic_id, ends[partition], ends[log])
             used = choice.snapshot is not None
+            ongoing = Ongoing(None)
+            if choice.snapshot is not None:
+                records = [self._indexes[places[choice.place][0]].get(key) for key in ongoing_keys(partition)]
+                ongoing = choose_ongoing([item and item.value for item in records], choice.snapshot)
             yield BufferSnapshot(
                 stream=stream,
                 partition=partition,
@@ -111,7 +120,8 @@ class SnapshotReader:
                 snapshot=choice.snapshot,
                 index_bytes=len(values[choice.place] or b"") if used else 0,
                 buffer_end=ends[partition],
-                faults=tuple(choice.faults.values()),
+                ongoing=ongoing.record,
+                faults=(*choice.faults.values(), *ongoing.faults.values()),
             )
 
     def verify(self, found: BufferSnapshot) -> Verification:

@@ -23,9 +23,9 @@ def plan_ongoing(group: GroupState, plan: Plan) -> OngoingTransactions | None:
     known = group.snapshots.partitions[partition]
     needed = needed_with(known, plan) or Needed(draft.max_read_position, draft.commit_log_position)
     found = [item for item in group.fold.open.values() if partition in item.first_offsets]
-    frames = sum(len(item.frames) for item in found)
+    known.frames = sum(len(item.frames) for item in found)
     lag = known.lag(draft.position, draft.commit_log_end)
-    if lag <= max(group.settings.snapshots.transaction_buffer_snapshot_replay_max, frames):
+    if lag <= max(group.settings.snapshots.transaction_buffer_snapshot_replay_max, known.frames):
         return None
     found.sort(key=lambda item: item.first_offsets[partition])
     if any(item.state is not State.OPEN and item.first_offsets[partition] < needed.position for item in found):

@@ -76,6 +76,7 @@ class PartitionSnapshots:
         spared: The same by the record of ongoing transactions; None if there is none, or it spares nothing.
         ongoing_place: Under which of its two keys the next such record is written.
         tried: Where the buffer and the commit log were when one was last thought of.
+        frames: What is written down has to spare at least so many messages to be worth it.
     """
 
     topic_id: str
@@ -92,12 +93,13 @@ class PartitionSnapshots:
     spared: Needed | None = None
     ongoing_place: int = 0
     tried: Needed = _WHOLE
+    frames: int = 0
 
     def lag(self, position: int, log_position: int) -> int:
         """How much a new leader would read again, or how much has come since that could last not be made less."""
         needed = self.spared or self.needed
-        if position <= needed.position:
-            return 0
+        if self.spared is None and position <= needed.position:
+            return 0  # no transaction is open whose outcome the commit log could hold
         tried = self.tried
         return max(
             position - max(needed.position, tried.position),
@@ -188,7 +190,7 @@ class Snapshots:
             if elapsed_ms < interval_ms // 10:
                 continue
             if known.changes >= (1 if elapsed_ms >= interval_ms else transactions_max) or (
-                known.lag(positions.get(partition, 0), log_position) > replay_max
+                known.lag(positions.get(partition, 0), log_position) > max(replay_max, known.frames)
             ):
                 due.append(partition)
         return due

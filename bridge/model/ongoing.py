@@ -26,6 +26,7 @@ FRAME_BYTES: Final = 16
 """About what a frame takes in a record, at most."""
 TRANSACTION_BYTES: Final = 2_000
 """The same for a transaction without its frames, unless it has very many streams."""
+_SUFFIX: Final = "-ongoing"
 _SCHEMA: Final = "ongoing_transactions"
 _LOW_MASK: Final = (1 << 64) - 1
 _LOW_HALF: Final = 1 << 63
@@ -124,7 +125,12 @@ def ongoing_keys(partition: Partition) -> tuple[bytes, bytes]:
 
 def ongoing_name(partition: Partition) -> str:
     """What stands behind the turn in a key."""
-    return f"{partition_name(partition)}-ongoing"
+    return f"{partition_name(partition)}{_SUFFIX}"
+
+
+def is_ongoing(key: bytes) -> bool:
+    """Whether a key is that of such a record, of whatever partition; no name of a partition ends like it."""
+    return key.endswith(_SUFFIX.encode())
 
 
 def decode_ongoing(value: bytes | None) -> OngoingTransactions:

@@ -14,7 +14,7 @@ from typing import Final
 
 from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.identifiers import TransactionId
-from bridge.model.ongoing import OngoingTransactions, ongoing_keys
+from bridge.model.ongoing import OngoingTransactions, is_ongoing, ongoing_keys
 from bridge.model.snapshots import Snapshot, segment_key
 from coordinator.effects import Messages
 from coordinator.group import GroupState
@@ -151,8 +151,10 @@ def _append_tombstones(group: GroupState, doomed: Iterable[tuple[str, bytes]]) -
         by_topic.setdefault(topic, []).append((key, None))
     for topic in sorted(by_topic, key=lambda name: name != state.segments_topic):  # segments first, then their index
         yield from append_messages(Messages(topic, by_topic[topic]))
-        operations = state.metrics.segment_ops if topic == state.segments_topic else state.metrics.index_ops
-        operations[Op.DEL] += len(by_topic[topic])
+        metrics = state.metrics
+        for key, _ in by_topic[topic]:
+            indexes = metrics.ongoing_ops if is_ongoing(key) else metrics.index_ops
+            (metrics.segment_ops if topic == state.segments_topic else indexes)[Op.DEL] += 1
 
 
 def _ensure_topics(group: GroupState) -> Steps[None]:

@@ -82,9 +82,7 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
         CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms, epoch=0).to_json()),
     )
     if created:
-        known = group.streams[str(stream)] = state.StreamState(config, history)
-        for partition in known.partitions():
-            group.snapshots.of(partition, config.buffer_topic_id)
+        group.add_stream(state.StreamState(config, history))
 
 
 def delete_stream(group: state.GroupState, name: str, stream: state.StreamState, now_ms: int) -> Steps[None]:
