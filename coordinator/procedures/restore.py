@@ -78,7 +78,7 @@ def finish_restore(group: GroupState) -> Steps[None]:
 def _note_late(group: GroupState, transaction: bytes, begun: LateBegin, offset: int, *, is_aborted: bool) -> None:
     """An outcome from the commit log whose transaction was met again in the buffers."""
     identifier = TransactionId.from_bytes(transaction)
-    for partition in partitions_of(group, identifier, begun.begin.streams):
+    for partition in partitions_of(group, identifier, begun.streams):
         known = group.snapshots.partitions[partition]
         if offset >= known.log_end:
             known.changes += 1

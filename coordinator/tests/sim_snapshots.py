@@ -62,6 +62,8 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
             found.append(f"{transaction.hex()} is open: {actual is not None}, by a full replay: {expected is not None}")
         elif _places(actual) != _places(expected):
             found.append(f"{actual} has other frames than by a full replay")
+        elif actual.state is not expected.state:
+            found.append(f"{actual} is {actual.state}, by a full replay {expected.state}")
     for partition in group.partitions():
         known, is_whole = aborted_of(world, group, partition)
         missing = is_whole and {item for item, begun in whole.late.items() if partition in begun.first_offsets} & (
