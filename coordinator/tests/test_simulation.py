@@ -226,6 +226,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     reasons: Counter[str] = Counter()
     conditional: Counter[str] = Counter()
     answered: Counter[str] = Counter()
+    takeovers: Counter[str] = Counter()
     resumed = 0
     offsets = truncated = 0
     for seed in range(1_000, 1_100):
@@ -233,6 +234,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         assert not run.go(), f"seed {seed}"
         causes.update(record.cause.value for item in STREAMS for record in history_of(run.world, item).records)
         points.update(run.crash_points)
+        takeovers.update(run.world.takeovers)
         attempts = [attempt for client in run.clients for attempt in client.attempts]
         endings.update(attempt.ended for attempt in attempts)
         reasons.update(attempt.outcome.reason for attempt in attempts if attempt.outcome is not None)
@@ -248,6 +250,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
                 conditional["refused" if attempt.outcome.refused else attempt.outcome.kind.value] += 1
     assert causes["rolling-transactions"] > 200
     assert causes["scale"] > 500
+    assert min(takeovers["takeovers_warm"], takeovers["takeovers_tail_unfit"]) > 500
     assert not MUST_CRASH_AT - points.keys(), points
     assert reasons["offsets refused"] > 10
     assert truncated > 1_000
