@@ -17,6 +17,7 @@ from typing import Final
 from bridge.config import ConnectionSettings
 from bridge.errors import KafkaUnavailable, RollbridgeError, ZooKeeperUnavailable
 from bridge.kafka.topics import TopicAdmin
+from bridge.model import paths
 from bridge.model.buffered import Partition
 from bridge.model.names import GroupName
 from bridge.model.records import StreamState
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S: Final = 0.1
 LOOK_S: Final = 20.0
-"""How often it is looked which streams there are, and what the snapshots say by now."""
+"""How often it is looked what the snapshots say by now; when a stream comes or goes, that is done at once."""
 PAUSE_S: Final = 1.0
 GIVEN_UP_S: Final = 60.0
 """How long nothing is followed after there was too much of it."""
@@ -73,6 +74,7 @@ class Standby(threading.Thread):
         self._metrics = MetricsFile(settings.metrics_dir, str(group), ".standby")
         self._stopping = threading.Event()
         self._still = threading.Event()
+        self._changed = threading.Event()
         self._tail: WarmTail | None = None
         self._streams: Mapping[Partition, str] = {}
 
@@ -134,7 +136,7 @@ class Standby(threading.Thread):
                     )
                     self._tail = None
                     return GIVEN_UP_S
-                if time.monotonic() >= look_at:
+                if self._changed.is_set() or time.monotonic() >= look_at:
                     look_at = time.monotonic() + LOOK_S
                     look = self._look(admin)
                     if look is None or not tail.trim(look.places, look.start):
@@ -157,6 +159,8 @@ class Standby(threading.Thread):
         known = self._metadata.group(self._group)
         if known is None or not known.commit_log_topic_id:
             return None
+        self._changed.clear()
+        self._metadata.session.children(paths.streams(self._group.scope), self._changed.set)
         configs = [
             config
             for config in self._metadata.streams(self._group.scope)
