@@ -72,6 +72,13 @@ class SnapshotMetrics:
         yield f"{SNAPSHOT}_index_entry_bytes_count{{{label}}} {below}"
 
 
+def standby_lines(group: str, lag: int | None, held: int) -> Iterator[str]:
+    """How a standby follows a group: messages that it has not read, -1 without a tail; transactions that it holds."""
+    for name, value in (("lag_messages", -1 if lag is None else lag), ("transactions", held)):
+        yield f"# TYPE {PREFIX}_standby_{name} gauge"
+        yield f'{PREFIX}_standby_{name}{{group="{group}"}} {value}'
+
+
 def count_lines(group: str, counts: Mapping[str, int]) -> Iterator[str]:
     """What else a leader counts."""
     for name in sorted(counts):

@@ -27,6 +27,7 @@ NAMES: Final = (
     "committing",
     "control_record",
     "controller_epoch",
+    "coordinator",
     "epoch",
     "group",
     "ongoing_transactions",

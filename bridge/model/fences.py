@@ -28,6 +28,7 @@ from bridge.model.identifiers import OWNER_PART
 _FIRST: Final = (int(OWNER_PART),)
 Session = tuple[str, int]
 """Name and epoch of a client's session; epoch 0 is none: a client without a name of its own, or an old version."""
+NO_SESSION: Final[Session] = ("", 0)
 
 
 @dataclass(slots=True)
@@ -51,6 +52,11 @@ class Fences:
         """A session is known; it fences those with lower epochs."""
         if epoch > self.epoch_of(client):
             self._epochs[client] = epoch
+
+    def learn(self, other: Fences) -> None:
+        """What somebody else knows of is known."""
+        for client, epoch in other._epochs.items():
+            self.raise_to(client, epoch)
 
     def forget(self, client: str) -> None:
         """No session of the client is on record any more."""

@@ -65,20 +65,26 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
     return min(log_starts)
 
 
-def restore_ongoing(group: GroupState, terminated: Container[bytes]) -> None:
-    """Put back the open transactions that were written down and have no outcome; nothing has been folded yet."""
+def restore_ongoing(
+    group: GroupState, terminated: Container[bytes], followed: Container[Partition] = frozenset()
+) -> None:
+    """Put back the open transactions that were written down and have no outcome, but for ``followed`` partitions.
+
+    Nothing of the others has been folded yet.
+    """
     assert group.fold.late is not None
     streams = group.partitions()
-    for record in group.snapshots.ongoing:
+    records = [item for item in group.snapshots.ongoing if item.partition not in followed]
+    for record in records:
         partition = record.partition
         for item in record.transactions:
             if item.id in terminated:
-                late = group.fold.late.setdefault(item.id, LateBegin(item.begin))
+                late = group.fold.late.setdefault(item.id, LateBegin(tuple(item.begin.streams)))
                 late.first_offsets.setdefault(partition, item.first_position)
             else:
                 group.fold.restore(streams[partition], partition, item)
                 group.begun.add(item.id)  # only those are written down that have a BEGIN record
-    group.snapshots.metrics.ongoing_ops[Op.READ] += len(group.snapshots.ongoing)
+    group.snapshots.metrics.ongoing_ops[Op.READ] += len(records)
     group.snapshots.ongoing.clear()
 
 
@@ -98,7 +104,7 @@ def finish_restore(group: GroupState) -> Steps[None]:
 def _note_late(group: GroupState, transaction: bytes, begun: LateBegin, offset: int, *, is_aborted: bool) -> None:
     """An outcome from the commit log whose transaction was met again in the buffers."""
     identifier = TransactionId.from_bytes(transaction)
-    for partition in partitions_of(group, identifier, begun.begin.streams):
+    for partition in partitions_of(group, identifier, begun.streams):
         known = group.snapshots.partitions[partition]
         if offset >= known.log_end:
             known.changes += 1

@@ -8,6 +8,7 @@ topic takes nothing. A crash in the middle of an effect may leave any part of it
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -125,6 +126,8 @@ class World:
         """Whether brokers let leaders delete records."""
         self.may_delete: Callable[[str, int], None] = lambda *_: None
         """Called with a topic and an offset before what is below it is deleted; raises if that must not be."""
+        self.takeovers: Counter[str] = Counter()
+        """What leaders counted while they took over."""
         self.broken: list[str] = []
         self.spared = 0
         """Records of ongoing transactions that were used at takeovers."""
