@@ -17,7 +17,7 @@ from coordinator.group import GroupState
 from coordinator.tests.sim_world import World
 
 SNAPSHOT_DEFECTS = ("hasty-snapshot", "short-log", "lost-aborts", "lost-segments")
-ONGOING_DEFECTS = ("hasty-ongoing", "short-ongoing", "lost-ongoing", "lost-frames", "lost-owners", "early-ongoing")
+ONGOING_DEFECTS = ("hasty-ongoing", "short-ongoing", "lost-ongoing", "lost-frames")
 
 
 def topics(scope: str) -> list[str]:
@@ -55,10 +55,6 @@ def _spoil_ongoing(record: OngoingTransactions, faults: frozenset[str]) -> Ongoi
         record = replace(record, transactions=record.transactions[1:])
     if "lost-frames" in faults:
         record = replace(record, transactions=tuple(replace(i, frames=i.frames[1:]) for i in record.transactions))
-    if "lost-owners" in faults:
-        record = replace(record, transactions=tuple(replace(item, owners=()) for item in record.transactions))
-    if "early-ongoing" in faults:
-        record = replace(record, generation=0, controller_epoch=0)
     return record
 
 
