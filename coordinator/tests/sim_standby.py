@@ -62,6 +62,9 @@ class Standby:
     def _look(self) -> None:
         """Begin where the snapshots end, or forget what they say."""
         log_end = len(self.world.topics[self.name.commit_log_topic].entries)
+        scope = self.name.scope
+        topics = [snapshot_indexes_topic(scope), snapshot_topic(scope)]
+        indexes = [self.world.latest(item) for item in topics if item in self.world.topics]
         places = {}
         for name in self.streams:
             raw = self.world.nodes.get(paths.stream(name))
@@ -69,12 +72,11 @@ class Standby:
                 return
             config, log = StreamConfig.from_json(raw), self.world.topics[name.buffer_topic]
             partition, end = (name.buffer_topic, 0), len(log.entries)
-            topics = [item for item in _index_topics(self.name.scope) if item in self.world.topics]
-            values = [self.world.latest(item).get(key) for item in topics for key in index_keys(partition)]
+            values = [rows.get(key) for rows in indexes for key in index_keys(partition)]
             choice = choose(values, partition, config.buffer_topic_id, end, log_end)
             ongoing = None
             if choice.snapshot is not None:
-                rows = self.world.latest(topics[choice.place // 2])
+                rows = indexes[choice.place // 2]
                 ongoing = choose_ongoing([rows.get(key) for key in ongoing_keys(partition)], choice.snapshot).record
             places[partition] = Place(config.buffer_topic_id, str(name), choice.snapshot, ongoing, log.start, end)
         start = log_start(places, log_end, AGAIN)
@@ -91,7 +93,7 @@ class Standby:
             if start < log.start:
                 self.tail = None
                 return
-            for offset, entry in enumerate(log.entries[start : start + rng.randint(0, 30)], start):
+            for offset, entry in enumerate(log.entries[start : start + rng.randint(0, 150)], start):
                 stream = str(StreamName.parse(topic.removesuffix(".transaction-buffer").replace(".", "/")))
                 self.tail.fold.fold(stream, (topic, number), offset, clock_ms, *entry.item)
 
@@ -107,7 +109,7 @@ class Standby:
         ended: dict[bytes, int] = {}
         aborted: set[bytes] = set()
         end = self.tail.log_end
-        for offset, record in rows[: rng.randint(0, 30)]:
+        for offset, record in rows[: rng.randint(0, 150)]:
             end = offset + 1
             if record.kind is ControlKind.BEGIN:
                 begun.add(record.transaction.bytes)
@@ -118,7 +120,3 @@ class Standby:
                 aborted.add(record.transaction.bytes)
             ended[record.transaction.bytes] = offset
         self.tail.follow(LogSummary(ended, frozenset(begun.difference(ended)), frozenset(aborted), end))
-
-
-def _index_topics(scope: str) -> tuple[str, str]:
-    return snapshot_indexes_topic(scope), snapshot_topic(scope)

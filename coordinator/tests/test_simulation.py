@@ -82,7 +82,8 @@ class Run:
         """Run with crashes, then let everything end; gives the broken promises."""
         for _ in range(STEPS):
             self.clock_ms += self.rng.randint(1, 20)
-            self.standby.step(self.clock_ms, self.standby_rng)
+            if self.standby_rng.random() < 0.2:
+                self.standby.step(self.clock_ms, self.standby_rng)
             chance = self.rng.random()
             if chance < 0.012:
                 self._crash()
@@ -252,7 +253,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     assert causes["rolling-transactions"] > 150
     assert spared > 100
     assert causes["scale"] > 500
-    assert min(takeovers["takeovers_warm"], takeovers["takeovers_tail_unfit"]) > 500
+    assert min(takeovers["takeovers_warm"], takeovers["takeovers_tail_unfit"]) > 250
     assert not MUST_CRASH_AT - points.keys(), points
     assert reasons["offsets refused"] > 10
     assert truncated > 1_000
