@@ -159,6 +159,12 @@ class GroupState:
         """Topic of the commit log."""
         return self.name.commit_log_topic
 
+    def add_stream(self, stream: StreamState) -> None:
+        """Take up a stream that nothing has been written to yet."""
+        self.streams[str(stream.config.name)] = stream
+        for partition in stream.partitions():
+            self.snapshots.of(partition, stream.config.buffer_topic_id)
+
     def partitions(self) -> dict[Partition, str]:
         """All buffer partitions of the group, with the stream each belongs to."""
         return {partition: name for name, stream in self.streams.items() for partition in stream.partitions()}

@@ -3,7 +3,7 @@
 ::
 
     /                                     cluster: which Kafka cluster the path belongs to
-    /coordinators/NAME                    ephemeral: a coordinator that is alive
+    /coordinators/NAME                    ephemeral, coordinator: one that is alive
     /counters/transaction                 next free transaction counter, decimal; clients reserve blocks of it
     /scopes/SCOPE/streams/STREAM          stream: its configuration
     /scopes/SCOPE/streams/STREAM/epochs/E epoch: one record for each epoch

@@ -283,6 +283,29 @@ class ControllerEpoch:
 
 
 @dataclass(frozen=True, slots=True)
+class Coordinator:
+    """A coordinator that is alive, and those of its settings that others judge its work by."""
+
+    snapshot_transactions_max: int
+    snapshot_interval_ms: int
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("coordinator").to_json(
+            {
+                "snapshot_transactions_max": self.snapshot_transactions_max,
+                "snapshot_interval_ms": self.snapshot_interval_ms,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with reading("coordinator", raw) as datum:
+            return cls(**datum)
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """A transaction group; a topic's id is empty until the topic exists, or while it is not in use."""
 

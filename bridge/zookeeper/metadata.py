@@ -20,6 +20,7 @@ from bridge.model.nodes import CreateNode
 from bridge.model.records import (
     LAYOUT_FORMAT,
     Cluster,
+    Coordinator,
     Group,
     StreamConfig,
     StreamState,
@@ -125,6 +126,11 @@ class Metadata:
     def coordinators(self) -> list[str]:
         """Names of the coordinators that are alive."""
         return self.session.children(paths.COORDINATORS)
+
+    def coordinator(self, name: str) -> Coordinator | None:
+        """What a coordinator says of itself; None if it is not alive, or of a version that says nothing."""
+        node = self.session.get(paths.coordinator(name))
+        return Coordinator.from_json(node.value) if node is not None and node.value else None
 
     def leader(self, name: GroupName) -> str | None:
         """Name of the coordinator that leads a group; None if none does."""

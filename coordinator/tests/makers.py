@@ -30,7 +30,7 @@ class Bench:
         for name, segments in streams.items():
             config = StreamConfig(name=StreamName.parse(name), group=GROUP, created_ms=0, buffer_topic_id="x")
             history = EpochHistory.create(even_ranges(segments), 0)
-            self.group.streams[name] = StreamState(config, history)
+            self.group.add_stream(StreamState(config, history))
 
     def scale(self, name: str, seal: Sequence[int], ranges: Sequence[tuple[float, float]]) -> None:
         """Add the epoch that a scale makes."""

@@ -26,8 +26,10 @@ from bridge.model.requests import Request, RequestKind
 from coordinator import effects as fx
 from coordinator.agenda import work
 from coordinator.group import GroupState, LeaderSettings
+from coordinator.metrics import Op
 from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.snapshots import SnapshotSettings
+from coordinator.tail import WarmTail
 from coordinator.tests.sim_conditions import expectation
 from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_snapshots import restored_faults
@@ -63,6 +65,7 @@ def settings_of(epoch: int) -> LeaderSettings:
         transaction_buffer_snapshot_max_transaction_count=4,
         transaction_buffer_snapshot_min_time_in_millis=500,
         transaction_buffer_snapshot_cache_bytes_max=500,
+        transaction_buffer_snapshot_replay_max=3,
     )
     return LeaderSettings(
         round_bytes_max=2_000,
@@ -275,6 +278,14 @@ class CarelessFold(BufferFold):
         return {}
 
 
+def fold_of(world: World, terminated: Collection[bytes]) -> BufferFold:
+    """An empty fold, of a leader or a standby."""
+    limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
+    kind = HastyFold if "hasty-truncation" in world.faults else BufferFold
+    kind = CarelessFold if "careless-expiry" in world.faults else kind
+    return kind(limits, lambda *_: None, terminated)
+
+
 def commit_frame(attempt: Attempt) -> tuple[FrameHeader, bytes]:
     """The COMMIT frame of a transaction."""
     header = FrameHeader(FrameKind.COMMIT, attempt.id.bytes, attempt.part)
@@ -284,7 +295,7 @@ def commit_frame(attempt: Attempt) -> tuple[FrameHeader, bytes]:
 class Leader:
     """A leader that carries out one effect at each step, and can stop, or be left behind, before any of them."""
 
-    def __init__(self, world: World, name: GroupName, forgetful: bool = False) -> None:
+    def __init__(self, world: World, name: GroupName, forgetful: bool = False, tail: WarmTail | None = None) -> None:
         world.controller_epoch += 1
         self.world = world
         self.epoch = world.controller_epoch
@@ -297,14 +308,11 @@ class Leader:
         self.effect: fx.Effect | None = None
         self.forgetful = forgetful
         self.procedure: Generator[fx.Effect, Any, Any] | None = take_over(
-            name, self.epoch, self._fold, settings_of(self.epoch)
+            name, self.epoch, self._fold, settings_of(self.epoch), tail=tail
         )
 
     def _fold(self, terminated: Collection[bytes]) -> BufferFold:
-        limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
-        kind = HastyFold if "hasty-truncation" in self.world.faults else BufferFold
-        kind = CarelessFold if "careless-expiry" in self.world.faults else kind
-        return kind(limits, lambda *_: None, frozenset() if self.forgetful else terminated)
+        return fold_of(self.world, frozenset() if self.forgetful else terminated)
 
     def step(self, clock_ms: int, rng: random.Random) -> None:
         """Carry out the next effect, or fold some messages."""
@@ -342,10 +350,12 @@ class Leader:
         if self.group is None:
             self.group, self.barrier = value
             self.fences = deepcopy(self.group.fold.fences)
+            self.world.takeovers.update(self.group.counts)
         elif not self.pending_done:
             self.pending_done = True
             if not self.forgetful:
                 self.world.broken.extend(restored_faults(self.world, self.group, self.fences))
+                self.world.spared += self.group.snapshots.metrics.ongoing_ops[Op.READ]
 
     def crash(self, share: float) -> None:
         """Die, perhaps in the middle of an effect."""

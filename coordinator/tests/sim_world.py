@@ -8,6 +8,7 @@ topic takes nothing. A crash in the middle of an effect may leave any part of it
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -166,7 +167,11 @@ class World:
         """Called with path and value of what a stream has lost before epochs of it are dropped; raises likewise."""
         self.spoil_write: Callable[[Sequence[NodeOperation]], Sequence[NodeOperation]] = list
         """Changes what is written."""
+        self.takeovers: Counter[str] = Counter()
+        """What leaders counted while they took over."""
         self.broken: list[str] = []
+        self.spared = 0
+        """Records of ongoing transactions that were used at takeovers."""
         self.spoil: Callable[[bytes | None], bytes | None] = lambda value: value
 
     # What clients do.
