@@ -58,6 +58,7 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "recovery": lambda site, rounds, quick: recovery.experiment(
         site, rounds=rounds or (1 if quick else 3), quick=quick
     ),
+    "recovery-many": lambda site, _rounds, quick: recovery.many(site, quick=quick),
     "snapshot-growth": lambda _site, _rounds, quick: recovery.growth(quick=quick),
     "standby": lambda site, rounds, quick: standby.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
     "failover": lambda site, rounds, quick: failover.experiment(site, rounds=rounds or (1 if quick else 5)),

@@ -1,7 +1,8 @@
-"""How long a new leader needs when a million transactions were aborted before it, and what their snapshots cost.
+"""How long a new leader needs when millions of transactions were aborted before it, and what their snapshots cost.
 
 The history is made directly in the logs: a BEGIN and an ABORT frame of each transaction in the buffer, and its outcome
-on the commit log. What is measured is what the leader itself says: from raising the controller epoch to serving.
+on the commit log. One transaction that is older than all of them stays open. What is measured is what the leader itself
+says: from raising the controller epoch to serving.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from confluent_kafka import Producer
 
 import bridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
+from benchmarks.memory import MIB, peak_bytes
 from benchmarks.site import Site
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.clients import producer_config
@@ -39,6 +41,11 @@ PATIENCE_S: Final = 600.0
 _TOOK: Final = re.compile(r"took over in ([0-9.]+) s")
 _UPDATE: Final = 1_000
 _AT_ONCE: Final = 20_000
+_FIRST: Final = 1 << 32
+"""The counter of the first one, beyond those of real transactions."""
+_TAIL_MAX: Final = 90_000
+_PART: Final = 25_000
+"""So many are aborted between two snapshots of the largest history, which no leader reads in one go."""
 
 
 def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
@@ -53,8 +60,8 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
         rows=[
             Row(
                 name="recovery-extra",
-                title=f"a new leader after {aborts:,} aborted transactions, with snapshots: how much longer it needs "
-                "than one with no history",
+                title=f"a new leader after {aborts:,} aborted transactions, beside an older one that is still open, "
+                "with snapshots: how much longer it needs than one with no history",
                 metric="extra_s",
                 unit="s",
                 better=Better.LESS,
@@ -68,6 +75,35 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
                 better=Better.LESS,
                 bar=1 / 20,
                 peers=(REPLAY,),
+            ),
+        ],
+    )
+
+
+def many(site: Site, *, quick: bool) -> Experiment:
+    """Ten million aborted transactions (a twentieth if ``quick``)."""
+    aborts = 500_000 if quick else 10_000_000
+    history = History(site, aborts)
+    return Experiment(
+        name="recovery-many",
+        rounds=1,
+        warm_ups=0,
+        sides={OURS: history.from_snapshot},
+        rows=[
+            Row(
+                name="recovery-many-memory",
+                title=f"a new leader after {aborts:,} aborted transactions, with snapshots: its peak memory (VmHWM)",
+                metric="peak_mib",
+                unit="MiB",
+                better=Better.LESS,
+                bar=512.0,
+            ),
+            Row(
+                name="recovery-many",
+                title="the same: how long it needs",
+                metric="took_s",
+                unit="s",
+                better=Better.LESS,
             ),
         ],
     )
@@ -127,10 +163,12 @@ class History:
     def from_snapshot(self) -> Measured:
         """Take over from a snapshot, and where there is nothing."""
         self._make()
-        if not self._is_listed():
-            self._replay()
-        seconds = self._take_over("history")
-        return {"took_s": seconds, "extra_s": seconds - self._take_over("empty")}
+        if not self._is_listed(self._aborts):
+            self._replay(self._aborts)
+        with self._coordinator("history") as (pid, seconds):
+            peak_mib = peak_bytes(pid) / MIB
+        with self._coordinator("empty") as (_, without_s):
+            return {"took_s": seconds, "extra_s": seconds - without_s, "peak_mib": peak_mib}
 
     def from_buffer(self) -> Measured:
         """Take over without a snapshot."""
@@ -138,26 +176,31 @@ class History:
         scope = self._stream("history").scope
         topics = [snapshot_topic(scope), snapshot_indexes_topic(scope), snapshot_segments_topic(scope)]
         self._site.topics.delete_topics(self._site.topics.topic_ids(topics))
-        return {"took_s": self._replay()}
+        return {"took_s": self._replay(self._aborts)}
 
-    def _replay(self) -> float:
-        """Take over, and wait until the snapshot lists everything; gives how long taking over has taken."""
-        with self._coordinator("history") as seconds:
-            wait_for(self._is_listed, "a snapshot")
+    def _replay(self, aborts: int) -> float:
+        """Take over, and wait until the snapshot lists so many; gives how long taking over has taken."""
+        with self._coordinator("history") as (_, seconds):
+            wait_for(lambda: self._is_listed(aborts), "a snapshot")
         return seconds
-
-    def _take_over(self, which: str) -> float:
-        with self._coordinator(which) as seconds:
-            return seconds
 
     def _make(self) -> None:
         if self._is_made:
             return
         for which in ("history", "empty"):
             name = self._stream(which)
-            with self._connect(which) as b, self._running(which):
+            with self._connect(which) as b, self._coordinator(which):
                 b.admin.create_stream(str(name))
-        write_aborted(self._site.bootstrap_servers, self._stream("history"), self._aborts)
+                if which == "history":
+                    # Without it, the buffer would soon be truncated, and nothing would be left to read again.
+                    oldest = b.begin(str(name))
+                    oldest.write(str(name), key=b"key", value=b"value")
+                    oldest.flush()
+        for first in range(0, self._aborts, _PART):
+            if first:
+                self._replay(first)
+            part = range(_FIRST + first, _FIRST + min(first + _PART, self._aborts))
+            write_aborted(self._site.bootstrap_servers, self._stream("history"), part)
         self._is_made = True
 
     def _stream(self, which: str) -> StreamName:
@@ -173,25 +216,19 @@ class History:
             options=bridge.ClientOptions(admin_timeout_s=60),
         )
 
-    def _is_listed(self) -> bool:
-        """Whether a snapshot lists the whole history."""
+    def _is_listed(self, aborts: int) -> bool:
+        """Whether a snapshot lists so many, and the open transaction is written down."""
         name = self._stream("history")
         with self._connect("history") as b:
             config = b.admin.describe(str(name)).config
             found = SnapshotReader(b.settings, name.scope).of(config)
-            return all(item.aborted == self._aborts for item in found)
+            return all(item.aborted == aborts and item.tail < _TAIL_MAX for item in found)
 
     @contextmanager
-    def _coordinator(self, which: str) -> Iterator[float]:
-        """A coordinator that has taken over; gives the seconds that it has needed for that."""
-        with self._running(which) as log:
-            yield took_s(log)
-
-    @contextmanager
-    def _running(self, which: str) -> Iterator[Path]:
-        """A coordinator process; gives its log."""
-        with logged_coordinator(self._site, f"/recovery-{which}", self._logs) as (_, path):
-            yield path
+    def _coordinator(self, which: str) -> Iterator[tuple[int, float]]:
+        """A coordinator that has taken over: its process id, and the seconds that it has needed for that."""
+        with logged_coordinator(self._site, f"/recovery-{which}", self._logs) as (process, log):
+            yield process.pid, took_s(log)
 
 
 @contextmanager
@@ -228,16 +265,16 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.2)
 
 
-def write_aborted(bootstrap_servers: str, stream: StreamName, count: int) -> None:
-    """Write the history of aborted transactions straight into a stream's buffer and its group's commit log."""
+def write_aborted(bootstrap_servers: str, stream: StreamName, numbers: range) -> None:
+    """Write a history of aborted transactions straight into a stream's buffer and its group's commit log."""
     begin = BeginFrame(CLIENT, 0, None, 60_000, {str(stream): 0}).encode()
     lost: list[object] = []
     producer = Producer(producer_config(bootstrap_servers, extra={"linger.ms": 20}))
     log = GroupName(stream.scope).commit_log_topic
     with TransactionalAppender(bootstrap_servers, f"rollbridge.benchmark.{stream.scope}") as appender:
         appender.init()
-        for first in range(1, count + 1, _AT_ONCE):
-            ids = [TransactionId.of(0, number) for number in range(first, min(first + _AT_ONCE, count + 1))]
+        for first in range(0, len(numbers), _AT_ONCE):
+            ids = [TransactionId.of(0, number) for number in numbers[first : first + _AT_ONCE]]
             for identifier in ids:
                 header = FrameHeader(FrameKind.BEGIN, identifier.bytes)
                 ending = header._replace(kind=FrameKind.ABORT)
