@@ -100,5 +100,5 @@ class LongTail:
             ) as b,
         ):
             b.admin.create_stream(str(self._stream))
-        write_aborted(self._site.bootstrap_servers, self._stream, self.aborts)
+        write_aborted(self._site.bootstrap_servers, self._stream, range(1, self.aborts + 1))
         self._is_made = True
