@@ -102,7 +102,7 @@ def share(backlog: Mapping[SegmentId, int], limit: int | None) -> dict[SegmentId
     if limit is None or total <= limit:
         return dict(backlog)
     chosen = sorted(backlog, key=lambda segment: (-backlog[segment], segment))[:limit]
-    parts = {segment: 1 for segment in chosen}
+    parts = dict.fromkeys(chosen, 1)
     left = limit - len(chosen)
     rest = sum(backlog[segment] - 1 for segment in chosen)
     for segment in chosen:
