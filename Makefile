@@ -11,7 +11,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
-CODE := $(wildcard bridge coordinator schemas integration_tests spark_examples benchmarks)
+CODE := $(wildcard bridge coordinator schemas pyspark_rollbridge pyspark_rollbridge_transactions integration_tests \
+	spark_examples benchmarks)
 # Test processes, each with servers of its own: most tests wait for servers, so two are faster even on two cores.
 WORKERS ?= 2
 # How long `make soak` takes, about.
