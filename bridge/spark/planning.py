@@ -20,12 +20,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.errors import CorruptDataError, TruncatedError
+from bridge.errors import CorruptDataError
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.lineage import lineage
 from bridge.model.reading import ReadingPlan
-from bridge.model.truncation import ancestors
+from bridge.model.truncation import ancestors, consistent, frontier
 
 Front = Mapping[SegmentId, int]
 
@@ -193,13 +193,18 @@ def without_lost(
     return left, lost
 
 
-def check_known(history: EpochHistory, front: Front) -> None:
-    """Raise TruncatedError if a front names segments of which the stream knows nothing any more."""
+def without_unknown(history: EpochHistory, front: Front) -> tuple[Front, list[str]]:
+    """A front of which nothing has expired from the history, and a sentence on what was lost with what has.
+
+    What is left begins with the first records that are left, behind what the front has read.
+    """
     known = history.segments()
-    if missing := sorted(segment for segment in front if segment not in known):
-        raise TruncatedError(
-            f"segments {', '.join(map(str, missing))} have been removed with what was still to be read of them"
-        )
+    missing = sorted(segment for segment in front if segment not in known)
+    if not missing:
+        return front, []
+    left = {segment: offset for segment, offset in front.items() if segment in known}
+    what = f"segments {', '.join(map(str, missing))} have been removed, with whatever was still to be read of them"
+    return frontier(history, consistent(history, covered(history, left))), [what]
 
 
 class _Chains:

@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bridge.errors import CorruptDataError
 from bridge.kafka.batches import HEADER_BYTES, BatchHeader, check_crc, uncompressed
 from bridge.kafka.committed import AbortedSpan, Standing, judged_batches
 
-Longs = NDArray[np.int64]
+# Types are checked without numpy, so what its arrays hold is said by names only.
+Longs = Any
+"""An array of 64-bit integers."""
+Bytes = Any
+"""An array of bytes; with two dimensions, one row for each record."""
+Flags = Any
+"""An array of booleans."""
 
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
@@ -41,7 +46,7 @@ class Records:
     buffer: bytes
     offset: Longs
     timestamp_ms: Longs
-    timestamp_type: NDArray[np.int32]
+    timestamp_type: Any
     key: Slices
     value: Slices
     headers: Longs
@@ -52,7 +57,7 @@ class Records:
     def __len__(self) -> int:
         return len(self.offset)
 
-    def where(self, chosen: NDArray[Any] | slice) -> Records:
+    def where(self, chosen: Longs | Flags | slice) -> Records:
         """Some of the records: a mask, indices, or a slice."""
         return Records(
             self.buffer,
@@ -169,7 +174,7 @@ def _find_starts(buffer: bytes, begin: int, end: int, count: int, starts: list[i
         raise CorruptDataError(f"{count} records of a batch take {place - begin} bytes, its section has {end - begin}")
 
 
-def varints(data: NDArray[np.uint8], place: Longs) -> tuple[Longs, Longs]:
+def varints(data: Bytes, place: Longs) -> tuple[Longs, Longs]:
     """The zigzag varints that stand at some places, and where each ends.
 
     Raises:
@@ -214,7 +219,7 @@ def headers_of(records: Records) -> Iterator[Header]:
         raise CorruptDataError("the headers of a record end elsewhere than the record")
 
 
-def _field(data: NDArray[np.uint8], place: Longs) -> tuple[Slices, Longs]:
+def _field(data: Bytes, place: Longs) -> tuple[Slices, Longs]:
     """Bytes with their length in front, -1 for none, and what stands behind them."""
     length, start = varints(data, place)
     return Slices(start, start + length), start + np.maximum(length, 0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.errors import CorruptDataError, TruncatedError
+from bridge.errors import CorruptDataError
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.keyspace import KeyRange, even_ranges
@@ -20,12 +20,12 @@ from bridge.spark.planning import (
     advance,
     between,
     chains,
-    check_known,
     covered,
     share,
     split,
     unsealed,
     without_lost,
+    without_unknown,
 )
 from bridge.tests.strategies import histories
 
@@ -191,5 +191,11 @@ def test_what_was_deleted_is_told_and_the_rest_is_read() -> None:
         f"offsets 2 to 4 of segment {A} have been deleted",
         f"offsets 0 to 3 of segment {B} have been deleted",
     ]
-    with pytest.raises(TruncatedError, match="have been removed"):
-        check_known(scaled(5), {SegmentId.of(7, 7): 3})
+
+
+def test_behind_segments_that_nobody_knows_any_more_reading_goes_on_with_what_is_left() -> None:
+    gone = SegmentId.of(7, 7)
+    assert without_unknown(scaled(5), {B: 3, C: 4}) == ({B: 3, C: 4}, [])
+    front, lost = without_unknown(scaled(5), {B: 3, gone: 4})
+    assert front == {B: 3, C: 0}
+    assert lost == [f"segments {gone} have been removed, with whatever was still to be read of them"]
