@@ -182,6 +182,7 @@ class _Maker:
         data = np.frombuffer(self.records.buffer, np.uint8)
         users: list[tuple[Longs, Slices, Slices]] = []
         places: Longs = np.full(len(self.records), -1, np.int64)
+        sizes: Longs = np.zeros(len(self.records), np.int64)
         for record, name, value in headers_of(self.records):
             own: Flags = np.zeros(len(record), np.bool_)
             for known in OWN_HEADERS:
@@ -189,13 +190,14 @@ class _Maker:
                 own |= is_it
                 if known == RECORD_HEADER:
                     # The first one counts, as for readers of the library.
-                    is_it &= (value.end - value.start == HEADER_VALUE_BYTES) & (places[record] < 0)
+                    is_it &= (value.end >= value.start) & (places[record] < 0)
                     places[record[is_it]] = value.start[is_it]
+                    sizes[record[is_it]] = (value.end - value.start)[is_it]
             kept = ~own
             users.append(
                 (record[kept], Slices(*(item[kept] for item in name)), Slices(*(item[kept] for item in value)))
             )
-        found = np.flatnonzero(places >= 0)
+        found = np.flatnonzero((places >= 0) & (sizes == HEADER_VALUE_BYTES))
         values = _rows(data, places[found], HEADER_VALUE_BYTES)
         sound = (values[:, _ID_ZEROS] == 0).all(axis=1)  # otherwise a plain writer used the name for something else
         return users, (found[sound], values[sound])
@@ -221,16 +223,15 @@ _MAKE: Final[Mapping[str, Callable[[_Maker], pa.Array]]] = {
 }
 
 
-def gathered(buffer: bytes, field: Slices, kind: pa.DataType | None = None) -> pa.Array:
+def gathered(buffer: bytes, field: Slices) -> pa.Array:
     """The bytes of a field of each record, which come in the order in which they stand; null where it has none."""
     count = len(field.start)
-    kind = pa.binary() if kind is None else kind
     if not count:
-        return pa.array([], kind)
+        return pa.array([], pa.binary())
     bounds: Longs = np.empty(2 * count, np.int32)
     bounds[0::2] = field.start
     bounds[1::2] = np.maximum(field.start, field.end)
-    everything = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(buffer)])
+    everything = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(buffer)])
     missing = field.end < field.start
     wanted: Longs = np.arange(0, 2 * count, 2, dtype=np.int32)
     return everything.take(pa.array(wanted, mask=missing) if missing.any() else pa.array(wanted))
@@ -248,12 +249,20 @@ def _header_lists(buffer: bytes, walked: list[tuple[Longs, Slices, Slices]], cou
         )
 
     pairs = pa.StructArray.from_arrays(
-        [gathered(buffer, sorted_field(1), pa.string()), gathered(buffer, sorted_field(2))], names=["key", "value"]
+        [_texts(gathered(buffer, sorted_field(1))), gathered(buffer, sorted_field(2))], names=["key", "value"]
     )
     sizes = np.bincount(record, minlength=count) if count else np.zeros(0, np.int64)
     bounds: Longs = np.zeros(count + 1, np.int32)
     np.cumsum(sizes, out=bounds[1:])
     return pa.ListArray.from_arrays(pa.array(bounds), pairs, mask=pa.array(sizes == 0))
+
+
+def _texts(found: pa.Array) -> pa.Array:
+    """Bytes as text; what is no UTF-8 is replaced, as Kafka's own clients do it."""
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([item.decode(errors="replace") for item in found.to_pylist()], pa.string())
 
 
 def _equal(data: Bytes, field: Slices, text: bytes) -> Flags:
