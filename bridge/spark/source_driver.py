@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from bridge.client.catalog import Catalog
-from bridge.client.options import ClientOptions
 from bridge.client.routing import StreamView
 from bridge.config import ConnectionSettings
 from bridge.connection import find_cluster_id, own_name
@@ -38,7 +37,7 @@ class DriverConnection:
 
     def __init__(self, settings: SparkSettings) -> None:
         self.connection: ConnectionSettings = settings.connected_as(settings.client_name or own_name())
-        options = ClientOptions()
+        options = settings.options
         self._session = ZooKeeperSession(
             self.connection.zookeeper,
             root=self.connection.zookeeper_root,
