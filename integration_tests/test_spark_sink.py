@@ -1,4 +1,4 @@
-"""The sink on a real Spark: every row is in the stream exactly once, whatever is killed, and bad input writes nothing."""
+"""The sink on a real Spark: every row is in the stream exactly once, whatever is killed; bad input writes nothing."""
 
 from __future__ import annotations
 

@@ -43,27 +43,16 @@ _NUMBERS_BYTES_MAX: Final = 5 + 1 + 5 + 10
 """What length, attributes, offset delta and timestamp delta of a record take at most."""
 
 
-def varint_sizes(values: Numbers) -> Numbers:
-    """How many bytes each number takes as a zigzag varint."""
-    zigzag = _zigzag(values)
-    sizes: Numbers = np.ones(len(values), np.int64)
-    for shift in range(7, 64, 7):
-        more = zigzag >> np.uint64(shift) != 0
-        if not more.any():
-            break
-        sizes += more
-    return sizes
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Records as columns, all of the same length.
+    """Records as columns, all of the same length; made by :meth:`of`.
 
     Attributes:
         keys: Binary; null is no key.
         values: Binary; null is a tombstone.
         counts: Number of each record within its part, rising.
         timestamps: Milliseconds since 1970.
+        sizes: Bytes of each record, as the limits of streams count them: key, value and headers, ours included.
         headers: The user's headers of each record as they stand in a batch, without their number; None: there are none.
         header_counts: How many these are.
     """
@@ -72,8 +61,25 @@ class Rows:
     values: pa.BinaryArray
     counts: Numbers
     timestamps: Numbers
+    sizes: Numbers
     headers: pa.BinaryArray | None = None
     header_counts: Numbers = None
+
+    @classmethod
+    def of(
+        cls,
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
+        counts: Numbers,
+        timestamps: Numbers,
+        headers: tuple[pa.BinaryArray, Numbers] | None = None,
+    ) -> Rows:
+        """The rows with their sizes; ``headers`` are as :func:`encode_headers` makes them."""
+        sizes = _field_sizes(keys) + _field_sizes(values) + (len(_OWN) + HEADER_VALUE_BYTES)
+        if headers is None:
+            return cls(keys, values, counts, timestamps, sizes + 1)
+        sizes += _varint_sizes(headers[1] + 1) + _lengths(headers[0])
+        return cls(keys, values, counts, timestamps, sizes, *headers)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -86,8 +92,9 @@ class Rows:
             self.values.take(chosen),
             self.counts[places],
             self.timestamps[places],
+            self.sizes[places],
             None if self.headers is None else self.headers.take(chosen),
-            None if self.header_counts is None else self.header_counts[places],
+            None if self.headers is None else self.header_counts[places],
         )
 
     def slice(self, start: int, stop: int) -> Rows:
@@ -97,8 +104,9 @@ class Rows:
             self.values[start:stop],
             self.counts[start:stop],
             self.timestamps[start:stop],
+            self.sizes[start:stop],
             None if self.headers is None else self.headers[start:stop],
-            None if self.header_counts is None else self.header_counts[start:stop],
+            None if self.headers is None else self.header_counts[start:stop],
         )
 
     @classmethod
@@ -111,21 +119,15 @@ class Rows:
             pa.concat_arrays([rows.values for rows in several]),
             np.concatenate([rows.counts for rows in several]),
             np.concatenate([rows.timestamps for rows in several]),
+            np.concatenate([rows.sizes for rows in several]),
             None if several[0].headers is None else pa.concat_arrays([rows.headers for rows in several]),
             None if several[0].headers is None else np.concatenate([rows.header_counts for rows in several]),
         )
 
-    def sizes(self) -> Numbers:
-        """Bytes of each record, as the limits of streams count them: key, value and headers, ours included."""
-        total = _field_sizes(self.keys) + _field_sizes(self.values) + len(_OWN) + HEADER_VALUE_BYTES
-        if self.headers is None:
-            return total + 1
-        return total + varint_sizes(self.header_counts + 1) + _lengths(self.headers)
 
-
-def batch_sizes(sizes: Numbers) -> Numbers:
-    """What records of these sizes take in a batch at most."""
-    return sizes + _NUMBERS_BYTES_MAX
+def batch_bytes(rows: Rows) -> Numbers:
+    """What each of the rows takes in a batch at most."""
+    return rows.sizes + _NUMBERS_BYTES_MAX
 
 
 def encode_batch(rows: Rows, transaction: bytes, part: int, codec: Compression) -> bytes:
@@ -156,55 +158,63 @@ def encode_headers(rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> tuple[
 def _records(rows: Rows, transaction: bytes, part: int) -> memoryview:
     """The records as they stand behind the header of a batch."""
     count = len(rows)
-    offsets: Numbers = np.arange(count, dtype=np.int64)
-    deltas = rows.timestamps - rows.timestamps[0]
-    key_lengths, value_lengths = _lengths(rows.keys, null=-1), _lengths(rows.values, null=-1)
-    lengths = 1 + varint_sizes(offsets) + varint_sizes(deltas) + rows.sizes()
-    front = _varints(lengths, None, deltas, offsets, key_lengths)
+    offsets = _Varints.of(np.arange(count, dtype=np.int64))
+    deltas = _Varints.of(rows.timestamps - rows.timestamps[0])
+    lengths = _Varints.of(1 + offsets.sizes + deltas.sizes + rows.sizes)
+    attributes = _Varints.of(np.zeros(count, np.int64))
+    front = _side_by_side(lengths, attributes, deltas, offsets, _Varints.of(_lengths(rows.keys, null=-1)))
+    middle = _side_by_side(_Varints.of(_lengths(rows.values, null=-1)))
+    counts = np.ones(count, np.int64) if rows.headers is None else rows.header_counts + 1
     own: Numbers = np.empty((count, len(_OWN) + HEADER_VALUE_BYTES), np.uint8)
     own[:, : len(_OWN) + len(transaction)] = np.frombuffer(_OWN + transaction, np.uint8)
     local = (rows.counts + local_sequence(part, 0)).astype(">u8")
     own[:, len(_OWN) + len(transaction) :] = local.view(np.uint8).reshape(count, 8)
     if rows.headers is None:
-        middle = _varints(value_lengths)
-        back: Numbers = np.empty((count, own.shape[1] + 1), np.uint8)
-        back[:, 0], back[:, 1:] = 2, own
-        columns = [front, rows.keys, middle, rows.values, _fixed(back)]
+        back = [_fixed(np.hstack((_Varints.of(counts).digits, own)))]
     else:
-        counts = _varints(rows.header_counts + 1)
-        columns = [front, rows.keys, _varints(value_lengths), rows.values, counts, rows.headers, _fixed(own)]
+        back = [_side_by_side(_Varints.of(counts)), rows.headers, _fixed(own)]
+    columns = [front, rows.keys, middle, rows.values, *back]
     joined = pc.binary_join_element_wise(*columns, b"", null_handling="replace", null_replacement=b"")
     _, ends, data = joined.buffers()
     first, last = np.frombuffer(ends, np.int32, count + 1)[[0, -1]]
     return memoryview(data)[first:last]
 
 
-def _varints(*columns: Numbers | None) -> pa.BinaryArray:
-    """For each row its numbers as zigzag varints one after the other; None is a zero byte in every row."""
-    parts: list[Numbers] = []
-    masks: list[Numbers] = []
-    whole = True
-    count = next(len(column) for column in columns if column is not None)
-    for column in columns:
-        if column is None:
-            parts.append(np.zeros((count, 1), np.uint8))
-            masks.append(np.ones((count, 1), bool))
-            continue
-        zigzag, sizes = _zigzag(column), varint_sizes(column)
+@dataclass(frozen=True, slots=True)
+class _Varints:
+    """A column of numbers as zigzag varints: their sizes, and a row of digits for each, of which so many count."""
+
+    sizes: Numbers
+    digits: Numbers
+    even: bool
+    """Whether all are of the same size."""
+
+    @classmethod
+    def of(cls, values: Numbers) -> _Varints:
+        zigzag = _zigzag(values)
+        highest = int(zigzag.max())
+        if highest < 1 << 7:
+            return cls(np.ones(len(values), np.int64), zigzag.astype(np.uint8)[:, None], even=True)
+        sizes = _varint_sizes(values)
         width = int(sizes.max())
-        places = np.arange(width)
-        found = (zigzag[:, None] >> (places * 7).astype(np.uint64)).astype(np.uint8) & 0x7F
-        found |= np.where(places < sizes[:, None] - 1, 0x80, 0).astype(np.uint8)
-        parts.append(found)
-        masks.append(places < sizes[:, None])
-        whole = whole and int(sizes.min()) == width
-    matrix = np.hstack(parts)
-    if whole:
+        if highest < 1 << 32:
+            zigzag = zigzag.astype(np.uint32)
+        digits: Numbers = np.empty((len(values), width), np.uint8)
+        for place in range(width):
+            digit = (zigzag >> zigzag.dtype.type(7 * place)).astype(np.uint8)
+            digits[:, place] = digit & 0x7F | (sizes > place + 1).astype(np.uint8) << 7
+        return cls(sizes, digits, even=bool(sizes.min() == width))
+
+
+def _side_by_side(*columns: _Varints) -> pa.BinaryArray:
+    """For each row its numbers one after the other."""
+    matrix = columns[0].digits if len(columns) == 1 else np.hstack([column.digits for column in columns])
+    if all(column.even for column in columns):
         return _fixed(matrix)
-    mask = np.hstack(masks)
-    ends: Numbers = np.zeros(count + 1, np.int32)
-    np.cumsum(mask.sum(axis=1), out=ends[1:])
-    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(matrix[mask])])
+    mask = np.hstack([np.arange(column.digits.shape[1], dtype=np.int64) < column.sizes[:, None] for column in columns])
+    ends: Numbers = np.zeros(len(matrix) + 1, np.int32)
+    np.cumsum(sum(column.sizes for column in columns), out=ends[1:])
+    return pa.Array.from_buffers(pa.binary(), len(matrix), [None, pa.py_buffer(ends), pa.py_buffer(matrix[mask])])
 
 
 def _fixed(matrix: Numbers) -> pa.BinaryArray:
@@ -222,7 +232,18 @@ def _lengths(column: pa.BinaryArray, *, null: int = 0) -> Numbers:
 
 def _field_sizes(column: pa.BinaryArray) -> Numbers:
     """Bytes of each value together with its length."""
-    return varint_sizes(_lengths(column, null=-1)) + _lengths(column)
+    lengths = _lengths(column, null=-1)
+    return _varint_sizes(lengths) + np.maximum(lengths, 0)
+
+
+def _varint_sizes(values: Numbers) -> Numbers:
+    """How many bytes each number takes as a zigzag varint."""
+    zigzag = _zigzag(values)
+    sizes: Numbers = np.ones(len(values), np.int64)
+    highest = int(zigzag.max()) if len(zigzag) else 0
+    for shift in range(7, highest.bit_length(), 7):
+        sizes += zigzag >= np.uint64(1 << shift)
+    return sizes
 
 
 def _zigzag(values: Numbers) -> Numbers:

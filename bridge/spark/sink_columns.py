@@ -102,16 +102,15 @@ class Columns:
             RowFault: one can not be written.
         """
         size = batch.num_rows
-        headers = header_counts = None
+        headers = None
         if self.headers is not None:
-            headers, header_counts = encode_headers(list(_headers(batch.column(self.headers), first)))
-        return Rows(
+            headers = encode_headers(list(_headers(batch.column(self.headers), first)))
+        return Rows.of(
             pa.nulls(size, pa.binary()) if self.key is None else _binary(batch.column(self.key)),
             _binary(batch.column(self.value)),
             np.arange(first, first + size, dtype=np.int64),
             self._timestamps(batch, first, now_ms),
             headers,
-            header_counts,
         )
 
     def stream_places(self, batch: pa.RecordBatch, streams: Sequence[str], first: int) -> Numbers:

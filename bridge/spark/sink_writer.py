@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +14,8 @@ from bridge.client.slots import Lane
 from bridge.client.writing import Part
 from bridge.kafka.batches import HEADER_BYTES
 from bridge.model.keyspace import HASH_SEED
-from bridge.spark.sink_batches import Numbers, Rows, batch_sizes, encode_batch
+from bridge.spark.sink_batches import Numbers, Rows, batch_bytes, encode_batch
 from bridge.spark.sink_columns import Columns, RowFault
-
-_NO_NUMBERS: Final[Numbers] = np.empty(0, np.int64)
 
 
 class PartitionWriter:
@@ -75,49 +72,45 @@ class _LaneRows:
         self._waiting = [_Waiting() for _ in lane.route.numbers]
 
     def add(self, rows: Rows) -> None:
-        sizes = rows.sizes()
-        worst = int(sizes.argmax())
-        if sizes[worst] > self._lane.record_bytes_max:
+        worst = int(rows.sizes.argmax())
+        if rows.sizes[worst] > self._lane.record_bytes_max:
             raise RowFault(
-                f"it takes {sizes[worst]} bytes (key, value and headers, our own included), which exceeds the limit of "
-                f"{self._lane.record_bytes_max} of stream {self._stream}",
+                f"it takes {rows.sizes[worst]} bytes (key, value and headers, our own included), which exceeds the "
+                f"limit of {self._lane.record_bytes_max} of stream {self._stream}",
                 row=int(rows.counts[worst]),
             )
-        sizes = batch_sizes(sizes)
         if len(self._waiting) == 1:
-            self._add(0, rows, sizes)
+            self._add(0, rows)
             return
         places = self._segments(rows.keys)
         order = np.argsort(places, kind="stable")
-        rows, sizes = rows.take(order), sizes[order]
+        rows = rows.take(order)
         ends = np.cumsum(np.bincount(places, minlength=len(self._waiting)))
         start = 0
         for at, end in enumerate(ends.tolist()):
             if end > start:
-                self._add(at, rows.slice(start, end), sizes[start:end])
+                self._add(at, rows.slice(start, end))
             start = end
 
     def send_all(self) -> None:
         for at, waiting in enumerate(self._waiting):
             if waiting.rows:
-                self._send(at, Rows.together(waiting.rows))
+                self._send(at, waiting.taken())
 
-    def _add(self, at: int, rows: Rows, sizes: Numbers) -> None:
+    def _add(self, at: int, rows: Rows) -> None:
         """Let rows wait for the frame of a segment, and send the frames that become full."""
         waiting, room = self._waiting[at], self._lane.frame_bytes - HEADER_BYTES
-        waiting.rows.append(rows)
-        waiting.sizes = np.concatenate((waiting.sizes, sizes))
-        ends = np.cumsum(waiting.sizes)
-        if ends[-1] <= room:
+        waiting.add(rows)
+        if waiting.bytes <= room:
             return
-        together = Rows.together(waiting.rows)
+        together = waiting.taken()
+        ends = np.cumsum(batch_bytes(together))
         start = sent = 0
         while ends[-1] - sent > room:
             stop = max(int(np.searchsorted(ends, sent + room, side="right")), start + 1)
             self._send(at, together.slice(start, stop))
             start, sent = stop, int(ends[stop - 1])
-        waiting.rows = [together.slice(start, len(together))] if start < len(together) else []
-        waiting.sizes = waiting.sizes[start:]
+        waiting.add(together.slice(start, len(together)))
 
     def _send(self, at: int, rows: Rows) -> None:
         batch = encode_batch(rows, self._part.id.bytes, self._part.number, self._part.compression)
@@ -136,10 +129,21 @@ class _LaneRows:
 
 
 class _Waiting:
-    """The rows that wait for the next frame of a segment."""
+    """The rows that wait for the next frame of a segment, and what they will take in it at most."""
 
-    __slots__ = ("rows", "sizes")
+    __slots__ = ("bytes", "rows")
 
     def __init__(self) -> None:
         self.rows: list[Rows] = []
-        self.sizes: Numbers = _NO_NUMBERS
+        self.bytes = 0
+
+    def add(self, rows: Rows) -> None:
+        """Let these wait behind the others."""
+        if len(rows):
+            self.rows.append(rows)
+            self.bytes += int(batch_bytes(rows).sum())
+
+    def taken(self) -> Rows:
+        """All of them; none waits then."""
+        together, self.rows, self.bytes = Rows.together(self.rows), [], 0
+        return together
