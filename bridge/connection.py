@@ -131,6 +131,23 @@ def own_name() -> str:
     return f"{host[:100] or 'client'}-{os.getpid()}"
 
 
+def find_cluster_id(settings: ConnectionSettings, timeout_s: float) -> str:
+    """Kafka's id of the cluster; KafkaUnavailable if no broker answers in time, which is a second at least."""
+    try:
+        admin = TopicAdmin(
+            settings.bootstrap_servers,
+            security=settings.kafka,
+            client_id=settings.client_name,
+            timeout_s=max(timeout_s, 1.0),
+        )
+        return admin.cluster_id()
+    except KafkaUnavailable as fault:
+        raise KafkaUnavailable(
+            f"no Kafka broker answered at {settings.bootstrap_servers} within {timeout_s:.3g} s: is it running, and is "
+            "the address right?"
+        ) from fault
+
+
 class Bridge(Resuming, Joining):
     """A connection. Use it in a ``with`` block, or close it."""
 
@@ -150,27 +167,11 @@ class Bridge(Resuming, Joining):
         self._session.start(self.options.connect_timeout_s)
         try:
             metadata = Metadata(self._session)
-            metadata.claim_cluster(self._cluster_id(deadline))
+            metadata.claim_cluster(find_cluster_id(settings, deadline - time.monotonic()))
             self._open(metadata)
         except BaseException:
             self._session.close()
             raise
-
-    def _cluster_id(self, deadline: float) -> str:
-        settings = self.settings
-        try:
-            admin = TopicAdmin(
-                settings.bootstrap_servers,
-                security=settings.kafka,
-                client_id=settings.client_name,
-                timeout_s=max(deadline - time.monotonic(), 1.0),
-            )
-            return admin.cluster_id()
-        except KafkaUnavailable as fault:
-            raise KafkaUnavailable(
-                f"no Kafka broker answered at {settings.bootstrap_servers} within "
-                f"{self.options.connect_timeout_s:g} s: is it running, and is the address right?"
-            ) from fault
 
     def _open(self, metadata: Metadata) -> None:
         settings, options = self.settings, self.options
