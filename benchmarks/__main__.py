@@ -26,6 +26,7 @@ from benchmarks import (
     recovery,
     report,
     small,
+    spark_sink,
     spark_source,
 )
 from benchmarks.harness import Experiment, Result, run
@@ -62,6 +63,15 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
         site, 4, rounds=rounds or (1 if quick else 5), quick=quick
     ),
     "spark-streaming": lambda site, rounds, quick: spark_source.streaming(
+        site, rounds=rounds or (1 if quick else 5), quick=quick
+    ),
+    "spark-sink-1": lambda site, rounds, quick: spark_sink.batch(
+        site, 1, rounds=rounds or (1 if quick else 7), quick=quick
+    ),
+    "spark-sink-4": lambda site, rounds, quick: spark_sink.batch(
+        site, 4, rounds=rounds or (1 if quick else 5), quick=quick
+    ),
+    "spark-micro-batches": lambda site, rounds, quick: spark_sink.micro_batches(
         site, rounds=rounds or (1 if quick else 5), quick=quick
     ),
     "recovery": lambda site, rounds, quick: recovery.experiment(

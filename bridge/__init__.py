@@ -16,6 +16,7 @@ from bridge.admin import Admin, StreamDescription
 from bridge.cas.future import CasFuture
 from bridge.cas.writer import CasWriter
 from bridge.client.futures import WriteFuture
+from bridge.client.joint import JointTicket, JointTransaction
 from bridge.client.options import ClientOptions
 from bridge.client.results import CommitResult, Outcome, PartHandle
 from bridge.client.resumed import ResumedTransaction
@@ -56,6 +57,8 @@ __all__ = [
     "CommittedTransaction",
     "Consumer",
     "GroupName",
+    "JointTicket",
+    "JointTransaction",
     "LogPosition",
     "Message",
     "Outcome",

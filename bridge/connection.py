@@ -26,6 +26,7 @@ from bridge.client.catalog import Catalog
 from bridge.client.counters import CounterSupply
 from bridge.client.futures import Completion
 from bridge.client.housekeeping import Housekeeper
+from bridge.client.joint import JointDesk
 from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
 from bridge.client.planner import Planner
@@ -45,6 +46,7 @@ from bridge.errors import (
     TransactionClosed,
     TransactionNotFound,
 )
+from bridge.joining import Joining
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.topics import TopicAdmin
 from bridge.message import Origin
@@ -86,6 +88,7 @@ def connect(
     kafka: Mapping[str, str] | None = None,
     config_file: str | Path | None = None,
     options: ClientOptions | None = None,
+    session: str = "",
 ) -> Bridge:
     """Connect to a cluster. What is not given comes from the environment, a file, or the embedded cluster.
 
@@ -98,6 +101,8 @@ def connect(
         kafka: Security settings under librdkafka's names, such as ``security.protocol``.
         config_file: A TOML file with the same settings, see :mod:`bridge.config`.
         options: Sizes, delays and limits.
+        session: What processes call the session of their client name that they share, see :meth:`Bridge.joint`; they
+            do not fence each other, but all those of another session. Without it each process is a session.
 
     Raises:
         ConfigError: a setting is wrong or missing; all are named.
@@ -117,7 +122,7 @@ def connect(
         settings = replace(settings, kafka={**settings.kafka, **kafka})
     if client_name is None and settings.client_name == _UNNAMED:
         settings = replace(settings, client_name=own_name())
-    return Bridge(settings, options)
+    return Bridge(settings, options, session)
 
 
 def own_name() -> str:
@@ -143,11 +148,12 @@ def find_cluster_id(settings: ConnectionSettings, timeout_s: float) -> str:
         ) from fault
 
 
-class Bridge(Resuming):
+class Bridge(Resuming, Joining):
     """A connection. Use it in a ``with`` block, or close it."""
 
-    def __init__(self, settings: ConnectionSettings, options: ClientOptions | None = None) -> None:
+    def __init__(self, settings: ConnectionSettings, options: ClientOptions | None = None, session: str = "") -> None:
         """Connect; see :func:`connect`, which is how it is usually done."""
+        self._holder = session
         self.settings: Final = settings
         self.options: Final = options or ClientOptions()
         self._closed = False
@@ -199,9 +205,21 @@ class Bridge(Resuming):
             settings.client_name,
             named=settings.client_name not in (_UNNAMED, own_name()),
             changed=self._housekeeper.poke,
+            holder=self._holder,
         )
         self._resumer = Resumer(settings.client_name, options, metadata, self._catalog, self._runtime, self._sessions)
         self._planner = Planner(settings.client_name, options, self._catalog, self._outcomes, self._sessions)
+        self._desk = JointDesk(
+            settings.client_name,
+            metadata,
+            self._catalog,
+            self._runtime,
+            self._sessions,
+            self._planner,
+            self._counters,
+            self._resumer,
+            options.connect_timeout_s,
+        )
         self._engines: dict[WriterOptions, Engine] = {}
         self._engines_lock = threading.Lock()
         self.admin = Admin(
@@ -522,6 +540,10 @@ class Bridge(Resuming):
     def _resumer_if_open(self) -> Resumer:
         self._check_open()
         return self._resumer
+
+    def _desk_if_open(self) -> JointDesk:
+        self._check_open()
+        return self._desk
 
     def _check_open(self) -> None:
         if self._closed:

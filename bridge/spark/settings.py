@@ -50,6 +50,10 @@ class OptionReader:
             self.faults.append(f"{name}: is missing")
         return value or default
 
+    def has(self, name: str) -> bool:
+        """Whether an option that has not been taken is given."""
+        return bool(self._left.get(name.lower()))
+
     def flag(self, name: str, default: bool) -> bool:
         """``true`` or ``false``."""
         return self.choice(name, ("true", "false"), str(default).lower()) == "true"

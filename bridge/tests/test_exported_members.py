@@ -21,6 +21,8 @@ PUBLIC = {
     "DLSN",
     "EMPTY",
     "GroupName",
+    "JointTicket",
+    "JointTransaction",
     "LogPosition",
     "Message",
     "Outcome",

@@ -1,0 +1,346 @@
+"""Joint transactions as their processes see them: agree on one, write parts of it, and end it, each in any process.
+
+Which transaction it is stands in the record of the client's session, see :mod:`bridge.model.joint`. Everybody who
+writes a part sends the BEGIN frames before it, so that nobody has to wait for whoever came first; the leader takes the
+first ones, and drops those that come when the transaction has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from bridge.client.catalog import Catalog
+from bridge.client.counters import CounterSupply
+from bridge.client.futures import Completion
+from bridge.client.planner import Planner
+from bridge.client.results import CommitResult, PartHandle
+from bridge.client.runtime import Plan, Runtime
+from bridge.client.sessions import ClientSessions
+from bridge.client.transaction import Transaction
+from bridge.client.writing import Part
+from bridge.errors import (
+    AlreadyCommitted,
+    ConflictError,
+    Fenced,
+    InvalidRequestError,
+    OutcomeExpired,
+    OutcomeUnknown,
+    TransactionClosed,
+    TransactionNotFound,
+    UnavailableError,
+)
+from bridge.model import paths
+from bridge.model.frames import HEADER, MAGIC, VERSION, BeginFrame, FrameKind
+from bridge.model.identifiers import OWNER_PART, TransactionId
+from bridge.model.joint import JointState, JointWork, Step, decide_step, label_of
+from bridge.model.names import GroupName
+from bridge.model.records import ClientSession
+from bridge.model.transaction import State
+from bridge.resuming import Resumer
+from bridge.timeouts import Timeout, as_seconds
+from bridge.zookeeper.errors import NodeMissing, NodeVersionMismatch, UnknownWriteError
+from bridge.zookeeper.metadata import Metadata
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JointTicket:
+    """Names a joint transaction for other processes of the session; it can be pickled."""
+
+    group: GroupName
+    series: str
+    number: int
+    transaction: TransactionId
+
+
+class JointTransaction:
+    """A transaction that several processes write. Made by :meth:`bridge.Bridge.joint`; for several threads, too.
+
+    Attributes:
+        ticket: What another process needs to end it.
+        committed: Whether an earlier session has committed it: then there is nothing left to do.
+    """
+
+    def __init__(self, desk: JointDesk, plan: Plan, work: JointWork, *, committed: bool) -> None:
+        """See :meth:`bridge.Bridge.joint`."""
+        self._desk = desk
+        self._plan = plan
+        self.ticket = JointTicket(plan.group, work.series, work.number, work.transaction)
+        self.committed = committed
+
+    @property
+    def id(self) -> TransactionId:
+        """The id of the transaction."""
+        return self.ticket.transaction
+
+    def part(self) -> Part:
+        """Write a part of it; it counts if its handle is among those that the commit is given.
+
+        Raises:
+            TransactionClosed: an earlier session has committed it.
+            ZooKeeperUnavailable: the part could not be given a number.
+        """
+        if self.committed:
+            raise TransactionClosed(
+                f"{label_of(self.ticket.series, self.ticket.number)} has been committed as transaction {self.id}; "
+                "nothing was written",
+                transaction=str(self.id),
+            )
+        return self._desk.part(self._plan, self.id)
+
+
+class JointPart(Part):
+    """A part of a joint transaction: it sends the BEGIN frames itself, in front of what is written."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, plan: Plan, completion: Completion, part: int) -> None:
+        super().__init__(runtime, plan, completion, part)
+        header = HEADER.pack(
+            MAGIC, VERSION, FrameKind.BEGIN, completion.key, OWNER_PART, 0, 0, 0, plan.begin.client_epoch
+        )
+        with self._lock:
+            for place in range(len(self._buffers)):
+                self._emit(place, header, plan.begin_value)
+
+
+class _Ending(Transaction):
+    """The transaction as the process sees it that ends it: all of it was written by parts, and so was its begin."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, plan: Plan, transaction: TransactionId) -> None:
+        completion = runtime.outcomes.waiting.setdefault(transaction.bytes, Completion(transaction.bytes))
+        self._prepare(runtime, plan, completion, transaction.counter, OWNER_PART)
+        self._sent = self._acked = 1
+
+
+class JointDesk:
+    """The part of a connection that knows of joint transactions. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        client_name: str,
+        metadata: Metadata,
+        catalog: Catalog,
+        runtime: Runtime,
+        sessions: ClientSessions,
+        planner: Planner,
+        counters: CounterSupply,
+        resumer: Resumer,
+        connect_timeout_s: float,
+    ) -> None:
+        self._client_name = client_name
+        self._metadata = metadata
+        self._catalog = catalog
+        self._runtime = runtime
+        self._sessions = sessions
+        self._planner = planner
+        self._counters = counters
+        self._resumer = resumer
+        self._connect_timeout_s = connect_timeout_s
+
+    def agree(
+        self,
+        streams: tuple[str, ...],
+        series: str,
+        number: int,
+        lease: timedelta | None,
+        retain: timedelta | None,
+        timeout: Timeout,
+    ) -> JointTransaction:
+        """See :meth:`bridge.Bridge.joint`."""
+        if not self._sessions.named:
+            raise InvalidRequestError("a joint transaction needs a client name: connect with one; nothing was written")
+        plan = self._planner.plan(streams, lease, label_of(series, number), retain)
+        epoch = plan.begin.client_epoch
+        deadline = time.monotonic() + as_seconds(timeout, self._runtime.commit_timeout_s)
+        while True:
+            session, version = self._session(plan.group)
+            work = session.work
+            match decide_step(work, epoch=epoch, series=series, number=number):
+                case Step.BEGIN:
+                    work = self._new_work(plan, series, number)
+                    if self._record(plan.group, session, version, work):
+                        return JointTransaction(self, plan, work, committed=False)
+                case Step.JOIN if work is not None:
+                    return JointTransaction(self, self._plan_of(plan.group, work), work, committed=False)
+                case Step.SKIP if work is not None:
+                    return JointTransaction(self, plan, work, committed=True)
+                case Step.SETTLE if work is not None:
+                    state = self._settle(plan.group, epoch, work, deadline)
+                    self._record(plan.group, session, version, work.ended(state))
+                case Step.OVER:
+                    raise TransactionClosed(
+                        f"{label_of(series, number)} is over in this session; nothing was written",
+                        transaction="" if work is None else str(work.transaction),
+                    )
+                case Step.BEHIND:
+                    raise ConflictError(
+                        f"{label_of(series, number)} can not be written: number {work and work.number} of the series "
+                        "has been begun already; nothing was written. A late task may be ignored; a Spark query whose "
+                        "checkpoint was wound back goes on under a new checkpoint"
+                    )
+
+    def part(self, plan: Plan, transaction: TransactionId) -> Part:
+        """A part with a number of its own."""
+        completion = self._runtime.outcomes.waiting.setdefault(transaction.bytes, Completion(transaction.bytes))
+        number = self._metadata.claim_part(plan.group, transaction)
+        return JointPart(self._runtime, plan, completion, number)
+
+    def commit(self, ticket: JointTicket, parts: Sequence[PartHandle], timeout: Timeout, *, last: bool) -> CommitResult:
+        """See :meth:`bridge.Bridge.commit_joint`."""
+        ending = self._ending(ticket)
+        try:
+            result = ending.commit(parts, timeout)
+        except OutcomeUnknown:
+            self._note(ticket, JointState.ENDING)
+            raise
+        except TransactionClosed as refusal:
+            self._note(ticket, JointState.ABORTED)
+            raise refusal
+        self._end(ticket, JointState.COMMITTED, last=last)
+        return result
+
+    def abort(self, ticket: JointTicket, reason: str, timeout: Timeout, *, last: bool) -> bool:
+        """See :meth:`bridge.Bridge.abort_joint`."""
+        self._sessions.epoch(ticket.group, as_seconds(timeout, self._runtime.commit_timeout_s))
+        session, _ = self._session(ticket.group)
+        if session.work is not None and session.work.transaction == ticket.transaction:
+            if session.work.state is JointState.ENDING:
+                return False
+            if session.work.state is JointState.ABORTED:
+                return True
+        try:
+            self._ending(ticket).abort(reason, timeout)
+        except AlreadyCommitted:
+            self._end(ticket, JointState.COMMITTED, last=last)
+            return False
+        self._end(ticket, JointState.ABORTED, last=last)
+        return True
+
+    def _end(self, ticket: JointTicket, state: JointState, *, last: bool) -> None:
+        """Put on record what became of a transaction, or forget the session."""
+        if not last:
+            self._note(ticket, state)
+            return
+        try:
+            self._metadata.session.delete(paths.session(ticket.group, self._client_name))
+        except (UnknownWriteError, UnavailableError) as fault:
+            logger.info("the session of client %s could not be forgotten: %s", self._client_name, fault)
+
+    def _ending(self, ticket: JointTicket) -> _Ending:
+        """What ends the transaction of a ticket, if that is the one on record."""
+        self._sessions.epoch(ticket.group, self._connect_timeout_s)
+        session, _ = self._session(ticket.group)
+        work = session.work
+        if work is None or work.transaction != ticket.transaction or work.state is not JointState.OPEN:
+            known = "not the one on record" if work is None or work.transaction != ticket.transaction else work.state
+            raise TransactionClosed(
+                f"transaction {ticket.transaction} of {label_of(ticket.series, ticket.number)} is {known}; its end "
+                "was not asked for: its outcome can be asked for by its id",
+                transaction=str(ticket.transaction),
+            )
+        self._runtime.outcomes.follow(ticket.group, self._connect_timeout_s)
+        return _Ending(self._runtime, self._plan_of(ticket.group, work), ticket.transaction)
+
+    def _session(self, group: GroupName) -> tuple[ClientSession, int]:
+        """The record of the session and its version; raises Fenced if it is not ours any more."""
+        node = self._metadata.session.get(paths.session(group, self._client_name))
+        if node is None:
+            raise Fenced(
+                f"the session of client {self._client_name} is not on record in group {group} any more; nothing was "
+                "written: begin anew with another client name"
+            )
+        session = ClientSession.from_json(node.value)
+        if session.epoch > self._sessions.epoch(group, self._connect_timeout_s):
+            self._sessions.fenced[group] = session.epoch
+        self._sessions.check()
+        return session, node.version
+
+    def _record(self, group: GroupName, session: ClientSession, version: int, work: JointWork) -> bool:
+        """Put a transaction on record unless somebody has changed it meanwhile; False if it has to be read again."""
+        fresh = session.with_work(work, int(time.time() * 1000))
+        try:
+            self._metadata.session.set(paths.session(group, self._client_name), fresh.to_json(), version)
+        except (NodeVersionMismatch, NodeMissing, UnknownWriteError):
+            return False
+        return True
+
+    def _note(self, ticket: JointTicket, state: JointState) -> None:
+        """Put on record what became of a transaction; who needs to know and does not find it asks the leader."""
+        try:
+            while True:
+                session, version = self._session(ticket.group)
+                work = session.work
+                if work is None or work.transaction != ticket.transaction or work.state is state:
+                    return
+                if self._record(ticket.group, session, version, work.ended(state)):
+                    return
+        except (Fenced, UnavailableError) as fault:
+            logger.info("that transaction %s is %s could not be put on record: %s", ticket.transaction, state, fault)
+
+    def _new_work(self, plan: Plan, series: str, number: int) -> JointWork:
+        begin = plan.begin
+        return JointWork(
+            series=series,
+            number=number,
+            transaction=TransactionId(plan.id_prefix | self._counters.next()),
+            epoch=begin.client_epoch,
+            streams=begin.streams,
+            lease_ms=begin.lease_ms,
+            retain_ms=begin.retain_ms,
+        )
+
+    def _plan_of(self, group: GroupName, work: JointWork) -> Plan:
+        """The plan as whoever began it had it, also if the streams have been scaled meanwhile."""
+        return Plan(
+            group=group,
+            begin=BeginFrame(self._client_name, work.epoch, work.label, work.lease_ms, work.streams, work.retain_ms),
+            routes=tuple(self._catalog.route(name, epoch) for name, epoch in work.streams.items()),
+            generation=self._catalog.generation,
+        )
+
+    def _settle(self, group: GroupName, epoch: int, work: JointWork, deadline: float) -> JointState:
+        """The outcome of what an earlier session has left behind; it is aborted if it is open.
+
+        Raises:
+            OutcomeExpired: it was left behind so long ago that nobody remembers.
+            Fenced: a newer session has begun.
+            UnavailableError: nobody answered in time.
+        """
+        fenced = False
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                outcome = self._resumer.outcome(work.transaction, None, self._client_name, group, left)
+            except TransactionNotFound:
+                if fenced:
+                    return JointState.ABORTED  # it was never begun, and from now on it would be refused
+                self._sessions.fence(group, epoch, left)
+                fenced = True
+                continue
+            except OutcomeExpired as fault:
+                raise OutcomeExpired(
+                    f"whether {work.label} was committed as transaction {work.transaction} is not remembered any more "
+                    f"({fault}); nothing was written: look for its records in {', '.join(work.streams)}, and go on "
+                    "under a new client name, with or without them"
+                ) from fault
+            if outcome.state is State.COMMITTED:
+                return JointState.COMMITTED
+            if outcome.state is State.ABORTED:
+                return JointState.ABORTED
+            try:
+                self._resumer.resume(work.transaction, left).abort("left open by an earlier session", left)
+            except AlreadyCommitted:
+                return JointState.COMMITTED
+            except (Fenced, TransactionNotFound) as fault:
+                self._sessions.check()  # unless it is that, another process of this session is at it, too
+                logger.info("transaction %s is looked at again: %s", work.transaction, fault)
+            else:
+                return JointState.ABORTED
