@@ -7,8 +7,6 @@ consumer of the commit logs in use, one ZooKeeper session, and three threads: de
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +24,7 @@ from bridge.client.catalog import Catalog
 from bridge.client.counters import CounterSupply
 from bridge.client.futures import Completion
 from bridge.client.housekeeping import Housekeeper
+from bridge.client.introduction import find_cluster_id, own_name
 from bridge.client.joint import JointDesk
 from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
@@ -40,7 +39,6 @@ from bridge.config import ConnectionSettings, load_settings
 from bridge.errors import (
     BackpressureError,
     InvalidRequestError,
-    KafkaUnavailable,
     NotFoundError,
     RollbridgeError,
     TransactionClosed,
@@ -48,7 +46,6 @@ from bridge.errors import (
 )
 from bridge.joining import Joining
 from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.topics import TopicAdmin
 from bridge.message import Origin
 from bridge.model.epochs import EpochHistory
 from bridge.model.frames import BeginFrame
@@ -123,29 +120,6 @@ def connect(
     if client_name is None and settings.client_name == _UNNAMED:
         settings = replace(settings, client_name=own_name())
     return Bridge(settings, options, session)
-
-
-def own_name() -> str:
-    """A client name for a process that has none: the host and the process id."""
-    host = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in socket.gethostname())
-    return f"{host[:100] or 'client'}-{os.getpid()}"
-
-
-def find_cluster_id(settings: ConnectionSettings, timeout_s: float) -> str:
-    """Kafka's id of the cluster; KafkaUnavailable if no broker answers in time, which is a second at least."""
-    try:
-        admin = TopicAdmin(
-            settings.bootstrap_servers,
-            security=settings.kafka,
-            client_id=settings.client_name,
-            timeout_s=max(timeout_s, 1.0),
-        )
-        return admin.cluster_id()
-    except KafkaUnavailable as fault:
-        raise KafkaUnavailable(
-            f"no Kafka broker answered at {settings.bootstrap_servers} within {timeout_s:.3g} s: is it running, and is "
-            "the address right?"
-        ) from fault
 
 
 class Bridge(Resuming, Joining):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ import pytest
 
 import bridge
 from bridge.client.options import ClientOptions
-from bridge.errors import KafkaUnavailable
+from bridge.errors import GroupMismatchError, InvalidRequestError, KafkaUnavailable, TruncatedError
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
+from bridge.spark import source, transactions
 from bridge.spark.source_driver import DriverConnection
 from bridge.spark.source_options import read_source
 from integration_tests.adapter_tools import eventually
@@ -41,6 +43,51 @@ def load(spark: SparkSession, site: Site) -> Load:
         return (reader if schema is None else reader.schema(schema)).load()
 
     return load
+
+
+class Here:
+    """The source in this process: what Spark's driver and tasks would do, on real servers, without a JVM."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def rows(self, stream: str, **options: str) -> list[dict[str, Any]]:
+        """What a batch reads."""
+        given = lowered(options_of(self.site, stream, **options))
+        reader = source.batch_reader(given, source.schema(given))
+        return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+    def values(self, stream: str, **options: str) -> dict[bytes, list[bytes]]:
+        """What a batch reads under each key, in order."""
+        return by_key(self.rows(stream, **options))
+
+    def batches(self, stream: str, start: dict[str, Any] | None = None, **options: str) -> Iterator[Step]:
+        """The micro-batches of a query that reads what is there, each with the offset behind it."""
+        given = lowered(options_of(self.site, stream, **{"startingOffsets": "earliest", **options}))
+        reader = source.stream_reader(given, source.schema(given))
+        try:
+            begin = reader.initialOffset() if start is None else start
+            reader.prepareForTriggerAvailableNow()
+            while (end := reader.latestOffset(begin, reader.getDefaultReadLimit())) != begin:
+                parts = pickle.loads(pickle.dumps(reader.partitions(begin, end)))
+                rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+                reader.commit(end)
+                yield rows, end
+                begin = json.loads(json.dumps(end))
+        finally:
+            reader.stop()
+
+
+def lowered(options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in options.items()}
+
+
+Step = tuple[list[dict[str, Any]], dict[str, Any]]
+
+
+@pytest.fixture
+def here(site: Site) -> Here:
+    return Here(site)
 
 
 class Query:
@@ -82,7 +129,7 @@ def query(spark: SparkSession, site: Site, tmp_path: Path) -> Query:
     return Query(spark, site, tmp_path / "checkpoint")
 
 
-def by_key(rows: Iterator[Row] | list[Row]) -> dict[bytes, list[bytes]]:
+def by_key(rows: Iterable[Any]) -> dict[bytes, list[bytes]]:
     found: dict[bytes, list[bytes]] = defaultdict(list)
     for row in rows:
         found[bytes(row["key"])].append(bytes(row["value"]))
@@ -136,31 +183,28 @@ def test_columns_are_those_of_the_library_and_of_sparks_own_source(
     assert sorted(map(str, shared.collect())) == sorted(map(str, stock.collect()))
 
 
-def test_a_batch_begins_and_ends_where_it_is_told_to(client: bridge.Bridge, orders: str, load: Load) -> None:
+def test_a_batch_begins_and_ends_where_it_is_told_to(client: bridge.Bridge, orders: str, here: Here) -> None:
     write(client, orders, b"first")
     with client.reader(orders, follow=False) as reader:
         list(reader)
         middle = str(reader.position)
     client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 1.0)])
     write(client, orders, b"second")
-    both, first, second = each(b"first", b"second"), each(b"first"), each(b"second")
-    whole = load(orders)
-    assert by_key(whole.collect()) == both
-    assert whole.rdd.getNumPartitions() == 3
-    assert by_key(load(orders, endingOffsets=middle).collect()) == first
-    assert by_key(load(orders, startingOffsets=middle).collect()) == second
+    assert here.values(orders) == here.values(orders, minPartitions="8") == each(b"first", b"second")
+    assert here.values(orders, endingOffsets=middle) == each(b"first")
+    assert here.values(orders, startingOffsets=middle) == each(b"second")
     with client.reader(orders, follow=False) as reader:
         later = next(item for item in reader if item.value == b"second")
-    assert by_key(load(orders, startingOffsets=str(later.dlsn)).collect()) == second
-    assert by_key(load(orders, startingOffsets=str(later.timestamp_ms)).collect()) == second
-    assert load(orders, startingOffsets="latest").collect() == []
-    parts = load(orders, minPartitions="8")
-    assert parts.rdd.getNumPartitions() > 3
-    assert by_key(parts.collect()) == both
+    assert here.values(orders, startingOffsets=str(later.dlsn)) == each(b"second")
+    assert here.values(orders, startingOffsets=str(later.sn)) == each(b"second")
+    assert here.values(orders, startingOffsets=str(later.timestamp_ms)) == each(b"second")
+    assert here.rows(orders, startingOffsets="latest") == []
+    given = lowered(options_of(here.site, orders, minPartitions="8"))
+    assert len(source.batch_reader(given, source.schema(given)).partitions()) > 3
 
 
 def test_a_query_keeps_the_order_of_every_key_across_scales_restarts_and_limits(
-    client: bridge.Bridge, orders: str, query: Query, load: Load
+    client: bridge.Bridge, orders: str, query: Query, here: Here
 ) -> None:
     write(client, orders, b"early")
     assert sum(map(len, query.run(orders, maxRecordsPerTrigger="3"))) == len(KEYS)
@@ -173,13 +217,12 @@ def test_a_query_keeps_the_order_of_every_key_across_scales_restarts_and_limits(
             assert row.commitPosition is not None
     offset = query.offset()
     assert offset["position"].startswith(f"{orders}@5-5:")
-    assert query.run(orders) == []
     # What the checkpoint says is a position that everything else understands.
     write(client, orders, b"late")
-    assert by_key(load(orders, startingOffsets=offset["position"]).collect()) == each(b"late")
+    assert here.values(orders, startingOffsets=offset["position"]) == each(b"late")
     with client.reader(orders, start=offset["position"], follow=False) as reader:
         assert [record.value for record in reader] == [b"late"] * len(KEYS)
-    assert [len(batch) for batch in query.run(orders)] == [len(KEYS)]
+    assert [len(rows) for rows, _ in here.batches(orders, offset)] == [len(KEYS)]
 
 
 def test_running_queries_see_what_is_committed_and_new_epochs_ours_and_sparks_own(
@@ -227,7 +270,7 @@ def test_running_queries_see_what_is_committed_and_new_epochs_ours_and_sparks_ow
 
 
 def test_transactions_are_rows_in_the_order_of_commits(
-    client: bridge.Bridge, orders: str, payments: str, spark: SparkSession, site: Site, load: Load, tmp_path: Path
+    client: bridge.Bridge, orders: str, payments: str, spark: SparkSession, site: Site, here: Here, tmp_path: Path
 ) -> None:
     scope = StreamName.parse(orders).scope
     with client.transaction(orders, payments, label="both") as txn:
@@ -246,12 +289,12 @@ def test_transactions_are_rows_in_the_order_of_commits(
         (item.label, item.client_name, item.counts(), item.count) for item in wanted
     ]
     assert all(row.begun.timestamp() <= row.committed.timestamp() and row.bytes > 0 for row in found)
-    of_payments = spark.read.format("rollbridge-transactions").options(**options_of(site, payments)).load()
-    assert [row.label for row in of_payments.collect()] == ["both"]
-    counts = load(orders, includeCommitPosition="true").groupBy("commitPosition").count().collect()
-    assert {row["commitPosition"]: row["count"] for row in counts} == {
-        row.commitPosition: row.streams[orders] for row in found
-    }
+    given = lowered(options_of(site, payments))
+    reader = transactions.batch_reader(given, transactions.schema(given))
+    labels = [row["label"] for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert labels == ["both"]
+    counts = Counter(row["commitPosition"] for row in here.rows(orders, includeCommitPosition="true"))
+    assert counts == {row.commitPosition: row.streams[orders] for row in found}
     batches: list[list[Row]] = []
     for _ in range(2):
         (
@@ -268,44 +311,65 @@ def test_transactions_are_rows_in_the_order_of_commits(
     assert len(batches) > 1
 
 
-def test_a_batch_previews_what_is_open(client: bridge.Bridge, orders: str, load: Load) -> None:
+def test_a_batch_previews_what_is_open(client: bridge.Bridge, orders: str, here: Here) -> None:
     write(client, orders, b"committed")
     open_one, aborted = client.begin(orders), client.begin(orders)
     for txn, value in ((open_one, b"open"), (aborted, b"aborted")):
         txn.write(orders, key=b"k0", value=value, headers=[("h", b"x")])
         txn.flush()
     aborted.abort()
-    rows = load(orders, isolation="read_uncommitted", includeTransaction="true", includeHeaders="true").collect()
-    previews = [row for row in rows if not row.committed]
-    assert [(row.value, row.transactionId, row.offset) for row in previews] == [(b"open", str(open_one.id), None)]
-    assert [(item.key, item.value) for item in previews[0].headers] == [("h", b"x")]
-    assert by_key([row for row in rows if row.committed]) == each(b"committed")
-    assert by_key(load(orders).collect()) == each(b"committed")
+    rows = here.rows(orders, isolation="read_uncommitted", includeTransaction="true", includeHeaders="true")
+    [preview] = [row for row in rows if not row["committed"]]
+    assert (preview["value"], preview["transactionId"], preview["offset"]) == (b"open", str(open_one.id), None)
+    assert preview["headers"] == [{"key": "h", "value": b"x"}]
+    assert by_key([row for row in rows if row["committed"]]) == here.values(orders) == each(b"committed")
     open_one.abort()
 
 
-def refused(action: Callable[[], object], what: str) -> None:
-    """It fails, and whoever reads the error of Spark finds ``what`` in it."""
-    from pyspark.errors import PySparkException
-
-    with pytest.raises(PySparkException, match=what):
-        action()
+def test_the_place_in_the_commit_log_is_kept_from_batch_to_batch(
+    client: bridge.Bridge, orders: str, payments: str, here: Here
+) -> None:
+    for number in range(6):
+        with client.transaction(orders if number % 2 else payments, label=str(number)) as txn:
+            txn.write_all(txn.streams[0], ((key, b"%d" % number) for key in KEYS))
+    with client.transactions(StreamName.parse(orders).scope, follow=False) as reader:
+        wanted = {item.label: item.order for item in reader}
+    options: dict[str, Any] = {"includeCommitPosition": "true", "maxRecordsPerTrigger": "5"}
+    steps = list(here.batches(orders, **options))
+    hints = [end["commitLog"] for _, end in steps]
+    assert hints == sorted(hints)
+    assert hints[0] < wanted["5"] < hints[-1]
+    place = len(steps) // 2
+    again = list(here.batches(orders, steps[place][1], **options))
+    assert [rows for rows, _ in again] == [rows for rows, _ in steps[place + 1 :]]
+    for rows, _ in steps:
+        assert all(row["commitPosition"] == wanted[row["value"].decode()] for row in rows)
+    assert sum(len(rows) for rows, _ in steps) == 3 * len(KEYS)
 
 
 def test_what_can_not_be_read_is_refused_and_says_why(
-    client: bridge.Bridge, orders: str, payments: str, load: Load, query: Query, site: Site, spark: SparkSession
+    client: bridge.Bridge, orders: str, payments: str, load: Load, here: Here, site: Site
 ) -> None:
+    from pyspark.errors import PySparkException
+
     write(client, orders, b"before")
-    refused(lambda: load("", startingofset="x"), r"(?s)stream: is missing.*startingofset: is unknown")
-    refused(lambda: load(orders, schema="value string").collect(), "column value is of type binary, not string")
-    refused(lambda: load(orders + "-not").collect(), f"stream {orders}-not does not exist")
-    refused(lambda: load(orders, group="other/default").collect(), "belongs to group .*, not to other/default")
-    refused(lambda: load(orders, startingOffsets="7-7:3:0").collect(), "has no segment")
-    query.run(orders)
-    refused(lambda: query.run(payments), f"the checkpoint belongs to stream {orders}, not to {payments}")
+    with pytest.raises(PySparkException, match=r"(?s)stream: is missing.*startingofset: is unknown"):
+        load("", startingofset="x")
+    with pytest.raises(PySparkException, match=f"stream {orders}-not does not exist"):
+        load(orders + "-not").collect()
+    with pytest.raises(GroupMismatchError, match=r"belongs to group .*, not to other/default"):
+        here.rows(orders, group="other/default")
+    with pytest.raises(InvalidRequestError, match="has no segment"):
+        here.rows(orders, startingOffsets="7-7:3:0")
+    *_, (_, offset) = here.batches(orders)
+    with pytest.raises(InvalidRequestError, match=f"the checkpoint belongs to stream {orders}, not to {payments}"):
+        list(here.batches(payments, offset))
+    with pytest.raises(InvalidRequestError, match="the checkpoint belongs to Kafka cluster another, but"):
+        list(here.batches(orders, {**offset, "cluster": "another"}))
     client.admin.delete_stream(orders)
     client.admin.create_stream(orders, segments=2)
-    refused(lambda: query.run(orders), "was deleted and created again since the checkpoint was written")
+    with pytest.raises(InvalidRequestError, match="was deleted and created again since the checkpoint was written"):
+        list(here.batches(orders, offset))
     settings = read_source(options_of(site, orders), "batch").shared
     nobody = replace(
         settings,
@@ -317,10 +381,10 @@ def test_what_can_not_be_read_is_refused_and_says_why(
 
 
 def test_what_was_truncated_below_the_checkpoint_is_an_error_or_left_out(
-    client: bridge.Bridge, orders: str, query: Query
+    client: bridge.Bridge, orders: str, here: Here
 ) -> None:
     write(client, orders, b"read")
-    query.run(orders)
+    *_, (_, offset) = here.batches(orders)
     write(client, orders, b"lost")
     client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.5)])
     write(client, orders, b"kept")
@@ -328,18 +392,41 @@ def test_what_was_truncated_below_the_checkpoint_is_an_error_or_left_out(
         kept = next(record for record in reader if record.segment.epoch == 1)
     assert kept.dlsn is not None
     client.admin.truncate(orders, kept.dlsn)
-    refused(lambda: query.run(orders), r"(?s)have been deleted.*failOnDataLoss=false")
-    assert all(values == [b"read"] for values in query.values().values())
-    query.run(orders, failOnDataLoss="false")
-    values = query.values()
-    assert all(item in ([b"read", b"kept"], [b"read", b"lost", b"kept"]) for item in values.values())
-    assert any(item == [b"read", b"kept"] for item in values.values())
+    with pytest.raises(TruncatedError, match=r"have been deleted.*failOnDataLoss=false"):
+        list(here.batches(orders, offset))
+    found = by_key([row for rows, _ in here.batches(orders, offset, failOnDataLoss="false") for row in rows])
+    in_what_was_kept = {row["key"] for row in here.rows(orders) if row["epoch"] == 1}
+    assert in_what_was_kept
+    assert found == {key: [b"kept"] if key in in_what_was_kept else [b"lost", b"kept"] for key in KEYS}
 
 
-def test_reading_needs_no_coordinator(client: bridge.Bridge, orders: str, load: Load, site: Site) -> None:
+def test_a_task_that_finds_records_deleted_says_so_or_leaves_them_out(
+    client: bridge.Bridge, ledger: str, here: Here
+) -> None:
+    write(client, ledger, b"lost")
+    with client.reader(ledger, follow=False) as reader:
+        list(reader)
+        middle = reader.position
+    write(client, ledger, b"kept")
+    planned = {}
+    for fail in ("true", "false"):
+        given = lowered(options_of(here.site, ledger, failOnDataLoss=fail))
+        reader_of = source.batch_reader(given, source.schema(given))
+        planned[fail] = reader_of, reader_of.partitions()
+    client.admin.truncate(ledger, middle)
+    for fail, (batch_reader, parts) in planned.items():
+        if fail == "true":
+            with pytest.raises(TruncatedError, match="have been deleted before they were read"):
+                list(batch_reader.read(parts[0]))
+        else:
+            rows = [row for part in parts for batch in batch_reader.read(part) for row in batch.to_pylist()]
+            assert by_key(rows) == each(b"kept")
+
+
+def test_reading_needs_no_coordinator(client: bridge.Bridge, orders: str, here: Here, site: Site) -> None:
     write(client, orders, b"there")
     site.stop_coordinator()
     try:
-        assert by_key(load(orders).collect()) == each(b"there")
+        assert here.values(orders) == each(b"there")
     finally:
         site.start_coordinator()

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from bridge.client.catalog import Catalog
+from bridge.client.introduction import find_cluster_id, own_name
 from bridge.client.routing import StreamView
 from bridge.config import ConnectionSettings
-from bridge.connection import find_cluster_id, own_name
 from bridge.errors import GroupMismatchError, NotFoundError, TruncatedError
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
