@@ -16,7 +16,7 @@ from bridge.admin import Admin, StreamDescription
 from bridge.cas.future import CasFuture
 from bridge.cas.writer import CasWriter
 from bridge.client.futures import WriteFuture
-from bridge.client.joint import JointTicket, JointTransaction
+from bridge.client.joint import JointTicket, JointTransaction, SharedClient
 from bridge.client.options import ClientOptions
 from bridge.client.results import CommitResult, Outcome, PartHandle
 from bridge.client.resumed import ResumedTransaction
@@ -72,6 +72,7 @@ __all__ = [
     "Record",
     "ResumedTransaction",
     "SegmentId",
+    "SharedClient",
     "StreamDescription",
     "StreamName",
     "StreamWriter",
