@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bridge.cas.future import CasFuture
     from bridge.cas.writer import CasWriter
     from bridge.client.futures import WriteFuture
-    from bridge.client.joint import JointTicket, JointTransaction
+    from bridge.client.joint import JointTicket, JointTransaction, SharedClient
     from bridge.client.options import ClientOptions
     from bridge.client.results import CommitResult, Outcome, PartHandle
     from bridge.client.resumed import ResumedTransaction
@@ -50,7 +50,7 @@ _NAMES = {
     "bridge.cas.future": "CasFuture",
     "bridge.cas.writer": "CasWriter",
     "bridge.client.futures": "WriteFuture",
-    "bridge.client.joint": "JointTicket JointTransaction",
+    "bridge.client.joint": "JointTicket JointTransaction SharedClient",
     "bridge.client.options": "ClientOptions",
     "bridge.client.results": "CommitResult Outcome PartHandle",
     "bridge.client.resumed": "ResumedTransaction",
@@ -108,6 +108,7 @@ __all__ = [
     "Record",
     "ResumedTransaction",
     "SegmentId",
+    "SharedClient",
     "StreamDescription",
     "StreamName",
     "StreamWriter",

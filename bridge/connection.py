@@ -25,7 +25,7 @@ from bridge.client.counters import CounterSupply
 from bridge.client.futures import Completion
 from bridge.client.housekeeping import Housekeeper
 from bridge.client.introduction import find_cluster_id, own_name
-from bridge.client.joint import JointDesk
+from bridge.client.joint import SharedClient
 from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
 from bridge.client.planner import Planner
@@ -44,13 +44,12 @@ from bridge.errors import (
     TransactionClosed,
     TransactionNotFound,
 )
-from bridge.joining import Joining
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.message import Origin
 from bridge.model.epochs import EpochHistory
 from bridge.model.frames import BeginFrame
 from bridge.model.identifiers import TransactionId
-from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName, check_client_name
 from bridge.model.position import StartLike
 from bridge.model.records import TransactionRecord
 from bridge.model.synchronizer import Codec, Machine, S, U
@@ -74,6 +73,8 @@ _UNNAMED: Final = "rollbridge"
 """The client name of settings that name none; a process that begins transactions deserves one of its own."""
 _CLOSE_S: Final = 30.0
 _HOUSEKEEPING_S: Final = 0.5
+_SHARED_MAX: Final = 100
+"""Clients shared with other processes of which a connection keeps what it knows; the one used last goes last."""
 
 
 def connect(
@@ -85,7 +86,6 @@ def connect(
     kafka: Mapping[str, str] | None = None,
     config_file: str | Path | None = None,
     options: ClientOptions | None = None,
-    session: str = "",
 ) -> Bridge:
     """Connect to a cluster. What is not given comes from the environment, a file, or the embedded cluster.
 
@@ -98,8 +98,6 @@ def connect(
         kafka: Security settings under librdkafka's names, such as ``security.protocol``.
         config_file: A TOML file with the same settings, see :mod:`bridge.config`.
         options: Sizes, delays and limits.
-        session: What processes call the session of their client name that they share, see :meth:`Bridge.joint`; they
-            do not fence each other, but all those of another session. Without it each process is a session.
 
     Raises:
         ConfigError: a setting is wrong or missing; all are named.
@@ -119,15 +117,14 @@ def connect(
         settings = replace(settings, kafka={**settings.kafka, **kafka})
     if client_name is None and settings.client_name == _UNNAMED:
         settings = replace(settings, client_name=own_name())
-    return Bridge(settings, options, session)
+    return Bridge(settings, options)
 
 
-class Bridge(Resuming, Joining):
+class Bridge(Resuming):
     """A connection. Use it in a ``with`` block, or close it."""
 
-    def __init__(self, settings: ConnectionSettings, options: ClientOptions | None = None, session: str = "") -> None:
+    def __init__(self, settings: ConnectionSettings, options: ClientOptions | None = None) -> None:
         """Connect; see :func:`connect`, which is how it is usually done."""
-        self._holder = session
         self.settings: Final = settings
         self.options: Final = options or ClientOptions()
         self._closed = False
@@ -179,21 +176,11 @@ class Bridge(Resuming, Joining):
             settings.client_name,
             named=settings.client_name not in (_UNNAMED, own_name()),
             changed=self._housekeeper.poke,
-            holder=self._holder,
         )
         self._resumer = Resumer(settings.client_name, options, metadata, self._catalog, self._runtime, self._sessions)
         self._planner = Planner(settings.client_name, options, self._catalog, self._outcomes, self._sessions)
-        self._desk = JointDesk(
-            settings.client_name,
-            metadata,
-            self._catalog,
-            self._runtime,
-            self._sessions,
-            self._planner,
-            self._counters,
-            self._resumer,
-            options.connect_timeout_s,
-        )
+        self._shared: dict[tuple[str, str], SharedClient] = {}
+        self._shared_lock = threading.Lock()
         self._engines: dict[WriterOptions, Engine] = {}
         self._engines_lock = threading.Lock()
         self.admin = Admin(
@@ -211,6 +198,7 @@ class Bridge(Resuming, Joining):
             self._counters.refill,
             self._send_lingering,
             self._resumer.look_at_sessions,
+            self._look_at_shared,
         )
 
     @property
@@ -289,6 +277,26 @@ class Bridge(Resuming, Joining):
         )
         completion = self._outcomes.waiting.setdefault(identifier.bytes, Completion(identifier.bytes))
         return Part(self._runtime, plan, completion, self._metadata.claim_part(record.group, identifier))
+
+    def share(self, client_name: str, session: str) -> SharedClient:
+        """Use a client name together with other processes, to write transactions with them.
+
+        Args:
+            client_name: Whose transactions they are; not the name of a connection, which is one process's own.
+            session: What all these processes call their session. They do not fence each other; but once a session of
+                another name has begun, this one is over, in all processes and for good.
+
+        Raises:
+            InvalidNameError: it is no name for a client.
+        """
+        self._check_open()
+        check_client_name(client_name)
+        with self._shared_lock:
+            found = self._shared.pop((client_name, session), None) or self._new_shared(client_name, session)
+            self._shared[client_name, session] = found
+            while len(self._shared) > _SHARED_MAX:
+                del self._shared[next(iter(self._shared))]
+        return found
 
     def reader(
         self,
@@ -515,9 +523,27 @@ class Bridge(Resuming, Joining):
         self._check_open()
         return self._resumer
 
-    def _desk_if_open(self) -> JointDesk:
-        self._check_open()
-        return self._desk
+    def _new_shared(self, client_name: str, session: str) -> SharedClient:
+        options = self.options
+        sessions = ClientSessions(
+            self._metadata, client_name, named=True, changed=self._housekeeper.poke, holder=session
+        )
+        return SharedClient(
+            client_name,
+            self._metadata,
+            self._catalog,
+            self._runtime,
+            sessions,
+            Planner(client_name, options, self._catalog, self._outcomes, sessions),
+            self._counters,
+            Resumer(client_name, options, self._metadata, self._catalog, self._runtime, sessions),
+            options.connect_timeout_s,
+        )
+
+    def _look_at_shared(self) -> None:
+        """Have the clients that are shared with other processes learn of newer sessions."""
+        for client in list(self._shared.values()):
+            client.look()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from bridge.client.catalog import Catalog
@@ -26,11 +26,11 @@ from bridge.errors import (
     AlreadyCommitted,
     ConflictError,
     Fenced,
-    InvalidRequestError,
     OutcomeExpired,
     OutcomeUnknown,
     TransactionClosed,
     TransactionNotFound,
+    TransactionPreserverClosed,
     UnavailableError,
 )
 from bridge.model import paths
@@ -59,16 +59,16 @@ class JointTicket:
 
 
 class JointTransaction:
-    """A transaction that several processes write. Made by :meth:`bridge.Bridge.joint`; for several threads, too.
+    """A transaction that several processes write. Made by :meth:`SharedClient.joint`; for several threads, too.
 
     Attributes:
         ticket: What another process needs to end it.
         committed: Whether an earlier session has committed it: then there is nothing left to do.
     """
 
-    def __init__(self, desk: JointDesk, plan: Plan, work: JointWork, *, committed: bool) -> None:
-        """See :meth:`bridge.Bridge.joint`."""
-        self._desk = desk
+    def __init__(self, client: SharedClient, plan: Plan, work: JointWork, *, committed: bool) -> None:
+        """See :meth:`SharedClient.joint`."""
+        self._client = client
         self._plan = plan
         self.ticket = JointTicket(plan.group, work.series, work.number, work.transaction)
         self.committed = committed
@@ -91,7 +91,7 @@ class JointTransaction:
                 "nothing was written",
                 transaction=str(self.id),
             )
-        return self._desk.part(self._plan, self.id)
+        return self._client.part(self._plan, self.id)
 
 
 class JointPart(Part):
@@ -120,8 +120,11 @@ class _Ending(Transaction):
         self._sent = self._acked = 1
 
 
-class JointDesk:
-    """The part of a connection that knows of joint transactions. Safe to use from several threads."""
+class SharedClient:
+    """A client name as several processes use it at once, in one session. Made by :meth:`bridge.Bridge.share`.
+
+    Safe to use from several threads.
+    """
 
     def __init__(
         self,
@@ -145,18 +148,35 @@ class JointDesk:
         self._resumer = resumer
         self._connect_timeout_s = connect_timeout_s
 
-    def agree(
+    def joint(
         self,
-        streams: tuple[str, ...],
+        *streams: str,
         series: str,
         number: int,
-        lease: timedelta | None,
-        retain: timedelta | None,
-        timeout: Timeout,
+        lease: timedelta | None = None,
+        retain: timedelta | None = None,
+        timeout: Timeout = None,
     ) -> JointTransaction:
-        """See :meth:`bridge.Bridge.joint`."""
-        if not self._sessions.named:
-            raise InvalidRequestError("a joint transaction needs a client name: connect with one; nothing was written")
+        """A transaction that processes of this session write together: whoever asks first begins it, the others join.
+
+        All of them name the same streams, series and number. The numbers of a series never fall, and one that was
+        committed is never written again: not by this session, and not by a later one, which is told that there is
+        nothing left to do. What an earlier session has left open is aborted first, and written anew.
+
+        Args:
+            streams: ``scope/stream``, one or more of one transaction group.
+            series: What the number counts in.
+            number: Which transaction of the series.
+            lease, retain: As ``timeout`` and ``retain`` of :meth:`bridge.Bridge.begin`.
+            timeout: How long to wait for the leader, if an earlier session has left something behind.
+
+        Raises:
+            Fenced: a newer session of this client name has begun; nothing was written.
+            TransactionClosed: this session has ended that number.
+            ConflictError: a later number has been begun.
+            OutcomeExpired: an earlier session has left that number behind so long ago that nobody knows its outcome.
+            And as :meth:`bridge.Bridge.begin`.
+        """
         plan = self._planner.plan(streams, lease, label_of(series, number), retain)
         epoch = plan.begin.client_epoch
         deadline = time.monotonic() + as_seconds(timeout, self._runtime.commit_timeout_s)
@@ -165,6 +185,11 @@ class JointDesk:
             work = session.work
             match decide_step(work, epoch=epoch, series=series, number=number):
                 case Step.BEGIN:
+                    if work is not None and work.series != series:
+                        before = self._committed_before(plan.group, label_of(series, number), deadline)
+                        if before is not None:
+                            done = replace(work, series=series, number=number, transaction=before)
+                            return JointTransaction(self, plan, done, committed=True)
                     work = self._new_work(plan, series, number)
                     if self._record(plan.group, session, version, work):
                         return JointTransaction(self, plan, work, committed=False)
@@ -193,8 +218,17 @@ class JointDesk:
         number = self._metadata.claim_part(plan.group, transaction)
         return JointPart(self._runtime, plan, completion, number)
 
-    def commit(self, ticket: JointTicket, parts: Sequence[PartHandle], timeout: Timeout, *, last: bool) -> CommitResult:
-        """See :meth:`bridge.Bridge.commit_joint`."""
+    def commit(
+        self, ticket: JointTicket, parts: Sequence[PartHandle], timeout: Timeout = None, *, last: bool = False
+    ) -> CommitResult:
+        """Commit a joint transaction, in whichever process of the session; as :meth:`bridge.Transaction.commit`.
+
+        ``last`` says that nobody will come back to this client name: its session is forgotten then.
+
+        Raises:
+            TransactionClosed: it is not the one on record for its number, or its end was asked for before.
+            And as :meth:`bridge.Transaction.commit`.
+        """
         ending = self._ending(ticket)
         try:
             result = ending.commit(parts, timeout)
@@ -207,8 +241,14 @@ class JointDesk:
         self._end(ticket, JointState.COMMITTED, last=last)
         return result
 
-    def abort(self, ticket: JointTicket, reason: str, timeout: Timeout, *, last: bool) -> bool:
-        """See :meth:`bridge.Bridge.abort_joint`."""
+    def abort(
+        self, ticket: JointTicket, reason: str = "client", timeout: Timeout = None, *, last: bool = False
+    ) -> bool:
+        """Abort a joint transaction, unless it is committed or may be: False then, and nothing was asked for.
+
+        Raises:
+            As :meth:`bridge.Transaction.abort`, but for AlreadyCommitted.
+        """
         self._sessions.epoch(ticket.group, as_seconds(timeout, self._runtime.commit_timeout_s))
         session, _ = self._session(ticket.group)
         if session.work is not None and session.work.transaction == ticket.transaction:
@@ -284,6 +324,19 @@ class JointDesk:
                     return
         except (Fenced, UnavailableError) as fault:
             logger.info("that transaction %s is %s could not be put on record: %s", ticket.transaction, state, fault)
+
+    def _committed_before(self, group: GroupName, label: str, deadline: float) -> TransactionId | None:
+        """The committed transaction of a series that is not the latest one on record."""
+        left = max(deadline - time.monotonic(), 0.0)
+        try:
+            outcome = self._resumer.outcome(None, label, self._client_name, group, left)
+        except (TransactionNotFound, OutcomeExpired, TransactionPreserverClosed):
+            return None
+        return outcome.transaction if outcome.committed else None
+
+    def look(self) -> None:
+        """Let those go who wait for what a newer session keeps from being carried out; called now and then."""
+        self._resumer.look_at_sessions()
 
     def _new_work(self, plan: Plan, series: str, number: int) -> JointWork:
         begin = plan.begin

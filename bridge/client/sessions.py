@@ -18,7 +18,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from bridge.errors import Fenced, UnavailableError
 from bridge.model import paths
@@ -49,7 +48,7 @@ class ClientSessions:
         self._holder = holder
         self._metadata = metadata
         self._client_name = client_name
-        self.named: Final = named
+        self._named = named
         self._changed = changed
         self._epochs: dict[GroupName, int] = {}
         self._suspect: set[GroupName] = set()
@@ -66,7 +65,7 @@ class ClientSessions:
             ZooKeeperUnavailable.
         """
         self.check()
-        if not self.named:
+        if not self._named:
             return 0
         known = self._epochs.get(group)
         if known is not None:
@@ -79,7 +78,7 @@ class ClientSessions:
     def take_over(self, groups: Iterable[GroupName], timeout_s: float) -> None:
         """Fence the older sessions in all groups that have one. Raises as :meth:`epoch` does."""
         self.check()
-        wanted = [group for group in groups if self.named and group not in self._epochs]
+        wanted = [group for group in groups if self._named and group not in self._epochs]
         nodes = self._metadata.session.get_many([paths.session(group, self._client_name) for group in wanted])
         for group, node in zip(wanted, nodes, strict=True):
             if node is not None:

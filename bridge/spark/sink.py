@@ -1,8 +1,9 @@
 """The exactly-once sink: what one micro-batch, or one batch job, writes is one rolling transaction.
 
-The tasks agree on the transaction by the query's id and the number of the micro-batch (:meth:`bridge.Bridge.joint`),
-write a part each, and send its handle to the driver, which commits the parts of those attempts that Spark has chosen.
-So a task that is tried again leaves nothing behind, and a micro-batch that comes again is found to be committed.
+The tasks agree on the transaction by the query's id and the number of the micro-batch, see
+:meth:`bridge.SharedClient.joint`, write a part each, and send its handle to the driver, which commits the parts of
+those attempts that Spark has chosen. So a task that is tried again leaves nothing behind, and a micro-batch that comes
+again is found to be committed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from bridge.client.joint import JointTicket
+from bridge.client.joint import JointTicket, SharedClient
 from bridge.client.results import PartHandle
-from bridge.connection import Bridge
+from bridge.connection import Bridge, own_name
 from bridge.errors import GroupMismatchError, InvalidRequestError, RollbridgeError
 from bridge.spark import sink_crash
 from bridge.spark.settings import CLIENT_NAME, OptionReader, SparkSettings, read_settings
@@ -54,9 +55,13 @@ class Target:
     lease: timedelta
     commit_timeout: timedelta
 
-    def connect(self, work: Work) -> Bridge:
+    def connect(self) -> Bridge:
         """The connection of this process."""
-        return connection(self.settings.connected_as(work.client_name), self.settings.options, work.session)
+        return connection(self.settings.connected_as(own_name()), self.settings.options)
+
+    def client(self, work: Work) -> SharedClient:
+        """The client whose transaction is written, as this process uses it."""
+        return self.connect().share(work.client_name, work.session)
 
 
 @dataclass(frozen=True)
@@ -172,9 +177,8 @@ def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Any) -> 
                 continue
             if writer is None:
                 work: Work = work_of()
-                bridge = target.connect(work)
-                _check_group(bridge, target.settings)
-                joint = bridge.joint(
+                _check_group(target)
+                joint = target.client(work).joint(
                     *target.settings.streams,
                     series=work.series,
                     number=work.number,
@@ -207,8 +211,7 @@ def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None
     work, ticket = written[0].work, written[0].ticket
     assert work is not None
     assert ticket is not None
-    bridge = target.connect(work)
-    result = bridge.commit_joint(
+    result = target.client(work).commit(
         ticket,
         [message.handle for message in written if message.handle is not None],
         target.commit_timeout,
@@ -223,7 +226,7 @@ def _abort(target: Target, messages: Sequence[PartitionWritten | None], reason: 
         if message is None or message.work is None or message.ticket is None:
             continue
         try:
-            if not target.connect(message.work).abort_joint(
+            if not target.client(message.work).abort(
                 message.ticket, reason, target.commit_timeout, last=message.work.once
             ):
                 logger.warning("%s is not aborted: it is committed, or may be", message.work)
@@ -233,11 +236,10 @@ def _abort(target: Target, messages: Sequence[PartitionWritten | None], reason: 
         return
 
 
-def _check_group(bridge: Bridge, settings: SparkSettings) -> None:
+def _check_group(target: Target) -> None:
     """Raise GroupMismatchError if a stream is not of the group that was named."""
-    if settings.group is None:
-        return
-    for stream in settings.streams:
-        found = bridge.admin.describe(stream).config.group
+    settings = target.settings
+    for stream in settings.streams if settings.group is not None else ():
+        found = target.connect().admin.describe(stream).config.group
         if found != settings.group:
             raise GroupMismatchError(f"{stream} belongs to group {found}, not to {settings.group}; nothing was written")

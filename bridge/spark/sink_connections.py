@@ -1,8 +1,4 @@
-"""Connections that outlive a task: Spark reuses its Python processes, and connecting costs more than a small batch.
-
-A process keeps one for each session that it has worked for lately. A newer session of the same client puts an end to
-the older one's: that has been fenced.
-"""
+"""Connections that outlive a task: Spark reuses its Python processes, and connecting costs more than a small batch."""
 
 from __future__ import annotations
 
@@ -14,13 +10,13 @@ from bridge.config import ConnectionSettings
 from bridge.connection import Bridge
 
 KEPT_MAX: Final = 4
+"""Connections of a process, to different clusters or in different ways; the one used last goes last."""
 
-_Key = tuple[object, ...]
-_kept: Final[OrderedDict[_Key, tuple[str, Bridge]]] = OrderedDict()
+_kept: Final[OrderedDict[tuple[object, ...], Bridge]] = OrderedDict()
 
 
-def connection(settings: ConnectionSettings, options: ClientOptions, session: str) -> Bridge:
-    """The connection of this process to a cluster, as part of a session of a client.
+def connection(settings: ConnectionSettings, options: ClientOptions) -> Bridge:
+    """The connection of this process to a cluster.
 
     Raises:
         KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
@@ -30,15 +26,11 @@ def connection(settings: ConnectionSettings, options: ClientOptions, session: st
         settings.bootstrap_servers,
         settings.zookeeper,
         settings.zookeeper_root,
-        settings.client_name,
         tuple(sorted(settings.kafka.items())),
         options,
     )
-    known = _kept.pop(key, None)
-    if known is not None and known[0] != session:
-        known[1].close()
-        known = None
-    _kept[key] = known or (session, Bridge(settings, options, session))
+    found = _kept.pop(key, None) or Bridge(settings, options)
+    _kept[key] = found
     while len(_kept) > KEPT_MAX:
-        _kept.popitem(last=False)[1][1].close()
-    return _kept[key][1]
+        _kept.popitem(last=False)[1].close()
+    return found

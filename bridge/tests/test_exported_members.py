@@ -34,6 +34,7 @@ PUBLIC = {
     "Record",
     "ResumedTransaction",
     "SegmentId",
+    "SharedClient",
     "StreamDescription",
     "StreamName",
     "Token",
