@@ -87,7 +87,7 @@ def show(spark: SparkSession, transfers: int) -> bool:
     click.echo("  ...")
     applied: Counter[str] = Counter()
     open_money = most = 0
-    order = []
+    order: list[str] = []
     for change in changes:
         if not order or order[-1] != change.label:
             most = max(most, abs(open_money))
