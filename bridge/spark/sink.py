@@ -123,9 +123,7 @@ class StreamSink(DataSourceStreamArrowWriter):  # type: ignore[misc]  # types ar
 
     def commit(self, messages: list[PartitionWritten | None], batchId: int) -> None:
         """Commit what the tasks have written, on the driver."""
-        sink_crash.reach("before-commit", batchId)
         _commit(self._target, messages)
-        sink_crash.reach("after-commit", batchId)
 
     def abort(self, messages: list[PartitionWritten | None], batchId: int) -> None:
         """Abort it, unless it is committed or may be."""
@@ -211,12 +209,12 @@ def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None
     work, ticket = written[0].work, written[0].ticket
     assert work is not None
     assert ticket is not None
-    result = target.client(work).commit(
-        ticket,
-        [message.handle for message in written if message.handle is not None],
-        target.commit_timeout,
-        last=work.once,
-    )
+    client, parts = target.client(work), [message.handle for message in written if message.handle is not None]
+    sink_crash.reach("before-commit", work.number)
+    result = client.commit(ticket, parts, target.commit_timeout)
+    sink_crash.reach("inside-commit", work.number)
+    client.note_committed(ticket, last=work.once)
+    sink_crash.reach("after-commit", work.number)
     logger.info("%s is committed as %s: %d records", work, ticket.transaction, result.records)
 
 
