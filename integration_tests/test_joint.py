@@ -53,8 +53,8 @@ def test_parts_of_two_processes_and_a_commit_in_a_third(
             first.joint(orders, payments, series="q", number=0)
         with pytest.raises(TransactionClosed, match="committed"):
             owner.commit(ticket, [handle])
+        write(first, 1, orders, payments, what=b"next")
         with pytest.raises(ConflictError, match="begun already"):
-            write(first, 1, orders, payments, what=b"next")
             write(first, 0, orders, payments, what=b"late")
     assert client.outcome(ticket.transaction).label == "q/0"
 
