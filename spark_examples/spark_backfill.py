@@ -1,4 +1,4 @@
-"""A backfill: a Spark job of many tasks loads history as ONE transaction, while live traffic goes on in the same stream.
+"""A backfill: a Spark job of many tasks loads history as ONE transaction, while live traffic goes on beside it.
 
 ``python -m spark_examples.spark_backfill`` after ``make up``. A writer and a reader of the stream work all the while;
 the reader sees nothing of the backfill until the job is done, is never held up, and then has all of it at once.
@@ -22,10 +22,11 @@ from spark_examples.spark_flights import committed, spark
 TASKS: Final = 16
 _LIVE_KEY: Final = b"live"
 _LIVE_EVERY_S: Final = 0.02
+_LAST: Final = b"the last one"
 
 
 class LiveReader:
-    """Reads the stream as it grows, and notes what it sees, and when.
+    """Reads the stream as it grows, up to the last live record, and notes what it sees, and when.
 
     Attributes:
         live, loaded: How many live records and records of the backfill it has read.
@@ -36,28 +37,23 @@ class LiveReader:
         self.live = self.loaded = 0
         self.silence_s = 0.0
         self._reader = b.reader(stream)
-        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop reading."""
-        self._stopping.set()
-        self._thread.join()
-
     def _run(self) -> None:
         last_s = time.monotonic()
-        for record in self._reader:
-            now_s = time.monotonic()
-            if record.key != _LIVE_KEY:
-                self.loaded += 1
-            else:
+        with self._reader as reader:
+            for record in reader:
+                now_s = time.monotonic()
+                if record.key != _LIVE_KEY:
+                    self.loaded += 1
+                    continue
                 if self.live and not self.loaded:
                     self.silence_s = max(self.silence_s, now_s - last_s)
                 self.live += 1
                 last_s = now_s
-            if self._stopping.is_set():
-                return
+                if record.value == _LAST:
+                    return
 
 
 class LiveWriter:
@@ -72,24 +68,28 @@ class LiveWriter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop writing; what was written is committed."""
+        """Write the last one."""
         self._stopping.set()
         self._thread.join()
+        self._write(_LAST)
 
     def _run(self) -> None:
         while not self._stopping.wait(_LIVE_EVERY_S):
-            with self._bridge.transaction(self._stream) as txn:
-                txn.write(self._stream, key=_LIVE_KEY, value=b"%d" % self.written)
-            self.written += 1
+            self._write(b"%d" % self.written)
+
+    def _write(self, value: bytes) -> None:
+        with self._bridge.transaction(self._stream) as txn:
+            txn.write(self._stream, key=_LIVE_KEY, value=value)
+        self.written += 1
 
 
-def backfill(place: str, options: dict[str, str], rows: int) -> None:
+def backfill(place: str, options: dict[str, str]) -> None:
     """The job: read the flights in many tasks, and write them as one transaction."""
     folder = Path(place)
     session = spark(folder / "spark")
     lines = session.read.text(str(folder / "in")).repartition(TASKS)
     frame = lines.selectExpr("nullif(split(value, ',')[12], 'NA') AS key", "value")
-    frame.limit(rows).repartition(TASKS).write.format("rollbridge").options(**options).mode("append").save()
+    frame.write.format("rollbridge").options(**options).mode("append").save()
     session.stop()
 
 
@@ -114,14 +114,14 @@ def show(rows: int) -> bool:
             "client.name": f"backfill-{stream.rpartition('-')[2]}",
             "label": "flights of 2013",
         }
-        job = start(backfill, place, options, rows)
+        job = start(backfill, place, options)
         until(lambda: job.exitcode is not None or reader.loaded > 0, "the job ends", [job])
         before = reader.live
         finish([job])
         until(lambda: reader.loaded >= rows, "the reader has all of it")
         click.echo(f"  meanwhile the reader saw {before:,} live records and waited {reader.silence_s:.2f} s at most")
         writer.stop()
-        until(lambda: reader.live >= writer.written or reader.loaded > rows, "the reader has the rest")
+        until(lambda: reader.live >= writer.written, "the reader has the rest")
         [load] = [item for item in committed(b, stream) if item.count > 1]
         click.echo(f"  then all {load.count:,} records at once, as transaction {load.id}")
         held = (
