@@ -22,10 +22,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from bridge.client.joint import JointTicket, SharedClient
 from bridge.client.results import PartHandle
 from bridge.connection import Bridge, own_name
-from bridge.errors import GroupMismatchError, InvalidRequestError, RollbridgeError
+from bridge.errors import GroupMismatchError, InvalidRequestError, RollbridgeError, RowRefused
 from bridge.spark import sink_crash
 from bridge.spark.settings import CLIENT_NAME, OptionReader, SparkSettings, read_settings
-from bridge.spark.sink_columns import Columns, RowFault
+from bridge.spark.sink_columns import Columns
 from bridge.spark.sink_connections import connection
 from bridge.spark.sink_work import Work, work_of_job, work_of_query
 from bridge.spark.sink_writer import PartitionWriter
@@ -193,12 +193,11 @@ def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Any) -> 
         if writer is None:
             return written
         return PartitionWritten(written.work, written.ticket, writer.finish())
-    except RowFault as fault:
+    except RowRefused as fault:
         context = TaskContext.get()
         where = "" if context is None else f" of partition {context.partitionId()}"
-        raise InvalidRequestError(
-            f"row {fault.row}{where} can not be written: {fault}; nothing of {written.work} becomes visible"
-        ) from fault
+        why = f"row {fault.row}{where} can not be written: {fault}; nothing of {written.work} becomes visible"
+        raise RowRefused(why, row=fault.row) from fault
 
 
 def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None:
