@@ -218,12 +218,10 @@ class SharedClient:
         number = self._metadata.claim_part(plan.group, transaction)
         return JointPart(self._runtime, plan, completion, number)
 
-    def commit(
-        self, ticket: JointTicket, parts: Sequence[PartHandle], timeout: Timeout = None, *, last: bool = False
-    ) -> CommitResult:
+    def commit(self, ticket: JointTicket, parts: Sequence[PartHandle], timeout: Timeout = None) -> CommitResult:
         """Commit a joint transaction, in whichever process of the session; as :meth:`bridge.Transaction.commit`.
 
-        ``last`` says that nobody will come back to this client name: its session is forgotten then.
+        Who has the result calls :meth:`note_committed`; otherwise a later session has to ask for the outcome.
 
         Raises:
             TransactionClosed: it is not the one on record for its number, or its end was asked for before.
@@ -231,15 +229,20 @@ class SharedClient:
         """
         ending = self._ending(ticket)
         try:
-            result = ending.commit(parts, timeout)
+            return ending.commit(parts, timeout)
         except OutcomeUnknown:
             self._note(ticket, JointState.ENDING)
             raise
         except TransactionClosed as refusal:
             self._note(ticket, JointState.ABORTED)
             raise refusal
+
+    def note_committed(self, ticket: JointTicket, *, last: bool = False) -> None:
+        """Put on record that a joint transaction is committed.
+
+        ``last`` says that nobody will come back to this client name: its session is forgotten then.
+        """
         self._end(ticket, JointState.COMMITTED, last=last)
-        return result
 
     def abort(
         self, ticket: JointTicket, reason: str = "client", timeout: Timeout = None, *, last: bool = False
@@ -249,7 +252,8 @@ class SharedClient:
         Raises:
             As :meth:`bridge.Transaction.abort`, but for AlreadyCommitted.
         """
-        self._sessions.epoch(ticket.group, as_seconds(timeout, self._runtime.commit_timeout_s))
+        timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
+        self._sessions.epoch(ticket.group, timeout_s)
         session, _ = self._session(ticket.group)
         if session.work is not None and session.work.transaction == ticket.transaction:
             if session.work.state is JointState.ENDING:
@@ -257,12 +261,16 @@ class SharedClient:
             if session.work.state is JointState.ABORTED:
                 return True
         try:
-            self._ending(ticket).abort(reason, timeout)
+            state = self._resumer.outcome(ticket.transaction, None, self._client_name, ticket.group, timeout_s).state
+            if state is State.OPEN:
+                self._ending(ticket).abort(reason, timeout)
         except AlreadyCommitted:
-            self._end(ticket, JointState.COMMITTED, last=last)
-            return False
-        self._end(ticket, JointState.ABORTED, last=last)
-        return True
+            state = State.COMMITTED
+        except TransactionNotFound:
+            state = State.ABORTED  # no part of it has arrived
+        committed = state is State.COMMITTED
+        self._end(ticket, JointState.COMMITTED if committed else JointState.ABORTED, last=last)
+        return not committed
 
     def _end(self, ticket: JointTicket, state: JointState, *, last: bool) -> None:
         """Put on record what became of a transaction, or forget the session."""

@@ -19,13 +19,14 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from bridge.client.introduction import own_name
 from bridge.client.joint import JointTicket, SharedClient
 from bridge.client.results import PartHandle
-from bridge.connection import Bridge, own_name
-from bridge.errors import GroupMismatchError, InvalidRequestError, RollbridgeError
+from bridge.connection import Bridge
+from bridge.errors import GroupMismatchError, InvalidRequestError, RollbridgeError, RowRefused
 from bridge.spark import sink_crash
 from bridge.spark.settings import CLIENT_NAME, OptionReader, SparkSettings, read_settings
-from bridge.spark.sink_columns import Columns, RowFault
+from bridge.spark.sink_columns import Columns
 from bridge.spark.sink_connections import connection
 from bridge.spark.sink_work import Work, work_of_job, work_of_query
 from bridge.spark.sink_writer import PartitionWriter
@@ -123,9 +124,7 @@ class StreamSink(DataSourceStreamArrowWriter):  # type: ignore[misc]  # types ar
 
     def commit(self, messages: list[PartitionWritten | None], batchId: int) -> None:
         """Commit what the tasks have written, on the driver."""
-        sink_crash.reach("before-commit", batchId)
         _commit(self._target, messages)
-        sink_crash.reach("after-commit", batchId)
 
     def abort(self, messages: list[PartitionWritten | None], batchId: int) -> None:
         """Abort it, unless it is committed or may be."""
@@ -195,12 +194,11 @@ def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Any) -> 
         if writer is None:
             return written
         return PartitionWritten(written.work, written.ticket, writer.finish())
-    except RowFault as fault:
+    except RowRefused as fault:
         context = TaskContext.get()
         where = "" if context is None else f" of partition {context.partitionId()}"
-        raise InvalidRequestError(
-            f"row {fault.row}{where} can not be written: {fault}; nothing of {written.work} becomes visible"
-        ) from fault
+        why = f"row {fault.row}{where} can not be written: {fault}; nothing of {written.work} becomes visible"
+        raise RowRefused(why, row=fault.row) from fault
 
 
 def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None:
@@ -211,12 +209,12 @@ def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None
     work, ticket = written[0].work, written[0].ticket
     assert work is not None
     assert ticket is not None
-    result = target.client(work).commit(
-        ticket,
-        [message.handle for message in written if message.handle is not None],
-        target.commit_timeout,
-        last=work.once,
-    )
+    client, parts = target.client(work), [message.handle for message in written if message.handle is not None]
+    sink_crash.reach("before-commit", work.number)
+    result = client.commit(ticket, parts, target.commit_timeout)
+    sink_crash.reach("inside-commit", work.number)
+    client.note_committed(ticket, last=work.once)
+    sink_crash.reach("after-commit", work.number)
     logger.info("%s is committed as %s: %d records", work, ticket.transaction, result.records)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge.errors import InvalidRequestError
+from bridge.errors import InvalidRequestError, RowRefused
 from bridge.model.sequence import RECORD_HEADER
 from bridge.spark.sink_batches import Numbers, Rows, encode_headers
 
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 _TEXT: Final = ("string", "binary")
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
 _US_PER_MS: Final = 1_000
-
-
-class RowFault(InvalidRequestError):
-    """A row that can not be written; ``row`` is its number in its partition, from 0."""
-
-    code = "row-refused"
-
-    def __init__(self, message: str, *, row: int) -> None:
-        super().__init__(message)
-        self.row = row
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +89,7 @@ class Columns:
             now_ms: The time of records that have none.
 
         Raises:
-            RowFault: one can not be written.
+            RowRefused: one can not be written.
         """
         size = batch.num_rows
         headers = None
@@ -117,7 +107,7 @@ class Columns:
         """For each row the place of its stream among ``streams``.
 
         Raises:
-            RowFault: a row names none, or another one.
+            RowRefused: a row names none, or another one.
         """
         assert self.stream is not None
         named = batch.column(self.stream)
@@ -126,7 +116,7 @@ class Columns:
         if len(unknown):
             name = named[int(unknown[0])].as_py()
             what = "null" if name is None else repr(name)
-            raise RowFault(
+            raise RowRefused(
                 f"its topic is {what}, but one of {', '.join(streams)} is expected", row=first + int(unknown[0])
             )
         return places.astype(np.int64)
@@ -138,7 +128,7 @@ class Columns:
         found = column.fill_null(now_ms * _US_PER_MS).to_numpy(zero_copy_only=False) // _US_PER_MS
         early = np.flatnonzero(found < 0)
         if len(early):
-            raise RowFault(f"its timestamp of {found[early[0]]} ms lies before 1970", row=first + int(early[0]))
+            raise RowRefused(f"its timestamp of {found[early[0]]} ms lies before 1970", row=first + int(early[0]))
         return found
 
 
@@ -154,7 +144,7 @@ def _headers(column: Any, first: int) -> Iterator[list[tuple[str, bytes | None]]
         found = [(header["key"], header["value"]) for header in headers or () if header is not None]
         for name, _ in found:
             if name is None:
-                raise RowFault("one of its headers has no name", row=row)
+                raise RowRefused("one of its headers has no name", row=row)
             if name == RECORD_HEADER:
-                raise RowFault(f"the header {RECORD_HEADER!r} is rollbridge's own; name it otherwise", row=row)
+                raise RowRefused(f"the header {RECORD_HEADER!r} is rollbridge's own; name it otherwise", row=row)
         yield found

@@ -1,5 +1,6 @@
 """Crash points for tests: the driver dies before, inside or after the commit of a micro-batch.
 
+Inside is when the transaction is committed, and neither Spark's checkpoint nor the session's record says so.
 ``ROLLBRIDGE_SPARK_CRASH_AT=before-commit|inside-commit|after-commit[:n]`` kills the JVM of the driver, and this process
 with it, at the n-th micro-batch (default 0).
 """

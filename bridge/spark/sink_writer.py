@@ -12,10 +12,11 @@ from xxhash import xxh64_intdigest
 from bridge.client.results import PartHandle
 from bridge.client.slots import Lane
 from bridge.client.writing import Part
+from bridge.errors import RowRefused
 from bridge.kafka.batches import HEADER_BYTES
 from bridge.model.keyspace import HASH_SEED
 from bridge.spark.sink_batches import Numbers, Rows, batch_bytes, encode_batch
-from bridge.spark.sink_columns import Columns, RowFault
+from bridge.spark.sink_columns import Columns
 
 
 class PartitionWriter:
@@ -39,7 +40,7 @@ class PartitionWriter:
         """Write the rows of a batch.
 
         Raises:
-            RowFault: one of them can not be written.
+            RowRefused: one of them can not be written.
             TransactionTooLargeError, BackpressureError, TransactionClosed: as :meth:`bridge.Part.write`.
         """
         rows = self._columns.rows(batch, self._rows, int(time.time() * 1000))
@@ -74,7 +75,7 @@ class _LaneRows:
     def add(self, rows: Rows) -> None:
         worst = int(rows.sizes.argmax())
         if rows.sizes[worst] > self._lane.record_bytes_max:
-            raise RowFault(
+            raise RowRefused(
                 f"it takes {rows.sizes[worst]} bytes (key, value and headers, our own included), which exceeds the "
                 f"limit of {self._lane.record_bytes_max} of stream {self._stream}",
                 row=int(rows.counts[worst]),
