@@ -71,22 +71,22 @@ class CommitRuns:
         low, high = bisect_right(ends, start), bisect_right(starts, end - 1)
         return Runs(*(np.array(column[low:high], np.int64) for column in (starts, ends, positions)))
 
-    def forget(self, covered: Mapping[SegmentId, int]) -> int:
-        """Drop the runs that have been read, and say where in the log the others begin: see ``StreamOffset``."""
+    def forget(self, covered: Mapping[SegmentId, int]) -> None:
+        """Drop the runs that have been read."""
         for segment, columns in list(self._runs.items()):
             read = bisect_right(columns[1], covered.get(segment, 0))
             for column in columns:
                 del column[:read]
             if not columns[0]:
                 del self._runs[segment]
-        return self.begin_behind({})
 
     def begin_behind(self, covered: Mapping[SegmentId, int]) -> int:
-        """Where the log has the first transaction with records that are not covered."""
+        """Where the log has the first transaction with records that are not covered; see ``StreamOffset``."""
         found = self._next or 0
         for segment, (_, ends, positions) in self._runs.items():
             unread = bisect_right(ends, covered.get(segment, 0))
-            found = min(found, *positions[unread : unread + 1]) if unread < len(ends) else found
+            if unread < len(ends):
+                found = min(found, positions[unread])
         return found
 
     def _take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
