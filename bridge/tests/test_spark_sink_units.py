@@ -150,7 +150,7 @@ def test_a_query_is_known_by_its_id_its_run_and_its_batch() -> None:
     del properties[RUN_ID]
     assert work_of_query(properties.get, None, "stand-in").session == "stand-in"
     with pytest.raises(InvalidRequestError, match="Spark does not say"):
-        work_of_query({}.get, None, "x")
+        work_of_query(lambda _: None, None, "x")
 
 
 def test_a_job_is_something_of_its_own_unless_it_has_a_label() -> None:
