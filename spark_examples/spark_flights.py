@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -130,7 +130,7 @@ def show(rows: int) -> bool:
         )
 
 
-def write_files(folder: Path, lines: list[bytes]) -> None:
+def write_files(folder: Path, lines: Sequence[bytes]) -> None:
     """The lines with their numbers, as files of the same size and of rising age."""
     folder.mkdir()
     size = -(-len(lines) // FILES)
@@ -164,7 +164,7 @@ def read_back(b: bridge.Bridge, flown: str, cancelled: str) -> tuple[Delays, lis
     return dict(delays), numbers
 
 
-def delays_of(lines: list[bytes]) -> Delays:
+def delays_of(lines: Sequence[bytes]) -> Delays:
     """The delays by carrier, from the file itself."""
     delays: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for line in lines:
