@@ -85,7 +85,7 @@ def show(spark: SparkSession, transactions: int) -> bool:
         payers = Payers(b, cents)
 
         def query(**trigger: object) -> StreamingQuery:
-            source = options_of(cents, startingOffsets="earliest", maxRecordsPerTrigger="200")
+            source = options_of(cents, startingOffsets="earliest", maxRecordsPerTrigger="500")
             return (
                 spark.readStream.format("rollbridge")
                 .options(**source)
@@ -100,8 +100,8 @@ def show(spark: SparkSession, transactions: int) -> bool:
             )
 
         click.echo(f"payments go into {cents}, a query turns them into {euros}")
-        running = query(processingTime="50 milliseconds")
         payers.pay(transactions)
+        running = query(processingTime="50 milliseconds")
         running.processAllAvailable()
         b.admin.scale(cents, seal=[0], ranges=[(0.0, 0.4), (0.4, 1.0)])
         payers.pay(transactions)

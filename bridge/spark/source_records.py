@@ -141,8 +141,10 @@ def _parse(buffer: bytes, headers: list[BatchHeader], sections: list[tuple[int, 
     offset, place = varints(data, place)
     key, place = _field(data, place)
     value, place = _field(data, place)
-    if len(starts) and ((place > record_end) | (length < 0)).any():
+    if ((place > record_end) | (length < 0)).any():
         raise CorruptDataError("a field of a record is longer than the record")
+    if ((offset < 0) | (offset > _repeated([header.last_offset_delta for header in headers], counts))).any():
+        raise CorruptDataError("a record stands outside of the offsets of its batch")
     timestamp += _repeated([header.base_timestamp for header in headers], counts)
     offset += _repeated([header.base_offset for header in headers], counts)
     kind = [LOG_APPEND_TIME if header.is_append_time else CREATE_TIME for header in headers]
