@@ -54,6 +54,7 @@ class _Reading:
         self._connection: DriverConnection | None = None
         self._known: StreamDriver | None = None
         self._runs: CommitRuns | None = None
+        self._bases: tuple[EpochHistory, Mapping[SegmentId, int]] | None = None
 
     @property
     def _driver(self) -> StreamDriver:
@@ -96,7 +97,10 @@ class _Reading:
                 for task in tasks
                 for piece in split(task, max(1, round(least * sum(item.size for item in task) / total)))
             ]
-        bases = sequence_bases(self._driver.view().history)
+        history = self._driver.view().history
+        if self._bases is None or self._bases[0] is not history:
+            self._bases = history, sequence_bases(history)
+        bases = self._bases[1]
         return [Portion([self._piece(item, bases, runs) for item in task]) for task in tasks]
 
     def _piece(self, item: OffsetRange, bases: Mapping[SegmentId, int], runs: CommitRuns | None) -> Piece:
