@@ -7,14 +7,12 @@ reads. A transaction's records and its COMMIT record are one native transaction:
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
-from bridge.errors import UnavailableError
 from bridge.kafka.fetch import LogReader
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
@@ -22,9 +20,9 @@ from bridge.model.control import ControlKind, decode_control, peek_kind
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName
 from bridge.spark.columns import Runs
+from bridge.spark.source_task import Patience
 
 _WAIT_MS: Final = 500
-_STALLED_S: Final = 60.0
 
 
 class CommitRuns:
@@ -53,16 +51,13 @@ class CommitRuns:
             self._next = first if start is None else max(start, first)
         # Up to the end, not the last stable offset: markers are written partition by partition.
         end = self._offsets.end([self._topic], Isolation.READ_UNCOMMITTED)[self._topic]
-        moved_at = time.monotonic()
+        patience = Patience(self._topic)
         while self._next < end:
             found = self._reader.fetch(self._topic, self._next, wait_ms=_WAIT_MS)
             for record in found.records:
                 if peek_kind(record.value) is ControlKind.COMMIT:
                     self._take(record.offset, record.key, record.value)
-            if found.end > self._next:
-                moved_at = time.monotonic()
-            elif time.monotonic() - moved_at > _STALLED_S:
-                raise UnavailableError(f"the commit log {self._topic} did not become readable at {self._next}")
+            patience.moved(self._next, found.end)
             self._next = found.end
 
     def of(self, segment: SegmentId, start: int, end: int) -> Runs:

@@ -48,7 +48,8 @@ class DriverConnection:
         try:
             self.cluster_id = find_cluster_id(self.connection, options.connect_timeout_s)
             self.metadata = Metadata(self._session)
-            self.metadata.claim_cluster(self.cluster_id)
+            if self.metadata.cluster() is not None:  # a path that nobody has used stays as it is
+                self.metadata.claim_cluster(self.cluster_id)
             self._session.sync()
         except BaseException:
             self._session.close()

@@ -99,20 +99,14 @@ def read_portion(
 
 def _records(reader: LogReader, piece: Piece, *, fail: bool) -> Iterator[Records]:
     topic, offset = piece.place.topic, piece.start
-    moved_at = time.monotonic()
+    patience = Patience(topic)
     while offset < piece.end:
         found = reader.fetch_raw(topic, offset, wait_ms=_WAIT_MS, max_bytes=_FETCH_BYTES)
         if found.start > offset:
             _lost(piece, offset, min(found.start, piece.end), fail=fail)
             offset = found.start
         records, reached = committed_end(found.batches, offset, found.aborted)
-        if reached > offset:
-            moved_at = time.monotonic()
-        elif time.monotonic() - moved_at > _STALLED_S:
-            raise UnavailableError(
-                f"offset {offset} of topic {topic} is not readable for {_STALLED_S:g} s, although it was before: "
-                "brokers have failed, and those that are left do not have it yet"
-            )
+        patience.moved(offset, reached)
         offset = reached
         if offset < piece.end:
             reader.ask(topic, offset, wait_ms=_WAIT_MS, max_bytes=_FETCH_BYTES)
@@ -127,6 +121,24 @@ def _lost(piece: Piece, start: int, end: int, *, fail: bool, cause: Exception | 
     if fail:
         raise TruncatedError(f"{what}; with the option failOnDataLoss=false they are left out") from cause
     logger.warning("%s; they are left out", what)
+
+
+class Patience:
+    """Ends the reading of a topic of which nothing becomes readable any more."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._moved_at = time.monotonic()
+
+    def moved(self, before: int, after: int) -> None:
+        """Take note of how far one look has led; UnavailableError if none has led anywhere for a minute."""
+        if after > before:
+            self._moved_at = time.monotonic()
+        elif time.monotonic() - self._moved_at > _STALLED_S:
+            raise UnavailableError(
+                f"offset {after} of topic {self._topic} is not readable for {_STALLED_S:g} s, although it was before: "
+                "brokers have failed, and those that are left do not have it yet"
+            )
 
 
 _readers: dict[str, LogReader] = {}

@@ -27,7 +27,7 @@ from bridge.spark.offsets import LogOffset
 from bridge.spark.settings import GROUP, STREAM, OptionReader, SparkSettings, read_settings
 from bridge.spark.source_driver import DriverConnection
 from bridge.spark.source_options import ENDING, FAIL_ON_DATA_LOSS, MAX_RECORDS, STARTING, Kind
-from bridge.spark.source_task import log_reader
+from bridge.spark.source_task import Patience, log_reader
 from bridge.transactions import log_offset
 
 if TYPE_CHECKING:
@@ -268,8 +268,10 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     arrow = to_arrow_schema(schema, timezone="UTC")
     offset = portion.start
+    patience = Patience(portion.topic)
     while offset < portion.end:
         found = reader.fetch(portion.topic, offset, wait_ms=_WAIT_MS)
+        patience.moved(offset, found.end)
         offset = found.end
         if offset < portion.end:
             reader.ask(portion.topic, offset, wait_ms=_WAIT_MS)
