@@ -1,8 +1,9 @@
 """Kafka's records, found in the bytes of a fetch with numpy: where each begins, and where key, value and headers stand.
 
 A record of a batch has no place of its own: it begins where the one before ends, and its fields are as long as the
-varints in front of them say. So one loop in Python goes from length to length, a tenth of a microsecond for each
-record, and everything else is worked out for all records of a fetch at once. Nothing is copied here.
+varints in front of them say. So one loop in Python goes from length to length, a fifth of a microsecond for each
+record unless many of the same length follow each other, and everything else is worked out for all records of a fetch at
+once. Nothing is copied here.
 
 Source: Kafka documentation, "Record Batch" and "Record".
 """
@@ -30,6 +31,11 @@ Flags = Any
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
 _VARINT_BYTES_MAX: Final = 10
+_LENGTH_BYTES_MAX: Final = 5
+_ALIKE: Final = 16
+"""After so many records of the same length the next ones are looked at all at once."""
+_WARY: Final = 500
+"""If hardly any of them were, it is not tried again before so many more."""
 
 
 class Slices(NamedTuple):
@@ -130,10 +136,10 @@ def parse(raw: bytes, batches: list[tuple[BatchHeader, memoryview]]) -> Records:
 
 
 def _parse(buffer: bytes, headers: list[BatchHeader], sections: list[tuple[int, int]]) -> Records:
+    data = np.frombuffer(buffer, np.uint8)
     starts: list[int] = []
     for header, (begin, end) in zip(headers, sections, strict=True):
-        _find_starts(buffer, begin, end, header.record_count, starts)
-    data = np.frombuffer(buffer, np.uint8)
+        _find_starts(buffer, data, begin, end, header.record_count, starts)
     counts = [header.record_count for header in headers]
     length, place = varints(data, np.array(starts, np.int64))
     record_end = place + length
@@ -155,25 +161,56 @@ def _parse(buffer: bytes, headers: list[BatchHeader], sections: list[tuple[int, 
     return Records(buffer, offset, timestamp, kinds, key, value, place, record_end)
 
 
-def _find_starts(buffer: bytes, begin: int, end: int, count: int, starts: list[int]) -> None:
+def _find_starts(buffer: bytes, data: Bytes, begin: int, end: int, count: int, starts: list[int]) -> None:
     """Append where each record of a section begins, that is, where its length stands."""
     place = begin
     add = starts.append
-    for _ in range(count):
+    left = count
+    before = alike = 0
+    while left:
         add(place)
+        left -= 1
+        begun = place
         byte = buffer[place]
         place += 1
         if byte < 128:
             place += byte >> 1
-            continue
-        length, shift = byte & 127, 7
-        while (byte := buffer[place]) >= 128:
-            length |= (byte & 127) << shift
-            shift += 7
-            place += 1
-        place += 1 + ((length | byte << shift) >> 1)
+        else:
+            length, shift = byte & 127, 7
+            while (byte := buffer[place]) >= 128:
+                length |= (byte & 127) << shift
+                shift += 7
+                place += 1
+            place += 1 + ((length | byte << shift) >> 1)
+        stride = place - begun
+        alike = alike + 1 if stride == before or alike < 0 else 0
+        before = stride
+        if alike == _ALIKE and left:
+            more = _same_lengths(data, begun, stride, min(left, (end - place) // stride))
+            starts.extend(range(place, place + more * stride, stride))
+            place += more * stride
+            left -= more
+            alike = 0 if more >= _ALIKE else -_WARY
     if place != end:
         raise CorruptDataError(f"{count} records of a batch take {place - begin} bytes, its section has {end - begin}")
+
+
+def _same_lengths(data: Bytes, first: int, stride: int, most: int) -> int:
+    """How many records behind the first have its length, one behind the other; at most so many are looked at.
+
+    Where a record ends the next one begins, so as long as the bytes of the length are the same at every stride, these
+    are the records, and not something that looks like them.
+    """
+    same: Flags = np.ones(max(most, 0), np.bool_)
+    for place in range(_LENGTH_BYTES_MAX):
+        byte = data[first + place]
+        column = data[first + stride + place : first + stride + place + most * stride : stride]
+        same &= column[:most] == byte
+        if byte < 128:
+            break
+    else:
+        return 0
+    return len(same) if same.all() else int(same.argmin())
 
 
 def varints(data: Bytes, place: Longs) -> tuple[Longs, Longs]:

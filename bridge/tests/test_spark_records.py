@@ -179,6 +179,20 @@ def test_broken_records_are_an_error_or_other_records_but_nothing_else(place: in
     assert found.num_rows == 5
 
 
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 60)), max_size=8))
+def test_runs_of_records_of_one_length_are_found_as_they_are(runs: list[tuple[int, int]]) -> None:
+    builder = BatchBuilder(1 << 20)
+    sizes = [size for size, count in runs for _ in range(count)]
+    for number, size in enumerate(sizes):
+        builder.append(0, b"%d" % (number % 10), bytes(size))
+    if not sizes:
+        return
+    raw = finished(builder.build(), 7)
+    records, _ = committed_end(raw, 0, [])
+    assert (records.value.end - records.value.start).tolist() == sizes
+    assert records.offset.tolist() == list(range(7, 7 + len(sizes)))
+
+
 def test_nothing_makes_no_rows() -> None:
     schema = schema_of([*HEADERS, *TRANSACTION, *COMMIT_POSITION])
     place = Place("s/t", "topic", SegmentId.of(0, 0), None)
