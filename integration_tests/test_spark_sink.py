@@ -155,10 +155,11 @@ def dying_once(spark: SparkSession, mark: Path) -> DataFrame:
             if 900 in batch.column(0).to_pylist() and not os.path.exists(place):
                 open(place, "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
-            yield batch
+            # Padded, so that what comes before the death does not wait in a buffer of the process that dies.
+            yield batch.append_column("pad", ["x" * 2_000] * batch.num_rows)
 
     place = str(mark)
-    rows = spark.range(0, 1000, 1, 2).mapInArrow(through, "id long")
+    rows = spark.range(0, 1000, 1, 2).mapInArrow(through, "id long, pad string")
     return rows.selectExpr("string(id % 7) AS key", "string(id) AS value")
 
 
