@@ -115,7 +115,7 @@ def show(spark: SparkSession, rows: int) -> bool:
         backfill(spark, folder, options_of(stream, **{"client.name": name, "label": label}))
         until(lambda: reader.loaded >= rows, "the reader has all of it")
         click.echo(
-            f"  meanwhile the reader saw {reader.live_before:,} live records; it waited {reader.silence_s:.2f} s at most"
+            f"  meanwhile the reader saw {reader.live_before:,} live records, longest wait {reader.silence_s:.2f} s"
         )
         writer.stop()
         until(lambda: reader.live >= writer.written, "the reader has the rest")
