@@ -33,6 +33,8 @@ FILES: Final = 24
 FILES_PER_BATCH: Final = 2
 _CARRIER, _DEPARTURE_DELAY = 9, 5
 _MISSING: Final = (b"", b"NA")
+_PATIENCE_S: Final = 250.0
+"""Longest that a driver may take from its start to its third micro-batch."""
 
 Delays = dict[str, tuple[int, int]]
 """By carrier: how many flights, and by how many minutes in sum they departed late."""
@@ -98,7 +100,7 @@ def show(spark: SparkSession, rows: int) -> bool:
         batches = -(-FILES // FILES_PER_BATCH)
         click.echo(f"{len(lines):,} flights in {FILES} files go to {flown} and {cancelled}")
         driver = start(drive, place, flown, cancelled)
-        until(lambda: len(committed(b, flown)) >= batches // 3, "a third of the micro-batches is committed", [driver])
+        until(lambda: len(committed(b, flown)) >= 3, "three micro-batches are committed", [driver], _PATIENCE_S)
         kill_all(driver)
         before = len(committed(b, flown))
         click.echo(f"  the driver is killed after {before} of {batches} micro-batches, in the middle of the next one")
