@@ -20,8 +20,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from bridge.client.introduction import own_name
-from bridge.client.joint import JointTicket, SharedClient
+from bridge.client.joint import JointTicket
 from bridge.client.results import PartHandle
+from bridge.client.shared import SharedClient
 from bridge.connection import Bridge
 from bridge.errors import GroupMismatchError, InvalidRequestError, RollbridgeError, RowRefused
 from bridge.spark import sink_crash
