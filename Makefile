@@ -59,7 +59,8 @@ check: $(VENV)/.dev
 	@$(BIN)/mypy --strict $(CODE)
 
 .PHONY: bench
-bench: $(VENV)/.dev servers
+bench: $(VENV)/.dev $(VENV)/.demo servers
+	@$(BIN)/python -m bridge.embedded prepare spark
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: up
