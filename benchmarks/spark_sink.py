@@ -86,7 +86,7 @@ def micro_batches(site: Site, *, rounds: int, quick: bool) -> Experiment:
     """The time of a micro-batch that has few rows, or none."""
     from benchmarks.spark_idle import IdleSource  # PySpark may be absent where nobody measures it
 
-    batches = 10 if quick else 30
+    batches = 10 if quick else 25
     stream, topic = site.make_stream("spark-small"), site.make_topic("spark-small")
     ours = options_of(site, stream)
     stock = {"kafka.bootstrap.servers": site.bootstrap_servers, "topic": topic}
