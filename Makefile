@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 CODE := $(wildcard bridge coordinator schemas pyspark_rollbridge pyspark_rollbridge_transactions integration_tests \
 	spark_examples benchmarks)
-# Test processes, each with servers of its own: most tests wait for servers, so two are faster even on two cores.
-WORKERS ?= 2
+# Test processes, each with servers of its own (1 GB): most tests wait for servers, so three are faster on two cores.
+WORKERS ?= 3
 # How long `make soak` takes, about.
 MINUTES ?= 30
 # Extra arguments, for example: make test ARGS="-k names -x"
@@ -45,9 +45,13 @@ demo-cas: $(VENV)/.base servers
 	@$(BIN)/python -m spark_examples.demo_cas $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.dev $(VENV)/.demo servers
-	@$(BIN)/python -m bridge.embedded prepare spark
+test: test-setup
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+# All that the tests need, without running them.
+.PHONY: test-setup
+test-setup: $(VENV)/.dev $(VENV)/.demo servers
+	@$(BIN)/python -m bridge.embedded prepare spark
 
 .PHONY: soak
 soak: $(VENV)/.dev servers
@@ -93,6 +97,7 @@ LOCK := pyproject.toml requirements/build.in --universal --python-version 3.11 -
 .PHONY: clean
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # -- set-up: a stamp for each step, so that it is done once and again when its input changes -----------------
 
