@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 CODE := $(wildcard bridge coordinator schemas pyspark_rollbridge pyspark_rollbridge_transactions integration_tests \
 	spark_examples benchmarks)
-# Test processes, each with servers of its own: most tests wait for servers, so two are faster even on two cores.
-WORKERS ?= 2
+# Test processes, each with servers of its own (1 GB): most tests wait for servers, so three are faster on two cores.
+WORKERS ?= 3
 # How long `make soak` takes, about.
 MINUTES ?= 30
 # Extra arguments, for example: make test ARGS="-k names -x"
@@ -29,6 +29,7 @@ help:
 	@echo "make check     lint, format and types"
 	@echo "make bench     compare with native Kafka transactions"
 	@echo "make up        start Kafka, ZooKeeper and a coordinator on this machine; make down stops them"
+	@echo "make example NAME=spark_flights  run one of the examples on that cluster (README.md lists them)"
 	@echo "make lock      pin the newest dependencies that pyproject.toml allows"
 	@echo "make clean     remove the virtual environment and caches of this checkout"
 	@echo
@@ -44,9 +45,13 @@ demo-cas: $(VENV)/.base servers
 	@$(BIN)/python -m spark_examples.demo_cas $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.dev $(VENV)/.demo servers
-	@$(BIN)/python -m bridge.embedded prepare spark
+test: test-setup
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+# All that the tests need, without running them.
+.PHONY: test-setup
+test-setup: $(VENV)/.dev $(VENV)/.demo servers
+	@$(BIN)/python -m bridge.embedded prepare spark
 
 .PHONY: soak
 soak: $(VENV)/.dev servers
@@ -59,12 +64,18 @@ check: $(VENV)/.dev
 	@$(BIN)/mypy --strict $(CODE)
 
 .PHONY: bench
-bench: $(VENV)/.dev servers
+bench: $(VENV)/.dev $(VENV)/.demo servers
+	@$(BIN)/python -m bridge.embedded prepare spark
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: up
 up: $(VENV)/.base servers
 	@$(BIN)/rollbridge up $(ARGS)
+
+# An example that runs on the cluster of `make up`: make example NAME=spark_flights
+.PHONY: example
+example: $(VENV)/.demo
+	@$(BIN)/python -m spark_examples.$(NAME) $(ARGS)
 
 .PHONY: down
 down: $(VENV)/.base
@@ -86,6 +97,7 @@ LOCK := pyproject.toml requirements/build.in --universal --python-version 3.11 -
 .PHONY: clean
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # -- set-up: a stamp for each step, so that it is done once and again when its input changes -----------------
 

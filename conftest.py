@@ -1,8 +1,13 @@
-"""Settings that hold for the tests of all packages."""
+"""Settings that hold for the tests of all packages, and in which order test processes take them."""
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # Timing says nothing on a shared machine, so neither slow examples nor slow generation fail a test. The blob that
 # repeats a failure is printed.
@@ -10,3 +15,58 @@ settings.register_profile(
     "rollbridge", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], max_examples=100
 )
 settings.load_profile("rollbridge")
+
+# Images of containers tend to set this. Tests start hundreds of coordinators and clients, and each would compile all
+# modules again: a third of the CPU time of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+LONGEST = (
+    "integration_tests/test_appender_faults.py",
+    "integration_tests/test_consumer.py",
+    "integration_tests/test_embedded_cluster.py",
+)
+"""Files that take longest: test processes take them first, so that none is left with one of them at the end."""
+
+SPARK = "integration_tests/test_spark"
+"""How files begin that need Spark: one process takes them all, before everything else, so that there is one JVM."""
+
+SINGLY = ("coordinator/tests/test_simulation.py", "integration_tests/test_crash_points.py")
+"""Files whose tests share nothing: they come last, test by test, wherever a process has nothing else to do."""
+
+
+def _rank(item: pytest.Item) -> int:
+    """When the file of a test is taken: those of integration tests wait for servers beside the others."""
+    file = item.nodeid.partition("::")[0]
+    if file.startswith(SPARK):
+        return -1
+    if file in LONGEST:
+        return LONGEST.index(file)
+    if file in SINGLY:
+        return 1002 + SINGLY.index(file)
+    return 1000 if file.startswith("integration_tests/") else 1001
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the files when several processes share them; one process alone keeps the usual order."""
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        items.sort(key=_rank)
+
+
+class _Scheduling(LoadFileScheduling):
+    """File by file, but for those whose tests are taken singly, and those of Spark, which are taken together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        if file.startswith(SPARK):
+            return SPARK
+        return nodeid if file in SINGLY else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """In place of ``--dist loadfile``, which by itself takes files with many tests first, however short these are."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return _Scheduling(config, log)

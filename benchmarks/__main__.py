@@ -28,6 +28,7 @@ from benchmarks import (
     small,
     spark_sink,
     spark_source,
+    standby,
 )
 from benchmarks.harness import Experiment, Result, run
 from benchmarks.site import Site, open_site
@@ -78,6 +79,7 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
         site, rounds=rounds or (1 if quick else 3), quick=quick
     ),
     "snapshot-growth": lambda _site, _rounds, quick: recovery.growth(quick=quick),
+    "standby": lambda site, rounds, quick: standby.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
     "failover": lambda site, rounds, quick: failover.experiment(site, rounds=rounds or (1 if quick else 5)),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -129,8 +129,8 @@ class History:
         self._make()
         if not self._is_listed():
             self._replay()
-        took_s = self._take_over("history")
-        return {"took_s": took_s, "extra_s": took_s - self._take_over("empty")}
+        seconds = self._take_over("history")
+        return {"took_s": seconds, "extra_s": seconds - self._take_over("empty")}
 
     def from_buffer(self) -> Measured:
         """Take over without a snapshot."""
@@ -142,13 +142,13 @@ class History:
 
     def _replay(self) -> float:
         """Take over, and wait until the snapshot lists everything; gives how long taking over has taken."""
-        with self._coordinator("history") as took_s:
-            self._wait(self._is_listed, "a snapshot")
-        return took_s
+        with self._coordinator("history") as seconds:
+            wait_for(self._is_listed, "a snapshot")
+        return seconds
 
     def _take_over(self, which: str) -> float:
-        with self._coordinator(which) as took_s:
-            return took_s
+        with self._coordinator(which) as seconds:
+            return seconds
 
     def _make(self) -> None:
         if self._is_made:
@@ -185,34 +185,47 @@ class History:
     def _coordinator(self, which: str) -> Iterator[float]:
         """A coordinator that has taken over; gives the seconds that it has needed for that."""
         with self._running(which) as log:
-            self._wait(lambda: _TOOK.search(log.read_text()), "a new leader")
-            found = _TOOK.search(log.read_text())
-            assert found is not None
-            yield float(found[1])
+            yield took_s(log)
 
     @contextmanager
     def _running(self, which: str) -> Iterator[Path]:
         """A coordinator process; gives its log."""
-        cluster = self._site.cluster
-        handle, path = tempfile.mkstemp(suffix=".log", dir=self._logs)
-        command = [sys.executable, "-m", "coordinator", f"--zookeeper-root=/recovery-{which}", "--session-timeout=2"]
-        command += [f"--bootstrap-servers={cluster.bootstrap_servers}", f"--zookeeper={cluster.zookeeper}"]
-        with os.fdopen(handle, "wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            yield Path(path)
-        finally:
-            process.terminate()
-            process.wait(60)
+        with logged_coordinator(self._site, f"/recovery-{which}", self._logs) as (_, path):
+            yield path
 
-    @staticmethod
-    def _wait(condition: object, what: str) -> None:
-        assert callable(condition)
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no {what} within {PATIENCE_S:g} s")
-            time.sleep(0.2)
+
+@contextmanager
+def logged_coordinator(
+    site: Site, root: str, logs: Path, **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A coordinator process below a ZooKeeper path, and its log."""
+    handle, path = tempfile.mkstemp(suffix=".log", dir=logs)
+    command = [sys.executable, "-m", "coordinator", f"--zookeeper-root={root}", "--session-timeout=2"]
+    command += [f"--bootstrap-servers={site.bootstrap_servers}", f"--zookeeper={site.cluster.zookeeper}"]
+    with os.fdopen(handle, "wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **environment})
+    try:
+        yield process, Path(path)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def took_s(log: Path) -> float:
+    """Wait until the coordinator with this log has taken over; gives the seconds that it has needed for that."""
+    wait_for(lambda: _TOOK.search(log.read_text()), "a new leader")
+    found = _TOOK.search(log.read_text())
+    assert found is not None
+    return float(found[1])
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Wait for something that takes its time."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {what} within {PATIENCE_S:g} s")
+        time.sleep(0.2)
 
 
 def write_aborted(bootstrap_servers: str, stream: StreamName, count: int) -> None:

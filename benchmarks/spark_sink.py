@@ -27,6 +27,7 @@ _STOCK: Final[Mapping[str, Mapping[str, str]]] = {
     _DEFAULTS: {},
     _TUNED: {"kafka.linger.ms": "20", "kafka.batch.size": str(512 * 1024)},
 }
+_IDLE: Final = "a sink in Python, idle"
 _PARTITIONS: Final = 2
 _PATIENCE_S: Final = 120.0
 _numbers = itertools.count()
@@ -83,7 +84,9 @@ def batch(site: Site, segments: int, *, rounds: int, quick: bool) -> Experiment:
 
 def micro_batches(site: Site, *, rounds: int, quick: bool) -> Experiment:
     """The time of a micro-batch that has few rows, or none."""
-    batches = 10 if quick else 30
+    from benchmarks.spark_idle import IdleSource  # PySpark may be absent where nobody measures it
+
+    batches = 10 if quick else 25
     stream, topic = site.make_stream("spark-small"), site.make_topic("spark-small")
     ours = options_of(site, stream)
     stock = {"kafka.bootstrap.servers": site.bootstrap_servers, "topic": topic}
@@ -96,6 +99,8 @@ def micro_batches(site: Site, *, rounds: int, quick: bool) -> Experiment:
         sides[f"Spark's sink, {shape}"] = lambda condition=condition: _small(  # type: ignore[misc]  # bound now
             site, "kafka", stock, condition, batches
         )
+    spark_session(site).dataSource.register(IdleSource)
+    sides[_IDLE] = lambda: _small(site, IdleSource.name(), {}, "true", batches)
     titles = {
         "small": "time of a micro-batch of 20 rows in Spark, against its own Kafka sink",
         "empty": "the same of a micro-batch of which no row is left to be written",
@@ -116,6 +121,17 @@ def micro_batches(site: Site, *, rounds: int, quick: bool) -> Experiment:
                 peers=(f"Spark's sink, {shape}",),
             )
             for shape in shapes
+        ]
+        + [
+            Row(
+                name="spark-micro-batch-idle",
+                title="the same of 20 rows in a sink in Python that does nothing at all: what PySpark itself takes",
+                metric="batch_ms",
+                unit="ms",
+                better=Better.LESS,
+                ours=_IDLE,
+                peers=("Spark's sink, small",),
+            )
         ],
     )
 

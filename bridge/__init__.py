@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from bridge.cas.future import CasFuture
     from bridge.cas.writer import CasWriter
     from bridge.client.futures import WriteFuture
-    from bridge.client.joint import JointTicket, JointTransaction, SharedClient
+    from bridge.client.joint import JointTicket, JointTransaction
     from bridge.client.options import ClientOptions
     from bridge.client.results import CommitResult, Outcome, PartHandle
     from bridge.client.resumed import ResumedTransaction
+    from bridge.client.shared import SharedClient
     from bridge.client.transaction import AbortFuture, CommitFuture, Transaction
     from bridge.client.writing import Part
     from bridge.connection import Bridge, connect
@@ -50,10 +51,11 @@ _NAMES = {
     "bridge.cas.future": "CasFuture",
     "bridge.cas.writer": "CasWriter",
     "bridge.client.futures": "WriteFuture",
-    "bridge.client.joint": "JointTicket JointTransaction SharedClient",
+    "bridge.client.joint": "JointTicket JointTransaction",
     "bridge.client.options": "ClientOptions",
     "bridge.client.results": "CommitResult Outcome PartHandle",
     "bridge.client.resumed": "ResumedTransaction",
+    "bridge.client.shared": "SharedClient",
     "bridge.client.transaction": "AbortFuture CommitFuture Transaction",
     "bridge.client.writing": "Part",
     "bridge.connection": "Bridge connect",

@@ -53,7 +53,8 @@ class StreamDescription:
         config: What it was created with.
         active: The newest epoch, with the segments that take plain writes.
         reference_epoch: The epoch against which transactions begin.
-        epochs: How many epochs there are.
+        epochs: How many epochs there have been.
+        first_epoch: The first of them that is kept.
         leader: Name of the coordinator that leads its group; None if none does.
         open_transactions: Those of its transactions that outlived a moment, oldest first.
     """
@@ -62,6 +63,7 @@ class StreamDescription:
     active: EpochRecord
     reference_epoch: int
     epochs: int
+    first_epoch: int
     leader: str | None
     open_transactions: tuple[TransactionRecord, ...]
 
@@ -285,7 +287,8 @@ class Admin:
             config=config,
             active=history.active,
             reference_epoch=history.active.reference_epoch,
-            epochs=len(history.records),
+            epochs=history.next_epoch,
+            first_epoch=history.first,
             leader=self._metadata.leader(config.group),
             open_transactions=tuple(
                 record for record in self._metadata.transactions(config.group) if str(name) in record.streams
@@ -297,7 +300,7 @@ class Admin:
         return self._metadata.streams(scope)
 
     def history(self, stream: str, changed: Callable[[], None] | None = None) -> EpochHistory:
-        """All epochs of a stream; raises StreamNotFound. ``changed`` is called once when there may be more of them."""
+        """The epochs of a stream; raises StreamNotFound. ``changed`` is called once when there may be more of them."""
         name = StreamName.parse(stream)
         history = self._metadata.history(name, changed)
         if history is None:

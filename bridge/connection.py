@@ -25,13 +25,13 @@ from bridge.client.counters import CounterSupply
 from bridge.client.futures import Completion
 from bridge.client.housekeeping import Housekeeper
 from bridge.client.introduction import find_cluster_id, own_name
-from bridge.client.joint import SharedClient
 from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
 from bridge.client.planner import Planner
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Sender
 from bridge.client.sessions import ClientSessions
+from bridge.client.shared import SharedClient
 from bridge.client.slots import FrameLimits
 from bridge.client.transaction import Transaction
 from bridge.client.writing import Part

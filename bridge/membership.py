@@ -19,7 +19,14 @@ from typing import Final
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from bridge.errors import ConflictError, KafkaUnavailable, NotFoundError, StreamNotFound, UnavailableError
+from bridge.errors import (
+    ConflictError,
+    InvalidNameError,
+    KafkaUnavailable,
+    NotFoundError,
+    StreamNotFound,
+    UnavailableError,
+)
 from bridge.group_commits import GroupCommits
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
@@ -154,7 +161,7 @@ class Membership:
             return False
         watch = self._changed.is_set()
         self._changed.clear()
-        before = len(self._sealed)
+        before = self._sealed.keys()
         try:
             for name, history in self.histories.items():
                 self.histories[name] = self._load(name, self._changed.set if watch else _nothing, history)
@@ -167,18 +174,19 @@ class Membership:
             return False
         self._adopt()
         self._ask_at = 0.0
-        return len(self._sealed) > before
+        return not self._sealed.keys() <= before
 
     def recheck(self) -> None:
         """Read the epochs again with the next :meth:`refresh`."""
         self._changed.set()
 
     def _adopt(self) -> None:
+        self._sealed = {}
         for name, history in self.histories.items():
             self._whole[name] = lineage(history)
             self._sealed |= {name.segment_topic(life.segment.id): life.sealed_end for life in self._whole[name].lives}
         for item in self.owned.values():
-            if item.phase is not Phase.DONE and item.segment in self.histories[item.stream].removed:
+            if item.phase is not Phase.DONE and self.histories[item.stream].is_removed(item.segment):
                 item.phase = Phase.DONE
                 logger.warning("%s was removed before group %s had read all of it", item.topic, self._group_id)
         self._decide()
@@ -189,10 +197,14 @@ class Membership:
 
     def without_removed(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Those of some places whose segments have not been removed, as the streams were last seen."""
-        removed = {
-            name.segment_topic(segment) for name, history in self.histories.items() for segment in history.removed
-        }
-        return [place for place in places if place.topic not in removed]
+        return [place for place in places if not self._is_removed(place.topic)]
+
+    def _is_removed(self, topic: str) -> bool:
+        try:
+            name, segment = parse_segment_topic(topic)
+        except InvalidNameError:
+            return False
+        return name in self.histories and self.histories[name].is_removed(segment)
 
     # Assignment ------------------------------------------------------------------------------------------------
 

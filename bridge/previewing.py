@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 from bridge.config import ConnectionSettings
 from bridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable
 from bridge.kafka.batches import read_records, validate_frame
-from bridge.kafka.clients import consumer_config, open_consumer
+from bridge.kafka.clients import assign_more, consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.translate import translate
@@ -142,11 +142,11 @@ class PreviewTail:
             begin = offsets.since([self._log], max(oldest_ms[0] - _CLOCKS_DIFFER_MS, 0))[self._log]
             if begin is not None and begin < log_end:
                 self._read_to_end([TopicPartition(self._log, 0, begin)], outcomes)
-        self._consumer.incremental_assign([TopicPartition(self._log, 0, log_end)])
+        assign_more(self._consumer, [TopicPartition(self._log, 0, log_end)])
         return ended
 
     def _read_to_end(self, partitions: list[TopicPartition], take: Callable[[Message], None]) -> None:
-        self._consumer.incremental_assign(partitions)
+        assign_more(self._consumer, partitions)
         unread = {(item.topic, item.partition) for item in partitions}
         silent = 0
         while unread:

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.config import ConnectionSettings
 from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError, TruncatedError, UnavailableError
-from bridge.kafka.clients import consumer_config, open_consumer
+from bridge.kafka.clients import assign_more, consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.translate import translate
@@ -111,7 +111,7 @@ class Reader:
             begin = locate(offsets, stream, history, wanted)
         except NotFoundError:
             fresh = load(None)
-            if fresh.removed == history.removed:
+            if (fresh.removed, fresh.first) == (history.removed, history.first):
                 raise
             self._history = history = fresh  # a segment was removed between the two questions
             begin = locate(offsets, stream, history, wanted)
@@ -296,7 +296,7 @@ class Reader:
         fault = translate(error, f"read {self._stream}", f"stream {self._stream}")
         if isinstance(fault, NotFoundError):
             # Says so if the stream is gone. If it is not and the segment is, not all brokers know its topic yet.
-            if segment in self._load(None).removed:
+            if segment is not None and self._load(None).is_removed(segment):
                 raise TruncatedError(
                     f"segment {segment} of {self._stream} was removed with records that were still to be read"
                 )
@@ -334,17 +334,18 @@ class Reader:
         self._planned = self._plan.changes
         readable = self._plan.readable()
         try:
-            if fresh := readable.keys() - self._assigned:
-                self._topics |= {self._stream.segment_topic(segment): segment for segment in fresh}
-                self._consumer.incremental_assign(
-                    [
-                        TopicPartition(self._stream.segment_topic(segment), 0, readable[segment])
-                        for segment in sorted(fresh)
-                    ]
-                )
             if done := self._assigned - readable.keys():
                 self._consumer.incremental_unassign(
                     [TopicPartition(self._stream.segment_topic(segment), 0) for segment in done]
+                )
+            if fresh := readable.keys() - self._assigned:
+                self._topics |= {self._stream.segment_topic(segment): segment for segment in fresh}
+                assign_more(
+                    self._consumer,
+                    [
+                        TopicPartition(self._stream.segment_topic(segment), 0, readable[segment])
+                        for segment in sorted(fresh)
+                    ],
                 )
         except KafkaException as exc:
             raise translate(exc, f"read {self._stream}") from exc

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
+
+from confluent_kafka import Message
 
 from bridge.config import ConnectionSettings
 from bridge.errors import CorruptDataError
@@ -14,12 +17,15 @@ from bridge.model.buffered import Partition
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.frames import FrameKind, unpack_bundle, unpack_header
 from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from bridge.model.ongoing import Ongoing, OngoingTransactions, choose_ongoing, ongoing_keys
 from bridge.model.records import StreamConfig
 from bridge.model.snapshots import Choice, Snapshot, choose, index_keys, segment_of
 
 SEGMENTED: Final = "segmented"
 SINGLE: Final = "single"
 NO_FORMAT: Final = "none"
+ENDS_LOOK_MAX: Final = 2_000
+"""Messages of a buffer in which is looked for what a snapshot does not cover yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +39,9 @@ class BufferSnapshot:
         snapshot: What a new leader would use; None if it would read the whole buffer.
         index_bytes: Size of its record.
         buffer_end: End offset of the buffer partition.
+        ongoing: The open transactions that a new leader would not read again; None if no record spares anything.
         faults: What is wrong with records that can not be used.
+        segments_exist: Whether the topic of sealed segments is there.
     """
 
     stream: StreamConfig
@@ -42,7 +50,9 @@ class BufferSnapshot:
     snapshot: Snapshot | None
     index_bytes: int
     buffer_end: int
+    ongoing: OngoingTransactions | None = None
     faults: tuple[str, ...] = ()
+    segments_exist: bool = True
 
     @property
     def aborted(self) -> int:
@@ -52,8 +62,15 @@ class BufferSnapshot:
         return len(self.snapshot.aborts) + sum(item.aborts for item in self.snapshot.indexes)
 
     @property
+    def has_all_segments(self) -> bool:
+        """Whether there is a topic for the segments that it names."""
+        return self.segments_exist or self.snapshot is None or not self.snapshot.indexes
+
+    @property
     def tail(self) -> int:
         """How many messages of the buffer a new leader would read."""
+        if self.ongoing is not None:
+            return self.buffer_end - self.ongoing.replay_position
         return self.buffer_end - (0 if self.snapshot is None else self.snapshot.max_read_position)
 
 
@@ -72,6 +89,14 @@ class Verification:
     aborted: int
     checked: int
     faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedSince:
+    """How many transactions have ended at least, and when the first of them was asked to, ms since 1970."""
+
+    count: int
+    first_ms: int
 
 
 class SnapshotReader:
@@ -104,6 +129,10 @@ class SnapshotReader:
             values = [None if item is None else item.value for item in found]
             choice: Choice = choose(values, partition, stream.buffer_topic_id, ends[partition], ends[log])
             used = choice.snapshot is not None
+            ongoing = Ongoing(None)
+            if choice.snapshot is not None:
+                records = [self._indexes[places[choice.place][0]].get(key) for key in ongoing_keys(partition)]
+                ongoing = choose_ongoing([item and item.value for item in records], choice.snapshot)
             yield BufferSnapshot(
                 stream=stream,
                 partition=partition,
@@ -111,7 +140,9 @@ class SnapshotReader:
                 snapshot=choice.snapshot,
                 index_bytes=len(values[choice.place] or b"") if used else 0,
                 buffer_end=ends[partition],
-                faults=tuple(choice.faults.values()),
+                ongoing=ongoing.record,
+                faults=(*choice.faults.values(), *ongoing.faults.values()),
+                segments_exist=self._segments in self._known,
             )
 
     def verify(self, found: BufferSnapshot) -> Verification:
@@ -141,6 +172,20 @@ class SnapshotReader:
             faults.append(f"{len(wrong)} committed transactions are listed as aborted, one is {min(wrong).hex()}")
         return Verification(found.partition, len(listed), len(begun), faults)
 
+    def ended_since(self, found: BufferSnapshot) -> EndedSince:
+        """The transactions whose end was asked for behind a snapshot, among the next messages of the buffer."""
+        position = 0 if found.snapshot is None else found.snapshot.position
+        if position >= found.buffer_end:
+            return EndedSince(0, 0)
+        [start] = self._admin.start_offsets([found.partition]).values()
+        ended: dict[bytes, int] = {}
+        servers, security = self._settings.bootstrap_servers, self._settings.kafka
+        for message in islice(read_all(servers, security, *found.partition, max(start, position)), ENDS_LOOK_MAX):
+            transaction, kinds = _frames_of(message)
+            if FrameKind.COMMIT in kinds or FrameKind.ABORT in kinds:
+                ended.setdefault(transaction, message.timestamp()[1])
+        return EndedSince(len(ended), min(ended.values(), default=0))
+
     def _outcomes(self, topic: str, end: int) -> tuple[set[bytes], set[bytes]]:
         """Ids of the committed and the aborted transactions that a commit log tells of below an offset."""
         outcomes: dict[ControlKind | None, set[bytes]] = {kind: set() for kind in (*ControlKind, None)}
@@ -157,15 +202,20 @@ class SnapshotReader:
         [start] = self._admin.start_offsets([partition]).values()
         servers, security = self._settings.bootstrap_servers, self._settings.kafka
         for message in read_all(servers, security, *partition, start):
-            header, value = unpack_header(message.key()), message.value() or b""
-            if header is None:
-                continue
-            kinds = {header.kind}
-            if header.kind is FrameKind.BUNDLE:
-                try:
-                    kinds = {inner.kind for inner, _, _ in unpack_bundle(header, value)}
-                except CorruptDataError:
-                    continue
+            transaction, kinds = _frames_of(message)
             if FrameKind.BEGIN in kinds:
-                begun.add(header.transaction)
+                begun.add(transaction)
         return begun
+
+
+def _frames_of(message: Message) -> tuple[bytes, Collection[FrameKind]]:
+    """The transaction that a message of a buffer is of, and the kinds of its frames; none if it can not be read."""
+    header = unpack_header(message.key())
+    if header is None:
+        return b"", ()
+    if header.kind is not FrameKind.BUNDLE:
+        return header.transaction, (header.kind,)
+    try:
+        return header.transaction, {inner.kind for inner, _, _ in unpack_bundle(header, message.value() or b"")}
+    except CorruptDataError:
+        return header.transaction, ()

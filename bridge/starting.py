@@ -45,6 +45,11 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
             first = removed | _by_segment(topics, offsets.first(topics))
             end = removed | _by_segment(topics, offsets.end(topics, Isolation.READ_UNCOMMITTED))
             for segment, offset in wanted.items():
+                if history.is_dropped(segment):
+                    raise TruncatedError(
+                        f"segment {segment} of {stream} was removed, and its epoch dropped: whatever it held from "
+                        f"offset {offset} on has been deleted; begin at 'earliest', or at a later position"
+                    )
                 _check(stream, segment, offset, first.get(segment), end.get(segment, 0))
             for segment in sorted(descendants(history, wanted)):
                 _check(stream, segment, 0, first.get(segment), end.get(segment, 0))

@@ -29,7 +29,7 @@ from bridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from bridge.kafka.clients import Config, consumer_config, open_consumer
+from bridge.kafka.clients import Config, assign_more, consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.translate import translate
@@ -285,14 +285,15 @@ class Segments:
         cursor = self._cursors.pop(topic, None)
         if cursor is not None and not cursor.next <= offset <= cursor.next + _SEEK_BEYOND:
             self._consumer.incremental_unassign([TopicPartition(topic, 0)])
-            cursor = None
+            self._consumer.incremental_assign([TopicPartition(topic, 0, offset)])
+            cursor = _Cursor(topic, offset)
         if cursor is None:
             while len(self._cursors) >= _SEGMENTS_MAX:
                 oldest = next(iter(self._cursors))
                 del self._cursors[oldest]
                 self._consumer.incremental_unassign([TopicPartition(oldest, 0)])
             cursor = _Cursor(topic, offset)
-            self._consumer.incremental_assign([TopicPartition(topic, 0, offset)])
+            assign_more(self._consumer, [TopicPartition(topic, 0, offset)])
         self._cursors[topic] = cursor  # at the end, as the one that was used last
         return cursor
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from coordinator.group import GroupState
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from coordinator.procedures.bookkeeping import expire_bookkeeping
+from coordinator.procedures.epochs import drop_epochs
 from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.outcomes import forget_expired
 from coordinator.procedures.questions import answer_questions
@@ -46,6 +47,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         yield from remove_records(group)
     yield from truncate_buffers(group, now_ms)
     yield from retain_streams(group, now_ms)
+    yield from drop_epochs(group, now_ms)
     yield from expire_bookkeeping(group, now_ms)
     yield from forget_expired(group, now_ms)
     yield from forget_sessions(group, now_ms)

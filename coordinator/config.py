@@ -27,7 +27,7 @@ from coordinator.snapshots import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Snapshot
 
 PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _TABLE: Final = "coordinator"
-_MAY_BE_ZERO: Final = {"transaction_meta_persist_count"}
+_MAY_BE_ZERO: Final = {"transaction_meta_persist_count", "standby_transactions_max"}
 _SNAPSHOTS: Final = "snapshots"
 _TEXTS: Final = {"name", "metrics_dir"}
 _SWITCH: Final = "transaction_buffer_segmented_snapshot_enabled"
@@ -58,6 +58,11 @@ class CoordinatorSettings:
     """How long sealing a topic may wait for native transactions of others; brokers abort those after 15 minutes."""
     poll_s: float = 0.05
     """Longest wait for new frames before other work is looked at."""
+    standby_transactions_max: int = 300_000
+    """Transactions that a standby holds for one group at most, open or ended since the last snapshots; 0: it follows
+    nothing, and a takeover reads everything since these."""
+    standby_cache_bytes_max: int = 64 * 1024 * 1024
+    """Bytes of frames that a standby keeps in memory for one group."""
     replication_factor: int = -1
     """Replication factor of commit logs; -1 is the brokers' default."""
     metrics_dir: str = ""
@@ -74,6 +79,8 @@ class CoordinatorSettings:
             "patience_s": self.patience_s,
             "seal_timeout_s": self.seal_timeout_s,
             "poll_s": self.poll_s,
+            "standby_transactions_max": self.standby_transactions_max,
+            "standby_cache_bytes_max": self.standby_cache_bytes_max,
             **{item.name: getattr(self.limits, item.name) for item in dataclasses.fields(self.limits)},
             **{name: getattr(self.leader, name) for name in _fields(LeaderSettings) - {_SNAPSHOTS}},
             **{name: getattr(self.leader.snapshots, name) for name in _fields(SnapshotSettings) - {_SWITCH}},

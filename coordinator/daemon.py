@@ -17,6 +17,7 @@ from bridge.errors import RollbridgeError
 from bridge.kafka.topics import TopicAdmin
 from bridge.model import paths
 from bridge.model.names import GroupName
+from bridge.model.records import Coordinator
 from bridge.zookeeper.errors import NodeExists
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import SessionState, ZooKeeperSession
@@ -142,9 +143,16 @@ class Daemon:
             self._changed.set()
         if present is None:
             try:
-                self._session.create(path, b"", ephemeral=True)
+                self._session.create(path, self._record(), ephemeral=True)
             except NodeExists:
                 self._changed.set()
+
+    def _record(self) -> bytes:
+        snapshots = self._settings.leader.snapshots
+        return Coordinator(
+            snapshots.transaction_buffer_snapshot_max_transaction_count,
+            snapshots.transaction_buffer_snapshot_min_time_in_millis,
+        ).to_json()
 
     def _is_preferred(self, group: GroupName) -> bool:
         return first_choice(group, self._members) == self._settings.name

@@ -45,9 +45,14 @@ class LeaderSettings:
     """How often it is looked for bookkeeping in ZooKeeper that is of no use any more."""
     answers_keep_ms: int = 60 * 60 * 1000
     """How long the answer to an admin request waits for whoever asked."""
+    epochs_keep_ms: int = 24 * 60 * 60 * 1000
+    """How long clients may go on to begin transactions against an epoch that is not the active one's reference any
+    more, because they have not heard of it."""
     transaction_meta_persist_count: int = 100
     """Terminated transactions remembered of each client name; 0 remembers none. PIP-255's TransactionMetaPersistCount,
     which is 0 there."""
+    transaction_meta_persist_total: int = 500_000
+    """Terminated transactions remembered of all clients of a group together; each takes about 0.5 KB of memory."""
     transaction_meta_persist_time_in_hour: int = 72
     """For how long they are remembered, unless a transaction says otherwise. PIP-255's name."""
     transaction_meta_expire_check_interval_in_second: int = 300
@@ -153,6 +158,12 @@ class GroupState:
     def commit_log(self) -> str:
         """Topic of the commit log."""
         return self.name.commit_log_topic
+
+    def add_stream(self, stream: StreamState) -> None:
+        """Take up a stream that nothing has been written to yet."""
+        self.streams[str(stream.config.name)] = stream
+        for partition in stream.partitions():
+            self.snapshots.of(partition, stream.config.buffer_topic_id)
 
     def partitions(self) -> dict[Partition, str]:
         """All buffer partitions of the group, with the stream each belongs to."""

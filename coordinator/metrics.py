@@ -31,6 +31,7 @@ class SnapshotMetrics:
     Attributes:
         segment_ops: Operations on sealed segments.
         index_ops: Operations on indexes, those of single snapshots included.
+        ongoing_ops: Operations on records of ongoing transactions.
         faults: Records that could not be used, and snapshots that could not be taken.
         entry_bytes: Sizes of the indexes that were written, by the first bound that they do not exceed.
         entry_bytes_sum: The sum of all of them.
@@ -38,6 +39,7 @@ class SnapshotMetrics:
 
     segment_ops: Counter[Op] = field(default_factory=Counter)
     index_ops: Counter[Op] = field(default_factory=Counter)
+    ongoing_ops: Counter[Op] = field(default_factory=Counter)
     faults: int = 0
     entry_bytes: Counter[float] = field(default_factory=Counter)
     entry_bytes_sum: int = 0
@@ -51,7 +53,8 @@ class SnapshotMetrics:
     def lines(self, group: str, segments: int) -> Iterator[str]:
         """The metrics of a group that has so many sealed segments."""
         label = f'group="{group}"'
-        for what, operations in (("segment", self.segment_ops), ("index", self.index_ops)):
+        kinds = {"segment": self.segment_ops, "index": self.index_ops, "ongoing": self.ongoing_ops}
+        for what, operations in kinds.items():
             yield f"# TYPE {SNAPSHOT}_{what}_op_total counter"
             for op in Op:
                 yield f'{SNAPSHOT}_{what}_op_total{{{label},op="{op}"}} {operations[op]}'
@@ -67,6 +70,13 @@ class SnapshotMetrics:
             yield f'{SNAPSHOT}_index_entry_bytes_bucket{{{label},le="{shown}"}} {below}'
         yield f"{SNAPSHOT}_index_entry_bytes_sum{{{label}}} {self.entry_bytes_sum}"
         yield f"{SNAPSHOT}_index_entry_bytes_count{{{label}}} {below}"
+
+
+def standby_lines(group: str, lag: int | None, held: int) -> Iterator[str]:
+    """How a standby follows a group: messages that it has not read, -1 without a tail; transactions that it holds."""
+    for name, value in (("lag_messages", -1 if lag is None else lag), ("transactions", held)):
+        yield f"# TYPE {PREFIX}_standby_{name} gauge"
+        yield f'{PREFIX}_standby_{name}{{group="{group}"}} {value}'
 
 
 def count_lines(group: str, counts: Mapping[str, int]) -> Iterator[str]:

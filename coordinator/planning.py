@@ -127,10 +127,12 @@ def _shape_fault(group: GroupState, transaction: BufferedTransaction) -> str | N
         if stream is None:
             return f"stream {name} does not exist in group {group.name}"
         epoch = transaction.begin.streams[name]
-        records = stream.history.records
-        if epoch >= len(records) or records[epoch].reference_epoch != epoch:
+        history = stream.history
+        if 0 <= epoch < history.first:
+            return f"epoch {epoch} of stream {name} was dropped before the transaction began in its buffer"
+        if not 0 <= epoch < history.next_epoch or history.record(epoch).reference_epoch != epoch:
             return f"epoch {epoch} is no reference epoch of stream {name}"
-        if all(segment.id.number != piece.segment for segment in records[epoch].segments):
+        if all(segment.id.number != piece.segment for segment in history.record(epoch).segments):
             return f"epoch {epoch} of stream {name} has no segment {piece.segment}"
     return None
 
@@ -166,7 +168,7 @@ def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]
     planned = []
     for name, epoch in sorted(rolls.items()):
         history = group.streams[name].history
-        fresh = len(history.records)
+        fresh = history.next_epoch
         planned.append(Roll(name, epoch, history.active.epoch, fresh, fresh + 1))
     return RollingRound(tuple(chosen), tuple(planned))
 

@@ -10,6 +10,7 @@ the outcome, and a horizon tells what is unknown from what has been forgotten.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -67,14 +68,16 @@ class TransactionMetadataPreserver:
         gone_below: The horizon of clients of which nothing is remembered.
     """
 
-    def __init__(self, count: int, hours: int) -> None:
+    def __init__(self, count: int, hours: int, total: int) -> None:
         """Start without memory.
 
         Args:
             count: How many transactions are remembered of each client, at least 1.
             hours: For how long, unless a transaction says otherwise.
+            total: How many are remembered of all clients together; of more, the oldest are forgotten.
         """
         self._count = count
+        self._total = total
         self._default_ms = hours * _HOUR_MS
         self._histories: dict[str, ClientHistory] = {}
         self._index: dict[bytes, tuple[str, Terminated]] = {}
@@ -83,6 +86,11 @@ class TransactionMetadataPreserver:
     def __len__(self) -> int:
         """How many client names are remembered."""
         return len(self._histories)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more is remembered than should be: :meth:`expire` forgets the oldest then, a tenth at once."""
+        return len(self._index) > self._total
 
     def restore(self, records: Mapping[bytes, bytes]) -> list[str]:
         """Take what the compacted topic holds: the latest value of each key.
@@ -140,8 +148,13 @@ class TransactionMetadataPreserver:
         changed: dict[str, ClientHistory | None] = {}
         removed: list[Terminated] = []
         gone_below = self.gone_below
+        before_ms = self._crowded_before_ms()
         for client, history in self._histories.items():
-            due = [item for item, _ in history.items if item.forgotten_at_ms(self._default_ms) <= now_ms]
+            due = [
+                item
+                for item, _ in history.items
+                if item.decided_ms < before_ms or item.forgotten_at_ms(self._default_ms) <= now_ms
+            ]
             if due or not history.items:
                 left = tuple(entry for entry in history.items if entry[0] not in due)
                 horizon = _raised(history.forgotten_below, due)
@@ -155,6 +168,13 @@ class TransactionMetadataPreserver:
             (client.encode(), None if history is None else history.encode()) for client, history in changed.items()
         ]
         return Draft(records, changed, gone_below, removed=removed)
+
+    def _crowded_before_ms(self) -> int:
+        """What ended before this time has to go because there is too much: a tenth of the total, or a little more."""
+        if not self.is_crowded:
+            return 0
+        over = len(self._index) - self._total + self._total // 10
+        return max(heapq.nsmallest(over, (item.decided_ms for _, item in self._index.values()))) + 1
 
     def adopt(self, draft: Draft) -> None:
         """Remember what has become durable."""

@@ -10,7 +10,7 @@ Source: Pravega's retention set (``RetentionSet``, "Pravega Stream Retention").
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -70,6 +70,12 @@ def is_mark_due(
     return (policy.ms != FOREVER and (now_ms - last.ms) * share >= policy.ms) or (
         policy.bytes != FOREVER and (written - last.written) * share >= policy.bytes
     )
+
+
+def marks_within(history: EpochHistory, marks: Iterable[Mark]) -> list[Mark]:
+    """The marks whose segments are all in the history: where the others are there is nothing to truncate any more."""
+    known = history.segments().keys()
+    return [mark for mark in marks if mark.cut.keys() <= known]
 
 
 def place_to_truncate(marks: Sequence[Mark], now_ms: int, written: int, policy: Retention) -> int | None:

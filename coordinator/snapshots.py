@@ -5,13 +5,14 @@ Source: PIP-196 (an index is updated after a number of transactions, or a time i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from bridge.model.aborted import AbortedTransactions, Cut, SegmentCache
 from bridge.model.buffered import Partition
 from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from bridge.model.ongoing import OngoingTransactions, ongoing_name
 from bridge.model.snapshots import SegmentIndex, Snapshot, SnapshotSegment, partition_name
 from coordinator.effects import LogSummary
 from coordinator.metrics import SnapshotMetrics
@@ -41,6 +42,19 @@ class SnapshotSettings:
     """After what time, if any has ended."""
     transaction_buffer_snapshot_cache_bytes_max: int = 64 * 1024 * 1024
     """Memory for sealed segments that were asked about."""
+    transaction_buffer_snapshot_replay_max: int = 20_000
+    """About how many messages of a buffer partition and of the commit log are read again at a takeover although
+    transactions have been open for longer; open ones are written down when it would be more."""
+
+
+class Needed(NamedTuple):
+    """From where on a buffer and the commit log are needed."""
+
+    position: int
+    log_position: int
+
+
+_WHOLE: Final = Needed(0, 0)
 
 
 @dataclass(slots=True)
@@ -58,6 +72,11 @@ class PartitionSnapshots:
         remains: Records that the next snapshot replaces, by topic and key: damaged ones, and those of the other format.
         is_other_format: Whether what was found is in the other format.
         is_restored: Whether a snapshot was found when the leader took over.
+        needed: What a new leader would read again by the last snapshot.
+        spared: The same by the record of ongoing transactions; None if there is none, or it spares nothing.
+        ongoing_place: Under which of its two keys the next such record is written.
+        tried: Where the buffer and the commit log were when one was last thought of.
+        frames: What is written down has to spare at least so many messages to be worth it.
     """
 
     topic_id: str
@@ -70,6 +89,22 @@ class PartitionSnapshots:
     remains: tuple[tuple[str, bytes], ...] = ()
     is_other_format: bool = False
     is_restored: bool = False
+    needed: Needed = _WHOLE
+    spared: Needed | None = None
+    ongoing_place: int = 0
+    tried: Needed = _WHOLE
+    frames: int = 0
+
+    def lag(self, position: int, log_position: int) -> int:
+        """How much a new leader would read again, or how much has come since that could last not be made less."""
+        needed = self.spared or self.needed
+        if self.spared is None and position <= needed.position:
+            return 0  # no transaction is open whose outcome the commit log could hold
+        tried = self.tried
+        return max(
+            position - max(needed.position, tried.position),
+            log_position - max(needed.log_position, tried.log_position),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +147,7 @@ class Snapshots:
         self.segments_topic: Final = snapshot_segments_topic(scope)
         self.single_topic: Final = snapshot_topic(scope)
         self.partitions: dict[Partition, PartitionSnapshots] = {}
+        self.ongoing: list[OngoingTransactions] = []
         self.cache = SegmentCache(settings.transaction_buffer_snapshot_cache_bytes_max)
         self.topics: set[str] = set()
         self.summary = LogSummary({}, frozenset())
@@ -131,23 +167,33 @@ class Snapshots:
             known = self.partitions[partition] = PartitionSnapshots(topic_id)
         return known
 
-    def due(self, now_ms: int) -> list[Partition]:
+    def due(self, now_ms: int, positions: Mapping[Partition, int], log_position: int) -> list[Partition]:
         """Partitions that a snapshot should be taken of now.
 
         However many transactions end, no partition has its turn more often than ten times in the interval: what is
         read again after a takeover is little then, and listing the unsealed ones each time is not.
+
+        Args:
+            now_ms: The time.
+            positions: How far the partitions have been folded.
+            log_position: How far the commit log had come not long ago.
         """
         if now_ms < self._next_look_ms:
             return []
         self._next_look_ms = now_ms + LOOK_MS
         transactions_max = self.settings.transaction_buffer_snapshot_max_transaction_count
         interval_ms = self.settings.transaction_buffer_snapshot_min_time_in_millis
-        return [
-            partition
-            for partition, known in self.partitions.items()
-            if known.changes
-            and now_ms - known.taken_ms >= (interval_ms if known.changes < transactions_max else interval_ms // 10)
-        ]
+        replay_max = self.settings.transaction_buffer_snapshot_replay_max
+        due: list[Partition] = []
+        for partition, known in self.partitions.items():
+            elapsed_ms = now_ms - known.taken_ms
+            if elapsed_ms < interval_ms // 10:
+                continue
+            if known.changes >= (1 if elapsed_ms >= interval_ms else transactions_max) or (
+                known.lag(positions.get(partition, 0), log_position) > max(replay_max, known.frames)
+            ):
+                due.append(partition)
+        return due
 
     def plan(self, partition: Partition, marks: Marks, controller_epoch: int, now_ms: int) -> Plan | None:
         """What to write for a partition; None if a single snapshot can not hold it."""
@@ -206,6 +252,7 @@ class Snapshots:
         for item in plan.expired:
             self.cache.drop(plan.partition, item.sequence_id)
         known.generation = snapshot.generation
+        known.needed = Needed(snapshot.max_read_position, snapshot.commit_log_position)
         known.log_end = snapshot.commit_log_end
         known.taken_ms = snapshot.taken_ms
         known.changes = 0
@@ -220,7 +267,8 @@ class Snapshots:
     def is_of(self, key: bytes, partition: Partition) -> bool:
         """Whether a record with this key belongs to a partition, in whatever topic of snapshots it stands."""
         number, _, name = key.partition(b"-")
-        return number.isdigit() and name == partition_name(partition).encode()
+        names = partition_name(partition), ongoing_name(partition)
+        return number.isdigit() and name in (item.encode() for item in names)
 
     def warn(self, text: str) -> None:
         """Something needs somebody's attention; whoever runs the leader logs it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 import bridge
 from bridge.embedded import EmbeddedCluster
@@ -20,7 +20,16 @@ from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.coordinators import coordinator, until
 
-__all__ = ["Site", "header_of", "headers_of", "place_of", "read_committed", "until"]
+__all__ = [
+    "Site",
+    "consumer_of",
+    "header_of",
+    "headers_of",
+    "place_of",
+    "read_and_commit",
+    "read_committed",
+    "until",
+]
 
 PATIENCE_S = 30.0
 
@@ -93,10 +102,12 @@ def read_committed(bootstrap_servers: str, topics: Sequence[str]) -> list[Messag
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 20,
+            # Takes effect where a topic was truncated; to ask for the beginning takes the library half a second.
+            "auto.offset.reset": "earliest",
         }
     )
     try:
-        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING) for topic in topics])
+        consumer.assign([TopicPartition(topic, 0, 0) for topic in topics])
         unread = set(topics)
         deadline = time.monotonic() + PATIENCE_S
         while unread:
@@ -113,6 +124,35 @@ def read_committed(bootstrap_servers: str, topics: Sequence[str]) -> list[Messag
     finally:
         consumer.close()
     return [message for topic in topics for message in found[topic]]
+
+
+def consumer_of(cluster: EmbeddedCluster, root: str, group: str, stream: str) -> bridge.Consumer:
+    """A member of a consumer group that begins at the earliest record and commits by itself."""
+    consumer = bridge.Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "zookeeper": cluster.zookeeper,
+            "zookeeper.root": root,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.subscribe([stream])
+    return consumer
+
+
+def read_and_commit(consumer: bridge.Consumer, last: bytes) -> list[bytes | None]:
+    """The values up to ``last``, each of which is committed."""
+    found: list[bytes | None] = []
+    deadline = time.monotonic() + 2 * PATIENCE_S
+    while last not in found:
+        assert time.monotonic() < deadline, found
+        message = consumer.poll(0.1)
+        if message is not None and message.error() is None:
+            found.append(message.value())
+            consumer.commit(message, asynchronous=False)
+    return found
 
 
 def place_of(message: Message) -> DLSN:

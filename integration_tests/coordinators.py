@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -77,7 +77,15 @@ class Relay:
     The last one has no crash point. ``deaths`` counts those that killed themselves as asked.
     """
 
-    def __init__(self, cluster: EmbeddedCluster, root: str, logs: Path, crash_points: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        cluster: EmbeddedCluster,
+        root: str,
+        logs: Path,
+        crash_points: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._environment = {**os.environ, **(environment or {})}
         self._cluster = cluster
         self._root = root
         self._logs = logs
@@ -109,7 +117,7 @@ class Relay:
 
     def _run(self) -> None:
         for number, point in enumerate(self._points):
-            environment = {**os.environ, **({"ROLLBRIDGE_CRASH_AT": point} if point else {})}
+            environment = {**self._environment, **({"ROLLBRIDGE_CRASH_AT": point} if point else {})}
             with self._lock, (self._logs / f"coordinator-{number}.log").open("wb") as log:
                 if self._stopping:
                     return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 
@@ -38,10 +38,13 @@ def read_all(servers: str, partition: TopicPartition) -> list[bytes | None]:
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,
+            # Takes effect where a topic was truncated; to ask for the beginning takes the library half a second.
+            "auto.offset.reset": "earliest",
         }
     )
     try:
-        consumer.assign([TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)])
+        consumer.assign([TopicPartition(partition.topic, partition.partition, 0)])
         values: list[bytes | None] = []
         while True:
             message = consumer.poll(30)

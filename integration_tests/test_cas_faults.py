@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -45,8 +47,15 @@ def open_by_hand(site: Site, stream: str, value: bytes) -> tuple[TransactionalAp
 @pytest.mark.parametrize("point", LOST)
 @pytest.mark.parametrize("api", [Api.PRODUCE, Api.END_TXN])
 def test_a_lost_answer_is_looked_into_and_nothing_is_written_twice(
-    site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy, api: Api, point: Point
+    site: Site,
+    client: bridge.Bridge,
+    ledger: str,
+    proxy: FaultProxy,
+    caplog: pytest.LogCaptureFixture,
+    api: Api,
+    point: Point,
 ) -> None:
+    caplog.set_level(logging.DEBUG, "bridge.kafka.appender")
     with client.cas_writer(ledger) as writer:
         sn = writer.write(b"a", b"0", expected=EMPTY)
         for number in range(1, 4):
@@ -55,6 +64,10 @@ def test_a_lost_answer_is_looked_into_and_nothing_is_written_twice(
             proxy.await_strike()
         assert writer.tail() == sn
     assert values(site, ledger) == [b"0", b"1", b"2", b"3"]
+    said = [record.getMessage() for record in caplog.records if record.name == "bridge.kafka.appender"]
+    for line, next_line in pairwise(said):
+        if ": append, unknown" in line:  # what it may have left open is aborted before anything else is tried
+            assert next_line.startswith(line.partition(":")[0] + ": init, ok")
 
 
 @pytest.mark.parametrize("point", LOST)

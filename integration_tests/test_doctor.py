@@ -17,7 +17,9 @@ from bridge.cli.exit_codes import ExitCode
 from bridge.embedded import EmbeddedCluster
 from bridge.errors import CoordinatorUnavailable
 from bridge.kafka.topics import TopicAdmin
-from bridge.model.names import GroupName, StreamName
+from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic
+from bridge.model.records import Coordinator
+from bridge.model.snapshots import index_keys
 from integration_tests.clients import Site, until
 from integration_tests.command_line import Cli
 
@@ -44,9 +46,10 @@ def patient(
     unique_name: Callable[[str], str],
     scope: str,
     tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Patient]:
     root = f"/{unique_name('patient')}"
-    with Site(cluster, root, tmp_path) as site:
+    with Site(cluster, root, tmp_path, **getattr(request, "param", {})) as site:
         yield Patient(site, scope, Cli(cluster, root))
 
 
@@ -76,6 +79,44 @@ def test_a_good_cluster_has_no_findings_and_each_fault_gets_one(
     assert "retention.ms=-1" in found["retention"]["remedy"]
     assert f"topic {group.commit_log_topic} is gone" in found["topic-replaced"]["what"]
     assert patient.cli("doctor").code == ExitCode.FINDINGS
+
+
+RARE_SNAPSHOTS = {"ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "3600000"}
+
+
+@pytest.mark.parametrize("patient", [RARE_SNAPSHOTS], indirect=True)
+def test_what_a_new_leader_needs_is_looked_at(
+    patient: Patient, cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots and outcomes: as they should be, damaged, without compaction, lagging, and gone."""
+    stream, group = StreamName(patient.scope, "orders"), GroupName(patient.scope)
+    indexes = snapshot_indexes_topic(patient.scope)
+    topics = TopicAdmin(cluster.bootstrap_servers)
+    with patient.site.connect() as b:
+        b.admin.create_stream(str(stream))
+        for _ in range(2):
+            with b.transaction(str(stream)) as transaction:
+                transaction.write(str(stream), key=b"k", value=b"v")
+            until(lambda: indexes in topics.topic_ids([indexes]))  # the first is taken at once
+    monkeypatch.setattr("bridge.doctor.durability.LATE", timedelta(0))
+    assert patient.findings() == {}, "the leader says that its snapshots take an hour"
+    # When nobody leads any more, nothing is put right, and the defaults are what is expected.
+    patient.site.stop_coordinator()
+    monkeypatch.setattr("bridge.doctor.durability.DEFAULTS", Coordinator(1_000, 0))
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
+    producer.produce(group.terminated_topic, b"no record", b"somebody")
+    producer.flush()
+    producer.produce(indexes, b"no snapshot", index_keys((stream.buffer_topic, 0))[0])
+    producer.flush()
+    topics.set_topic_config(indexes, {"cleanup.policy": "delete"})
+    expected = {"outcomes-damaged", "compaction", "snapshot-damaged", "snapshot-lag"}
+    until(lambda: expected <= patient.findings().keys())
+    found = patient.findings()
+    assert "client somebody" in found["outcomes-damaged"]["what"]
+    assert "it ends at offset" in found["snapshot-lag"]["what"]
+    assert f"--entity-name {indexes}" in found["compaction"]["remedy"]
+    topics.delete_topics([group.terminated_topic])
+    until(lambda: "outcomes-gone" in patient.findings())
 
 
 def test_a_native_transaction_that_is_open_is_seen(

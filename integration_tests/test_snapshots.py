@@ -26,6 +26,7 @@ OFTEN = {
     f"{PREFIX}SNAPSHOT_SEGMENT_SIZE": "1024",
     f"{PREFIX}SNAPSHOT_MAX_TRANSACTION_COUNT": "50",
     f"{PREFIX}SNAPSHOT_MIN_TIME_IN_MILLIS": "200",
+    f"{PREFIX}SNAPSHOT_REPLAY_MAX": "100",
     # Snapshots are about what stands in the buffers, which these tests therefore keep.
     "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": str(24 * 3600 * 1000),
 }
@@ -101,16 +102,21 @@ def test_a_leader_goes_on_from_snapshots_in_either_format_and_makes_damaged_ones
             assert before.snapshot is not None
             assert before.snapshot.max_read_position == 0, "the open transaction began first"
             assert faults(b, stream) == []
+            assert before.ongoing is not None
+            assert [item.id for item in before.ongoing.transactions] == [long.id.bytes]
+            assert before.tail < ABORTS, "it is written down, so that not everything since is read again"
             first.kill()
             first.wait(10)
         with coordinator(cluster, root, "second", tmp_path, **OFTEN):
+            more = long.write(stream, key=b"long", value=b"longer")
             long.commit()
-            assert written.result(30).offset == 0
+            assert (written.result(30).offset, more.result(30).offset) == (0, 1)
             after = await_snapshot(b, stream, ABORTS, "segmented", 1)
             assert after.snapshot is not None
             assert after.snapshot.generation > before.snapshot.generation, "it went on where the first one ended"
             assert _segments(after) == _segments(before)
             eventually(lambda: found(b, stream).tail == 0, "the end of the long transaction is in the snapshot")
+            assert found(b, stream).ongoing is None
         garble(cluster, snapshot_indexes_topic(scope), index_keys((StreamName.parse(stream).buffer_topic, 0)))
         with coordinator(cluster, root, "third", tmp_path, **OFTEN):
             await_snapshot(b, stream, ABORTS, "segmented", 1)

@@ -27,7 +27,7 @@ from bridge.model.position import ReadPosition
 from bridge.model.sn import ANY, EMPTY
 from coordinator.shell.consumers import FrameReader
 from integration_tests.adapter_tools import eventually
-from integration_tests.clients import Site
+from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.kafka_tools import produce
 
 SETTINGS = {
@@ -166,36 +166,15 @@ def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others
     named, other = unique_name("named"), unique_name("other")
 
     def consumer(group: str) -> bridge.Consumer:
-        settings = {
-            "bootstrap.servers": site.cluster.bootstrap_servers,
-            "zookeeper": site.cluster.zookeeper,
-            "zookeeper.root": site.root,
-            "group.id": group,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-        }
-        found = bridge.Consumer(settings)
-        found.subscribe([ledger])
-        return found
-
-    def read(consumer: bridge.Consumer, last: bytes) -> list[bytes | None]:
-        found: list[bytes | None] = []
-        deadline = time.monotonic() + 60
-        while last not in found:
-            assert time.monotonic() < deadline, found
-            message = consumer.poll(0.1)
-            if message is not None and message.error() is None:
-                found.append(message.value())
-                consumer.commit(message, asynchronous=False)
-        return found
+        return consumer_of(site.cluster, site.root, group, ledger)
 
     begun = consumer(other)
-    assert read(begun, b"0") == [b"0"]
+    assert read_and_commit(begun, b"0") == [b"0"]
     client.admin.update_stream(ledger, retention_groups=[named])
     with pytest.raises(ConflictError, match=f"waits for consumer group {named}"):
         client.admin.truncate(ledger, "latest")
     reader = consumer(named)
-    assert read(reader, b"6") == [b"%d" % number for number in range(7)]
+    assert read_and_commit(reader, b"6") == [b"%d" % number for number in range(7)]
     reader.close()
     with pytest.raises(ConflictError, match="below offset 1 and not below 3"):
         client.admin.truncate(ledger, "latest")
@@ -203,10 +182,10 @@ def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others
     assert values(client, ledger) == [b"7", b"8"]
     eventually(lambda: not topics.topic_ids([topic(ledger, 0, 0), topic(ledger, 1, 1)]), "two segments are removed")
     # A member that has lost records goes on at what is left, after what it had fetched before.
-    assert read(begun, b"8")[-2:] == [b"7", b"8"]
+    assert read_and_commit(begun, b"8")[-2:] == [b"7", b"8"]
     begun.close()
     late = consumer(unique_name("late"))
-    assert read(late, b"8") == [b"7", b"8"]
+    assert read_and_commit(late, b"8") == [b"7", b"8"]
     late.close()
 
 

@@ -13,11 +13,13 @@ from bridge.embedded import EmbeddedCluster
 from bridge.errors import CoordinatorUnavailable, CorruptDataError, WrongClusterError
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import TransactionId
+from bridge.model.expiry import without_epochs
+from bridge.model.foundation import Foundation
+from bridge.model.identifiers import Epoch, SegmentId, TransactionId
 from bridge.model.keyspace import even_ranges, ranges_of
 from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.records import Cluster, StreamConfig, StreamState, TransactionRecord, epoch_to_json
+from bridge.model.nodes import CreateNode, DeleteNode, SetNode
+from bridge.model.records import Cluster, StreamConfig, StreamState, TransactionRecord, Truncation, epoch_to_json
 from bridge.model.requests import Answer, Request, RequestKind
 from bridge.zookeeper.errors import UnknownWriteError
 from bridge.zookeeper.metadata import Metadata
@@ -103,6 +105,45 @@ def test_a_history_is_watched_for_new_epochs_and_for_deletion(metadata: Metadata
     )
     assert gone.wait(20)
     assert metadata.history(ORDERS) is None
+
+
+def test_a_history_is_whole_while_its_first_epochs_are_dropped(metadata: Metadata) -> None:
+    history = EpochHistory.create(even_ranges(1), 7)
+    for epoch in range(1, 40):
+        last = SegmentId.of(epoch - 1, epoch - 1)
+        history = history.with_records(history.plan_scale([epoch - 1], even_ranges(1), 8))
+        history = history.with_sealed_ends(epoch, {last: 3}).with_removed([last])
+    put_stream(metadata, ORDERS, history)
+    metadata.session.create(paths.truncation(ORDERS), Truncation(history.removed).to_json())
+    dropped = threading.Event()
+
+    def drop() -> None:
+        kept = history
+        try:
+            for first in range(1, 38):
+                kept = without_epochs(kept, first)
+                value = Truncation(kept.removed, frozenset(), kept.foundation).to_json()
+                metadata.session.multi(
+                    [SetNode(paths.truncation(ORDERS), value), DeleteNode(paths.epoch(ORDERS, first - 1))]
+                )
+        finally:
+            dropped.set()
+
+    dropping = threading.Thread(target=drop)
+    dropping.start()
+    known: EpochHistory | None = None
+    while not dropped.is_set():
+        for before in (None, known):
+            found = metadata.history(ORDERS, None, before)
+            assert found is not None
+            assert found == without_epochs(history, found.first)
+            known = found
+    dropping.join()
+    assert metadata.history(ORDERS, None, history) == without_epochs(history, 37)
+    broken = Foundation(Epoch(99), 7, (0,))
+    metadata.session.set(paths.truncation(ORDERS), Truncation(foundation=broken).to_json())
+    with pytest.raises(CorruptDataError, match="end before the first one"):
+        metadata.history(ORDERS)
 
 
 def test_a_corrupt_node_is_said_to_be_corrupt(metadata: Metadata) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Any, Final, cast
@@ -16,6 +17,8 @@ from typing import Any, Final, cast
 import fastavro
 
 Datum = dict[str, Any]
+_Fill = Callable[[Any, bool], Any]
+"""Takes a value and whether unknown fields are dropped or refused, and gives the value with its defaults."""
 
 NAMES: Final = (
     "abort_frame",
@@ -27,8 +30,10 @@ NAMES: Final = (
     "committing",
     "control_record",
     "controller_epoch",
+    "coordinator",
     "epoch",
     "group",
+    "ongoing_transactions",
     "request",
     "retention",
     "scaling",
@@ -55,6 +60,7 @@ class Codec:
         self.name = name
         self.schema: Final = fastavro.parse_schema(raw)
         self._earlier: Final = _earlier_versions(raw)
+        self._fill: Final = _record_filler(cast("Any", self.schema)["fields"], name)
 
     def encode(self, datum: Datum) -> bytes:
         """Avro binary of a record; missing fields take their defaults.
@@ -121,7 +127,7 @@ class Codec:
         return self._complete(datum, drop_unknown=True)
 
     def _complete(self, datum: Datum, *, drop_unknown: bool) -> Datum:
-        whole = cast("Datum", _completed(self.schema, datum, self.name, drop_unknown))
+        whole = cast("Datum", self._fill(datum, drop_unknown))
         if not fastavro.validate(whole, self.schema, raise_errors=False):
             raise SchemaError(f"a record does not fit schema {self.name}: {whole!r:.300}")
         return whole
@@ -139,29 +145,50 @@ def _earlier_versions(raw: Datum) -> list[tuple[Any, Datum]]:
     return versions
 
 
-def _completed(schema: Any, value: Any, where: str, drop_unknown: bool) -> Any:
-    """``value`` with the defaults of every record in it filled in; what is of another type is left to validation."""
-    match schema, value:
-        case {"type": "record", "fields": fields}, dict():
-            known = {field["name"]: field for field in fields}
-            unknown = next((name for name in value if name not in known), None)
-            if unknown is not None and not drop_unknown:
-                raise SchemaError(f"a record of schema {where} has no field {unknown!r}")
-            whole: Datum = {}
-            for name, field in known.items():
-                if name not in value and "default" not in field:
-                    raise SchemaError(f"a record of schema {where} lacks {name!r}")
-                part = value[name] if name in value else field["default"]
-                whole[name] = _completed(field["type"], part, f"{where}.{name}", drop_unknown)
-            return whole
-        case {"type": "array", "items": items}, list():
-            return [_completed(items, item, where, drop_unknown) for item in value]
-        case [*branches], _ if value is not None:
+def _filler(schema: Any, where: str) -> _Fill | None:
+    """What fills in the defaults of every record in a value of a schema; None where no value has any.
+
+    Worked out once per schema, as nodes are read often. What is of another type is left to validation.
+    """
+    match schema:
+        case {"type": "record", "fields": fields}:
+            return _record_filler(fields, where)
+        case {"type": "array", "items": items}:
+            fill = _filler(items, where)
+            if fill is None:  # still a list of its own, as a default must not be shared
+                return lambda value, _: list(value) if isinstance(value, list) else value
+            return lambda value, drop: [fill(item, drop) for item in value] if isinstance(value, list) else value
+        case [*branches]:
             # Our unions are null and one other branch.
-            other = next((branch for branch in branches if branch != "null"), "null")
-            return _completed(other, value, where, drop_unknown)
+            return _filler(next((branch for branch in branches if branch != "null"), "null"), where)
         case _:
+            return None
+
+
+def _record_filler(fields: Any, where: str) -> _Fill:
+    known = {
+        field["name"]: ("default" in field, field.get("default"), _filler(field["type"], f"{where}.{field['name']}"))
+        for field in fields
+    }
+
+    def fill(value: Any, drop_unknown: bool) -> Any:
+        if not isinstance(value, dict):
             return value
+        if not drop_unknown and not value.keys() <= known.keys():
+            unknown = next(name for name in value if name not in known)
+            raise SchemaError(f"a record of schema {where} has no field {unknown!r}")
+        whole: Datum = {}
+        for name, (has_default, default, fill_part) in known.items():
+            if name in value:
+                part = value[name]
+            elif has_default:
+                part = default
+            else:
+                raise SchemaError(f"a record of schema {where} lacks {name!r}")
+            whole[name] = part if fill_part is None else fill_part(part, drop_unknown)
+        return whole
+
+    return fill
 
 
 @cache

@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,10 +20,9 @@ import click
 import psutil
 
 import bridge
-from bridge.embedded.java import find_java
 from spark_examples import flights
-from spark_examples.competing import check, connect, finish, new_stream, play, start, until
-from spark_examples.session import local_session
+from spark_examples.competing import check, connect, new_stream, play, start, until
+from spark_examples.on_spark import open_spark, options_of
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -34,45 +33,42 @@ FILES: Final = 24
 FILES_PER_BATCH: Final = 2
 _CARRIER, _DEPARTURE_DELAY = 9, 5
 _MISSING: Final = (b"", b"NA")
+_PATIENCE_S: Final = 250.0
+"""Longest that a driver may take from its start to its third micro-batch."""
 
 Delays = dict[str, tuple[int, int]]
 """By carrier: how many flights, and by how many minutes in sum they departed late."""
 
 
-def spark(scratch: Path) -> SparkSession:
-    """A local Spark; the sink needs no jars."""
-    home = str(Path(find_java().executable).resolve().parent.parent)
-    settings = {"spark.sql.session.timeZone": "UTC"}
-    return local_session(home, [], scratch, name="flights", settings=settings)
+def drive(place: str, flown: str, cancelled: str) -> None:
+    """A driver in a process of its own."""
+    with open_spark("flights") as spark:
+        run_pipeline(spark, place, flown, cancelled)
 
 
-def run_pipeline(place: str, options: Mapping[str, str], flown: str, cancelled: str) -> None:
-    """The driver of the pipeline: take what files there are, from the checkpoint on, and end."""
+def run_pipeline(spark: SparkSession, place: str, flown: str, cancelled: str) -> None:
+    """Take what files there are, from the checkpoint on."""
     folder = Path(place)
-    session = spark(folder / f"spark-{os.getpid()}")
     lines = (
-        session.readStream.schema("line string").option("maxFilesPerTrigger", FILES_PER_BATCH).text(str(folder / "in"))
+        spark.readStream.schema("line string").option("maxFilesPerTrigger", FILES_PER_BATCH).text(str(folder / "in"))
     )
     query = (
-        enriched(session, lines, flown, cancelled)
+        enriched(spark, lines, flown, cancelled)
         .writeStream.format("rollbridge")
-        .options(**options)
+        .options(**options_of(f"{flown},{cancelled}"))
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    session.stop()
 
 
-def enriched(session: SparkSession, lines: DataFrame, flown: str, cancelled: str) -> DataFrame:
+def enriched(spark: SparkSession, lines: DataFrame, flown: str, cancelled: str) -> DataFrame:
     """Key, value and stream of each flight, from lines ``row,flight``."""
     tables = flights.installed_file().parent
 
     def table(name: str, *columns: str) -> DataFrame:
-        return (
-            session.read.option("header", True).option("nullValue", "NA").csv(str(tables / name)).selectExpr(*columns)
-        )
+        return spark.read.option("header", True).option("nullValue", "NA").csv(str(tables / name)).selectExpr(*columns)
 
     airlines = table("airlines.csv", "carrier", "name AS airline")
     airports = table("airports.csv", "faa AS dest", "name AS destination")
@@ -95,7 +91,7 @@ def enriched(session: SparkSession, lines: DataFrame, flown: str, cancelled: str
     )
 
 
-def show(rows: int) -> bool:
+def show(spark: SparkSession, rows: int) -> bool:
     """Run the pipeline, kill it, run it again, and count."""
     with connect("flights") as b, tempfile.TemporaryDirectory(prefix="flights-") as place:
         flown, cancelled = (new_stream(b, f"flights-{name}") for name in ("flown", "cancelled"))
@@ -103,20 +99,12 @@ def show(rows: int) -> bool:
         write_files(Path(place) / "in", lines)
         batches = -(-FILES // FILES_PER_BATCH)
         click.echo(f"{len(lines):,} flights in {FILES} files go to {flown} and {cancelled}")
-        settings = b.settings
-        options = {
-            "kafka.bootstrap.servers": settings.bootstrap_servers,
-            "zookeeper": settings.zookeeper,
-            "zookeeper.root": settings.zookeeper_root,
-            "stream": f"{flown},{cancelled}",
-        }
-        arguments = (place, options, flown, cancelled)
-        driver = start(run_pipeline, *arguments)
-        until(lambda: len(committed(b, flown)) >= batches // 3, "a third of the micro-batches is committed", [driver])
+        driver = start(drive, place, flown, cancelled)
+        until(lambda: len(committed(b, flown)) >= 3, "three micro-batches are committed", [driver], _PATIENCE_S)
         kill_all(driver)
         before = len(committed(b, flown))
         click.echo(f"  the driver is killed after {before} of {batches} micro-batches, in the middle of the next one")
-        finish([start(run_pipeline, *arguments)])
+        run_pipeline(spark, place, flown, cancelled)
         transactions = committed(b, flown)
         delays, numbers = read_back(b, flown, cancelled)
         for carrier, (count, minutes) in sorted(delays.items(), key=lambda item: -item[1][1] / max(item[1][0], 1))[:5]:
@@ -190,7 +178,12 @@ def kill_all(driver: BaseProcess) -> None:
 @click.option("--rows", type=click.IntRange(1_000, flights.ROWS), default=flights.ROWS, show_default=True)
 def main(rows: int) -> None:
     """Every flight of 2013 through Spark into two streams, exactly once."""
-    play(lambda: show(rows))
+
+    def run() -> bool:
+        with open_spark("flights") as spark:
+            return show(spark, rows)
+
+    play(run)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,10 @@ class Engine:
 
 
 class EnginePool:
-    """The engines of one slot, each used by one thread at a time, the longest unused first."""
+    """The engines of one slot, each used by one thread at a time, the longest unused first.
+
+    One whose last transaction may still be open comes before all others.
+    """
 
     def __init__(
         self,
@@ -96,19 +99,22 @@ class EnginePool:
         """
         while True:
             generation, engine = self._acquire()
+            prepared = False
             try:
                 try:
                     engine.prepare()
                 except ProducerFencedError:
                     self.lose(generation)
                     continue
+                prepared = True
                 yield engine
                 return
             except ProducerFencedError:
                 self.lose(generation)
                 raise
             finally:
-                self._give_back(generation, engine)
+                # What it may have left open keeps everybody waiting, its own writer too, until it is prepared again.
+                self._give_back(generation, engine, first=prepared and engine.appender.state is State.UNKNOWN)
 
     def lose(self, generation: int) -> None:
         """Take another slot next time: somebody else has this one by now."""
@@ -145,10 +151,13 @@ class EnginePool:
                     return self._idle.popleft()
                 self._changed.wait()
 
-    def _give_back(self, generation: int, engine: Engine) -> None:
+    def _give_back(self, generation: int, engine: Engine, *, first: bool) -> None:
         with self._changed:
             if generation == self._generation and self._slot is not None:
-                self._idle.append((generation, engine))
+                if first:
+                    self._idle.appendleft((generation, engine))
+                else:
+                    self._idle.append((generation, engine))
                 self._changed.notify()
                 return
         engine.close()

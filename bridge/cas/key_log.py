@@ -64,7 +64,8 @@ class KeyLog:
 
     def between(self, start: DLSN, end: DLSN) -> Iterator[Entry]:
         """Entries from ``start`` up to, without it, ``end``; raises TruncatedError if some of that was deleted."""
-        for stretch in reversed(self._stretches(end, start)):
+        for stretch in reversed(self._stretches(self._course(), end, start)):
+            self._check_kept(stretch)
             for entry in self._entries(stretch):
                 self._check_whole(stretch)
                 yield entry
@@ -73,7 +74,9 @@ class KeyLog:
     def backwards(self, end: DLSN) -> Iterator[Pointer]:
         """Where entries before ``end`` stand, the newest first; TruncatedError where it comes to what was deleted."""
         step = FIRST_STEP
-        for whole in self._stretches(end):
+        course = self._course()
+        for whole in self._stretches(course, end):
+            self._check_kept(whole)
             upper = whole.end
             while upper > 0:
                 stretch = _Stretch(whole.stage, max(0, upper - step), upper)
@@ -81,13 +84,17 @@ class KeyLog:
                 self._check_whole(stretch)
                 upper = stretch.start
                 step = min(step * _STEP_FACTOR, _STEP_MAX)
+        if course.dropped_end:
+            raise TruncatedError(f"the first epochs of {self._shape.stream} were dropped with all their records")
 
     def foreign_before(self, end: DLSN) -> tuple[DLSN, bytes | None] | None:
         """Place and key of the first record before ``end`` that has another key; None if there is none.
 
         It looks at all segments of the key's course, at everything that would be deleted below ``end``.
         """
-        for stretch in reversed(self._stretches(end)):
+        for stretch in reversed(self._stretches(self._course(), end)):
+            if stretch.stage.removed:
+                continue
             log = self._logs.of(stretch.stage)
             start = min(log.truncated_at(), stretch.end)
             for record in log.records(self._reader, start, stretch.end, self._deadline()):
@@ -97,7 +104,11 @@ class KeyLog:
 
     def offsets_before(self, end: DLSN) -> dict[str, int]:
         """By topic, the offset before which everything is before ``end``."""
-        return {self._logs.of(stretch.stage).topic: stretch.end for stretch in self._stretches(end) if stretch.end}
+        return {
+            self._logs.of(stretch.stage).topic: stretch.end
+            for stretch in self._stretches(self._course(), end)
+            if stretch.end and not stretch.stage.removed
+        }
 
     def _entries(self, stretch: _Stretch) -> Iterator[Entry]:
         log = self._logs.of(stretch.stage)
@@ -105,16 +116,20 @@ class KeyLog:
             if record.key == self._key:
                 yield entry_of(sn_of(record, log.segment, log.base), record.value, record.headers)
 
+    def _check_kept(self, stretch: _Stretch) -> None:
+        if stretch.stage.removed and stretch.end > stretch.start:
+            raise TruncatedError(f"segment {stretch.stage.segment} of {self._shape.stream} was removed")
+
     def _check_whole(self, stretch: _Stretch) -> None:
         first = self._logs.of(stretch.stage).truncated_at()
         if first > stretch.start:
             segment = stretch.stage.segment
             raise TruncatedError(f"segment {segment} of {self._shape.stream} begins at offset {first} by now")
 
-    def _stretches(self, end: DLSN, start: DLSN | None = None) -> list[_Stretch]:
+    def _stretches(self, course: Course, end: DLSN, start: DLSN | None = None) -> list[_Stretch]:
         """The course from ``start``, or its beginning, to ``end``; the newest segment first."""
         found: list[_Stretch] = []
-        for stage in self._course().stages:
+        for stage in course.stages:
             if stage.segment == end.segment:
                 found.append(_Stretch(stage, 0, end.offset))
             elif found:
@@ -123,6 +138,9 @@ class KeyLog:
                 found[-1] = _Stretch(stage, min(start.offset, found[-1].end), found[-1].end)
                 return found
         if not found or start is not None:
+            place = start if found and start is not None else end
+            if course.is_dropped(place.segment):
+                raise TruncatedError(f"segment {place.segment} of {self._shape.stream} was removed, its epoch dropped")
             raise InvalidRequestError(
                 f"{start or end} is in no segment of {self._shape.stream} in which this key can stand: was the stream "
                 "deleted and created again?"

@@ -53,7 +53,7 @@ class StreamLogs:
             found = self._last_before(stage, course, reader, deadline)
             if not found.empty:
                 return found
-        return EMPTY
+        return ANY if course.dropped_end else EMPTY
 
     def last_id(self, course: Course, reader: LogReader, to: int, deadline: float) -> int | None:
         """The last transaction id that a user gave a committed record of a course before offset ``to``.
@@ -103,7 +103,7 @@ class StreamLogs:
                 return ANY
             if place is not None and place >= stage.base:
                 return EMPTY
-        return EMPTY
+        return ANY if course.dropped_end > (0 if place is None else place + 1) else EMPTY
 
     def _last_before(self, stage: Stage, course: Course, reader: LogReader, deadline: float) -> SN:
         """The last record of a sealed segment; ANY if that may have been truncated away."""

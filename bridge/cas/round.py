@@ -27,7 +27,7 @@ from bridge.cas.engine import Engine
 from bridge.cas.lookup import StreamLogs
 from bridge.cas.request import Request
 from bridge.cas.segment_log import WAIT_MS, SegmentLog, WaitedTooLong, sn_of
-from bridge.errors import InvalidRequestError, KafkaUnavailable, RollbridgeError
+from bridge.errors import InvalidRequestError, KafkaUnavailable, RollbridgeError, TruncatedError
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.batches import BatchBuilder, Compression
 from bridge.kafka.errors import AppendUnknownError, ProducerFencedError
@@ -315,6 +315,7 @@ def find_write(logs: StreamLogs, course: Course, reader: LogReader, token: Token
 
     Raises:
         WaitedTooLong: something is still undecided.
+        TruncatedError: it may have stood where records were truncated.
     """
     place = place_of(token.since, course)
     for stage in course.stages:
@@ -324,7 +325,9 @@ def find_write(logs: StreamLogs, course: Course, reader: LogReader, token: Token
         if found := find_operation(log, reader, token.operation, since, end, deadline):
             return found
         if place is not None and place >= stage.base:
-            break
+            return []
+    if place is not None and place + 1 < course.dropped_end:
+        raise TruncatedError(f"what token {token} is looked for in was truncated: nobody can tell if it was written")
     return []
 
 

@@ -28,7 +28,8 @@ class _Known:
     def __init__(self, history: EpochHistory) -> None:
         self.history: Final = history
         self._bases = sequence_bases(history)
-        self._bounds = sorted({segment.range.low for record in history.records for segment in record.segments})
+        bounds = {segment.range.low for record in history.records for segment in record.segments}
+        self._bounds = sorted(bounds.union(() if history.foundation is None else history.foundation.lows))
         self._courses: dict[int, Course] = {}
 
     def course(self, position: float) -> Course:
@@ -99,8 +100,8 @@ class Shape:
     def check_current(self) -> None:
         """Look whether there is an epoch that is not known here, and if so read it."""
         self._session.sync()
-        count = len(self._session.children(epochs(self.stream)))
-        if count != len(self._catalog.view(self._name).history.records):
+        names = self._session.children(epochs(self.stream))
+        if not names or int(names[-1]) != self._catalog.view(self._name).history.active.epoch:
             self._catalog.forget(self._name)
 
     def has_moved(self, position: float, segment: SegmentId) -> bool:

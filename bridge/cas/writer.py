@@ -25,6 +25,7 @@ from bridge.errors import (
     CasOutcomeUnknown,
     InvalidRequestError,
     RecordTooLargeError,
+    TruncatedError,
     UnavailableError,
 )
 from bridge.kafka.batches import record_size_max
@@ -265,6 +266,8 @@ class CasWriter:
         if token.place is None:
             return find_write(logs, course, reader, token, deadline)
         base = course.base(token.place.segment)
+        if base is None and course.is_dropped(token.place.segment):
+            raise TruncatedError(f"the place that token {token} names was truncated: nobody can tell what stood there")
         if base is None:
             raise InvalidRequestError(f"token {token} is not of stream {self.stream}")
         log = logs.of(Stage(token.place.segment, base, None))

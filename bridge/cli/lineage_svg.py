@@ -74,6 +74,7 @@ class _Scales:
     column: float
     gap: float
     height: float
+    first: int
     epochs: int
 
     @property
@@ -81,7 +82,7 @@ class _Scales:
         return _LEFT + self.column * self.epochs - self.gap
 
     def left_of(self, epoch: int) -> float:
-        return _LEFT + self.column * epoch
+        return _LEFT + self.column * (epoch - self.first)
 
     def right_of(self, epoch: int) -> float:
         return self.left_of(epoch + 1) - self.gap
@@ -106,6 +107,8 @@ def lineage_svg(history: EpochHistory, title: str) -> str:
     legend, legend_right = _legend({record.cause for record in history.records}, height - 16)
     count = len(history.records)
     described = f"{count} epoch{'s' * (count != 1)}, {len(whole.lives)} segment{'s' * (len(whole.lives) != 1)}"
+    if history.first:
+        described += f"; those before epoch {history.first} have been dropped"
     subtitle = f"{described}  ·  {_HINT}"
     width = max(scales.right, legend_right, 16 + len(subtitle) * _CHARACTER) + _RIGHT
     size = f'width="{_n(width)}" height="{_n(height)}" viewBox="0 0 {_n(width)} {_n(height)}"'
@@ -134,7 +137,7 @@ def _scales(history: EpochHistory, whole: Lineage) -> _Scales:
     narrowest = min(life.segment.range.high - life.segment.range.low for life in whole.lives)
     # Room for two lines of text in the narrowest range, within reason.
     height = min(900.0, max(260.0, 2 * (_LINE + 2) / narrowest))
-    return _Scales(column, gap=min(18.0, column * 0.2), height=height, epochs=epochs)
+    return _Scales(column, gap=min(18.0, column * 0.2), height=height, first=history.first, epochs=epochs)
 
 
 def _axes(history: EpochHistory, scales: _Scales) -> Iterator[str]:

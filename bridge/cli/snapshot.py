@@ -150,6 +150,8 @@ def _document(item: BufferSnapshot) -> dict[str, Any]:
             "commit_log_position": known.commit_log_position,
             "unsealed": len(known.aborts),
             "index_bytes": item.index_bytes,
+            "ongoing": len(item.ongoing.transactions) if item.ongoing else 0,
+            "replay_position": item.ongoing.replay_position if item.ongoing else known.max_read_position,
             "segments": [{name: getattr(index, name) for name in index.__slots__} for index in known.indexes],
         }
     return document
@@ -176,6 +178,9 @@ def _text(item: BufferSnapshot) -> str:
             ),
             ("unsealed", f"{len(known.aborts)}, {item.index_bytes} bytes with the index"),
         ]
+    if item.ongoing is not None:
+        transactions, replay = len(item.ongoing.transactions), item.ongoing.replay_position
+        about.append(("ongoing", f"{counted(transactions, 'transaction')} written down, read again from {replay}"))
     lines = [f"{name:<11}{value}" for name, value in [*about, *(("fault", text) for text in item.faults)]]
     if known is not None and known.indexes:
         rows = [

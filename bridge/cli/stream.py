@@ -237,7 +237,10 @@ def delete(context: CliContext, stream_name: str, yes: bool) -> None:
 @click.option("--svg", metavar="FILE", help="Draw the lineage of the segments into this file; - is standard output.")
 @click.pass_obj
 def history(context: CliContext, stream_name: str, svg: str | None) -> None:
-    """Show the epochs of a stream: why each was made, what it refers to, and which segments began and ended with it."""
+    """Show the epochs of a stream: why each was made, what it refers to, and which segments began and ended with it.
+
+    The oldest epochs are dropped once nothing of them is left; the first that is shown lists all segments it holds.
+    """
     if svg == "-" and context.json:
         raise click.UsageError("--svg - and --json both want standard output")
     with connected(context) as b:
@@ -254,6 +257,7 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
     name = StreamName.parse(stream_name)
     document: dict[str, Any] = {
         "stream": stream_name,
+        "first_epoch": found.first,
         "epochs": [_epoch_document(name, record) for record in found.records],
         "removed": [str(segment) for segment in sorted(found.removed)],
     }
@@ -312,7 +316,12 @@ def history_table(found: EpochHistory) -> str:
         ]
         for place, (one, other) in enumerate(zip_longest(began, ended, fillvalue="")):
             rows.append((*(about if place == 0 else ("", "", "", "")), one, other))
-    return table(("EPOCH", "REFERS TO", "CAUSE", "PLANNED", "BEGAN", "ENDED"), rows, right=("EPOCH",))
+    text = table(("EPOCH", "REFERS TO", "CAUSE", "PLANNED", "BEGAN", "ENDED"), rows, right=("EPOCH",))
+    return f"{text}\n{_dropped(found.first)}." if found.first else text
+
+
+def _dropped(first: int) -> str:
+    return "epoch 0 was dropped" if first == 1 else f"epochs 0 to {first - 1} were dropped"
 
 
 def _end(record: EpochRecord, segment: Segment) -> str:
@@ -331,7 +340,7 @@ def _description_text(found: StreamDescription) -> str:
         ("stream", str(config.name)),
         ("group", f"{config.group}, led by {found.leader or 'nobody: no coordinator is running'}"),
         ("created", moment(config.created_ms)),
-        ("epoch", f"{found.active.epoch}, refers to {found.reference_epoch}; {counted(found.epochs, 'epoch')} so far"),
+        ("epoch", f"{found.active.epoch}, refers to {found.reference_epoch}; {_epochs_so_far(found)}"),
         ("buffer", f"{config.name.buffer_topic}, {counted(config.buffer_partitions, 'partition')}"),
         ("limits", f"records of up to {config.record_bytes_max:,} bytes"),
         ("keeps", retention_text(config.retention)),
@@ -343,6 +352,11 @@ def _description_text(found: StreamDescription) -> str:
     else:
         lines.append("No open transaction has outlived half a second.")
     return "\n".join(lines)
+
+
+def _epochs_so_far(found: StreamDescription) -> str:
+    text = f"{counted(found.epochs, 'epoch')} so far"
+    return f"{text}, {_dropped(found.first_epoch)}" if found.first_epoch else text
 
 
 def _config_document(config: StreamConfig) -> dict[str, Any]:
@@ -364,6 +378,7 @@ def _description_document(found: StreamDescription) -> dict[str, Any]:
         **_config_document(found.config),
         "leader": found.leader,
         "epochs": found.epochs,
+        "first_epoch": found.first_epoch,
         "active": _epoch_document(found.config.name, found.active),
         "open_transactions": [transaction_document(record) for record in found.open_transactions],
     }

@@ -54,11 +54,11 @@ class Catalog:
         self._changed(stream)
 
     def route(self, stream: str, epoch: int) -> Route:
-        """The route through one epoch of a stream, which must be in its history."""
+        """The route through one epoch of a stream, which must be in its history; InvalidRequestError if not."""
         view = self.view(stream)
         if view.route.epoch == epoch:
             return view.route
-        if epoch >= len(view.history.records):
+        if epoch >= view.history.next_epoch:
             view = self._read(stream)
         return Route.of(view.config, view.history.record(epoch))
 

@@ -17,7 +17,7 @@ from confluent_kafka import Message, TopicPartition
 
 from bridge.client.futures import Completion
 from bridge.errors import KafkaUnavailable, NotFoundError
-from bridge.kafka.clients import consumer_config, open_consumer
+from bridge.kafka.clients import assign_more, consumer_config, open_consumer
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.control import ControlKind, peek_kind
@@ -110,7 +110,7 @@ class OutcomeTail:
 
     def _read_some(self) -> None:
         while self._wanted:
-            self._consumer.incremental_assign([self._wanted[0]])
+            assign_more(self._consumer, [self._wanted[0]])
             self._wanted.popleft()
         first = self._consumer.poll(_POLL_S)
         if first is not None:

@@ -112,12 +112,17 @@ class CommitResult:
 
     @property
     def first(self) -> DLSN | None:
-        """The lowest DLSN of the transaction's records; None if there are none."""
+        """The lowest DLSN of the transaction's records; None if there are none.
+
+        Of a transaction that was resumed, of those that were written since: a DLSN holds a record's sequence number
+        within the transaction, and neither the leader nor the commit log knows those of earlier owners. The commit
+        record lists the offsets of all of them; ``b.transactions`` reads them.
+        """
         return self._both()[0]
 
     @property
     def last(self) -> DLSN | None:
-        """The highest DLSN of the transaction's records; None if there are none."""
+        """The highest DLSN of the transaction's records; None if there are none. See :attr:`first`."""
         return self._both()[1]
 
     def _both(self) -> Ends:

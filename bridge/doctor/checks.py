@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from bridge.doctor.facts import ClusterFacts, Finding, Severity, TopicFacts
+from bridge.doctor.durability import check_compacted_topics, check_outcomes, check_snapshots
+from bridge.doctor.facts import ClusterFacts, Finding, problem, warning
 from bridge.errors import InvalidNameError
 from bridge.model.epochs import check_chain
-from bridge.model.names import parse_segment_topic
+from bridge.model.names import (
+    is_compacted_topic,
+    parse_segment_topic,
+    snapshot_indexes_topic,
+    snapshot_segments_topic,
+    snapshot_topic,
+)
 from bridge.model.records import StreamState
 from bridge.model.transaction import State
 
@@ -30,38 +37,30 @@ def find(facts: ClusterFacts) -> list[Finding]:
     return sorted(found, key=lambda finding: -finding.severity)
 
 
-def _problem(check: str, what: str, remedy: str) -> Finding:
-    return Finding(Severity.PROBLEM, check, what, remedy)
-
-
-def _warning(check: str, what: str, remedy: str) -> Finding:
-    return Finding(Severity.WARNING, check, what, remedy)
-
-
 def cluster(facts: ClusterFacts) -> Iterator[Finding]:
     """The brokers can do what is needed, and are the ones that ZooKeeper knows."""
     if facts.recorded_cluster_id is None:
         if facts.topics:
-            yield _problem(
+            yield problem(
                 "zookeeper-empty",
                 f"ZooKeeper knows of no cluster under this path, but Kafka has {len(facts.topics)} topics of ours",
                 "restore ZooKeeper from a backup, or use the right zookeeper_root; do not create streams over it",
             )
     elif facts.recorded_cluster_id != facts.kafka_cluster_id:
-        yield _problem(
+        yield problem(
             "wrong-cluster",
             f"ZooKeeper belongs to Kafka cluster {facts.recorded_cluster_id}, this one is {facts.kafka_cluster_id}",
             "use the right bootstrap_servers, or another zookeeper_root",
         )
     for broker in facts.brokers:
         if broker.transaction_version < TRANSACTIONS_V2:
-            yield _problem(
+            yield problem(
                 "transaction-version",
                 f"broker {broker.id} has transaction.version {broker.transaction_version}, {TRANSACTIONS_V2} is needed",
                 "kafka-features.sh --bootstrap-server ... upgrade --feature transaction.version=2",
             )
         if broker.config.get("auto.create.topics.enable") == "true":
-            yield _warning(
+            yield warning(
                 "auto-creation",
                 f"broker {broker.id} creates topics that somebody merely asks for",
                 "set auto.create.topics.enable=false: a deleted topic would come back empty",
@@ -74,13 +73,13 @@ def replication(facts: ClusterFacts) -> Iterator[Finding]:
     for topic in facts.topics.values():
         needed = int(topic.config.get("min.insync.replicas", "1"))
         if topic.in_sync < needed:
-            yield _problem(
+            yield problem(
                 "below-min-isr",
                 f"topic {topic.name} has {topic.in_sync} replicas in sync and needs {needed}: it takes no writes",
                 "bring its brokers back",
             )
         elif topic.in_sync < topic.replicas:
-            yield _warning(
+            yield warning(
                 "under-replicated",
                 f"topic {topic.name} has {topic.in_sync} of {topic.replicas} replicas in sync",
                 "bring its brokers back",
@@ -90,13 +89,13 @@ def replication(facts: ClusterFacts) -> Iterator[Finding]:
         elif topic.replicas >= REPLICAS and needed < 2:
             narrow.append(topic.name)
     if thin:
-        yield _warning(
+        yield warning(
             "replication-factor",
             f"{len(thin)} topics have fewer than {REPLICAS} replicas, such as {min(thin)}",
             "reassign them (kafka-reassign-partitions.sh), and set default.replication.factor=3",
         )
     if narrow:
-        yield _warning(
+        yield warning(
             "min-isr",
             f"{len(narrow)} topics acknowledge with one replica in sync, such as {min(narrow)}",
             "set min.insync.replicas=2 for the brokers, or for these topics",
@@ -106,12 +105,12 @@ def replication(facts: ClusterFacts) -> Iterator[Finding]:
 def leadership(facts: ClusterFacts) -> Iterator[Finding]:
     """Somebody leads every group, somebody else could, and nothing is stuck."""
     if facts.groups and not facts.coordinators:
-        yield _problem("no-coordinator", "no coordinator is running", "start one: rollbridge coordinator")
+        yield problem("no-coordinator", "no coordinator is running", "start one: rollbridge coordinator")
     elif len(facts.coordinators) == 1:
-        yield _warning("no-standby", "only one coordinator is running", "start another one, on another machine")
+        yield warning("no-standby", "only one coordinator is running", "start another one, on another machine")
     for group in facts.groups:
         if group.leader is None and facts.coordinators:
-            yield _problem(
+            yield problem(
                 "no-leader",
                 f"nobody leads group {group.name}",
                 "wait for some seconds; if it stays so, look into the coordinators' logs",
@@ -119,7 +118,7 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
         for what, since_ms in (("rolling commit", group.committing_ms), ("scale", group.scaling_ms)):
             age_ms = 0 if since_ms is None else facts.now_ms - since_ms
             if age_ms > SLOW / timedelta(milliseconds=1):
-                yield _warning(
+                yield warning(
                     "stuck",
                     f"a {what} of group {group.name} has been under way for {age_ms // 1000} s",
                     "sealing waits for native transactions of others: see hanging-transaction, or the leader's log",
@@ -131,7 +130,7 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
             and record.begun_ms + record.lease_ms + SLOW / timedelta(milliseconds=1) < facts.now_ms
         ]
         if overdue:
-            yield _problem(
+            yield problem(
                 "overdue",
                 f"{len(overdue)} transactions of {group.name} have outlived their leases, such as {overdue[0].id}",
                 "the leader does not come to end them: look into its log",
@@ -153,25 +152,22 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
     for name, topic_id in expected.items():
         topic = facts.topics.get(name)
         if topic is None or topic.topic_id != topic_id:
-            yield _problem(
+            yield problem(
                 "topic-replaced",
                 f"topic {name} " + ("is gone" if topic is None else "was deleted and made again"),
                 "outcomes and open transactions in it may be lost: restore it, or make the streams anew",
             )
     for topic in facts.topics.values():
+        if is_compacted_topic(topic.name):
+            continue
         wrong = {key: topic.config[key] for key, value in _KEEP.items() if topic.config.get(key, value) != value}
-        if wrong and not _is_compacted_by_us(topic):
-            yield _problem(
+        if wrong:
+            yield problem(
                 "retention",
                 f"Kafka deletes records of topic {topic.name} by itself: {wrong}",
                 "kafka-configs.sh --alter --entity-type topics --add-config "
                 + ",".join(f"{key}={_KEEP[key]}" for key in wrong),
             )
-
-
-def _is_compacted_by_us(topic: TopicFacts) -> bool:
-    """Logs of states by key, which are compacted on purpose."""
-    return topic.config.get("cleanup.policy") == "compact" and topic.name.startswith("__")
 
 
 def epochs(facts: ClusterFacts) -> Iterator[Finding]:
@@ -180,29 +176,29 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
     for stream in facts.streams:
         name = stream.config.name
         if stream.config.state is not StreamState.ACTIVE:
-            yield _warning("deleting", f"stream {name} is being deleted", "a coordinator finishes that")
+            yield warning("deleting", f"stream {name} is being deleted", "a coordinator finishes that")
             continue
         if stream.history is None:
-            yield _problem(
+            yield problem(
                 "epoch-history", f"the epochs of stream {name} can not be read: {stream.fault}", "restore ZooKeeper"
             )
             continue
-        for fault in check_chain(stream.history.records):
-            yield _problem("epoch-history", f"stream {name}: {fault}", "restore ZooKeeper from a backup")
+        for fault in check_chain(stream.history.records, stream.history.first):
+            yield problem("epoch-history", f"stream {name}: {fault}", "restore ZooKeeper from a backup")
         for segment in stream.history.segments():
             topic = facts.topics.get(name.segment_topic(segment))
             active = segment in stream.history.active.segment_ids
             if topic is None and segment in stream.history.removed:
                 continue
             if topic is None:
-                yield _problem(
+                yield problem(
                     "segment-gone",
                     f"segment {segment} of stream {name} has no topic",
                     "its records are lost: restore the topic from a replica or a mirror",
                 )
             elif active == topic.sealed and not busy:
                 state = "is sealed, but active" if active else "takes records, but should be sealed"
-                yield _problem(
+                yield problem(
                     "seal",
                     f"topic {topic.name} {state}",
                     "restart the coordinator that leads its group: a takeover finishes what was begun",
@@ -217,53 +213,63 @@ def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
         who = f"producer {native.producer_id} has had a native transaction open on {native.topic}"
         what = f"{who} since offset {native.start_offset}, for {native.age_s:.0f} s: read_committed readers wait there"
         if native.age_s > HANGING.total_seconds():
-            yield _problem(
+            yield problem(
                 "hanging-transaction",
                 what,
                 "kafka-transactions.sh abort --partition 0 "
                 f"--topic {native.topic} --start-offset {native.start_offset}",
             )
         else:
-            yield _warning("long-transaction", what, "it ends by itself after its time-out, or end its producer")
+            yield warning("long-transaction", what, "it ends by itself after its time-out, or end its producer")
 
 
 def orphans(facts: ClusterFacts) -> Iterator[Finding]:
     """Every topic of ours belongs to a stream or a group that exists."""
     streams = {str(stream.config.name): stream for stream in facts.streams}
+    known = {stream.config.name.buffer_topic for stream in facts.streams}
+    for group in facts.groups:
+        scope = group.name.scope
+        known |= {group.name.commit_log_topic, group.name.terminated_topic}
+        known |= {snapshot_indexes_topic(scope), snapshot_segments_topic(scope), snapshot_topic(scope)}
     for topic in facts.topics:
         try:
             name, segment = parse_segment_topic(topic)
         except InvalidNameError:
+            if topic not in known:
+                yield _orphan(topic, "a stream, group or scope")
             continue
         stream = streams.get(str(name))
         if stream is None:
-            yield _warning(
-                "orphan",
-                f"topic {topic} belongs to stream {name}, which does not exist",
-                "look whether another zookeeper_root has it; if nobody misses it: "
-                f"kafka-topics.sh --delete --topic {topic}",
-            )
+            yield _orphan(topic, f"stream {name}")
         elif stream.history is not None and segment not in stream.history.segments():
             busy = any(group.committing_ms is not None or group.scaling_ms is not None for group in facts.groups)
             if not busy:
-                yield _warning(
+                yield warning(
                     "orphan",
                     f"topic {topic} is a segment that no epoch of {name} has",
                     f"if nobody misses it: kafka-topics.sh --delete --topic {topic}",
                 )
 
 
+def _orphan(topic: str, owner: str) -> Finding:
+    return warning(
+        "orphan",
+        f"topic {topic} belongs to {owner} that does not exist",
+        f"look whether another zookeeper_root has it; if nobody misses it: kafka-topics.sh --delete --topic {topic}",
+    )
+
+
 def permissions(facts: ClusterFacts) -> Iterator[Finding]:
     """The principal that asks may do what a coordinator has to."""
     if facts.operations and not facts.operations >= CLUSTER_OPERATIONS:
-        yield _warning(
+        yield warning(
             "permission",
             f"this principal may not {', '.join(sorted(CLUSTER_OPERATIONS - facts.operations))} in the cluster",
             "a coordinator's principal needs it (docs/operations.md); a client's does not",
         )
     for topic in facts.topics.values():
         if topic.operations and not topic.operations >= TOPIC_OPERATIONS:
-            yield _warning(
+            yield warning(
                 "permission",
                 f"this principal may not {', '.join(sorted(TOPIC_OPERATIONS - topic.operations))} topic {topic.name}",
                 "a coordinator's principal needs it (docs/operations.md); a client's needs READ, WRITE and DESCRIBE",
@@ -279,4 +285,7 @@ CHECKS: Final = (
     native_transactions,
     orphans,
     permissions,
+    check_compacted_topics,
+    check_snapshots,
+    check_outcomes,
 )

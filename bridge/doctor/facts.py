@@ -8,7 +8,8 @@ from enum import IntEnum
 
 from bridge.model.epochs import EpochHistory
 from bridge.model.names import GroupName
-from bridge.model.records import Group, StreamConfig, TransactionRecord
+from bridge.model.records import Coordinator, Group, StreamConfig, TransactionRecord
+from bridge.snapshots import BufferSnapshot, EndedSince
 
 
 class Severity(IntEnum):
@@ -34,6 +35,16 @@ class Finding:
     check: str
     what: str
     remedy: str
+
+
+def problem(check: str, what: str, remedy: str) -> Finding:
+    """Something does not work."""
+    return Finding(Severity.PROBLEM, check, what, remedy)
+
+
+def warning(check: str, what: str, remedy: str) -> Finding:
+    """Something is not as it should be."""
+    return Finding(Severity.WARNING, check, what, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,8 @@ class GroupFacts:
 
     Attributes:
         committing_ms, scaling_ms: When what is under way was begun; None if nothing is.
+        coordinator: What its leader says of itself.
+        outcome_faults: What is wrong with records of terminated transactions.
     """
 
     record: Group
@@ -87,6 +100,8 @@ class GroupFacts:
     committing_ms: int | None = None
     scaling_ms: int | None = None
     transactions: Sequence[TransactionRecord] = ()
+    coordinator: Coordinator | None = None
+    outcome_faults: Sequence[str] = ()
 
     @property
     def name(self) -> GroupName:
@@ -101,6 +116,14 @@ class StreamFacts:
     config: StreamConfig
     history: EpochHistory | None
     fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFacts:
+    """The snapshot of a partition of a transaction buffer, and what came after it."""
+
+    found: BufferSnapshot
+    since: EndedSince
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +146,5 @@ class ClusterFacts:
     streams: Sequence[StreamFacts] = ()
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     open_natives: Sequence[OpenNative] = ()
+    snapshots: Sequence[SnapshotFacts] = ()
     operations: frozenset[str] = frozenset()

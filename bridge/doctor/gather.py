@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from kio.schema.describe_producers.v0 import DescribeProducersRequest, DescribeProducersResponse
 from kio.schema.describe_producers.v0.request import TopicRequest
@@ -16,19 +15,31 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
 from bridge.config import ConnectionSettings
-from bridge.doctor.facts import BrokerFacts, ClusterFacts, GroupFacts, OpenNative, StreamFacts, TopicFacts
-from bridge.errors import InvalidRequestError, RollbridgeError
+from bridge.doctor.facts import (
+    BrokerFacts,
+    ClusterFacts,
+    GroupFacts,
+    OpenNative,
+    SnapshotFacts,
+    StreamFacts,
+    TopicFacts,
+)
+from bridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, RollbridgeError
 from bridge.kafka.clients import admin_config
+from bridge.kafka.compacted import read_latest
+from bridge.kafka.errors import NotAuthorizedError
 from bridge.kafka.metadata import Cluster
 from bridge.kafka.security import Security
-from bridge.kafka.topics import TopicAdmin, TopicDescription
+from bridge.kafka.topics import TopicAdmin
 from bridge.kafka.translate import translate
 from bridge.kafka.wire import Connection
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
-from bridge.model.names import GroupName
-from bridge.model.records import StreamConfig
+from bridge.model.names import GroupName, is_compacted_topic
+from bridge.model.records import StreamConfig, StreamState
+from bridge.model.terminated import decode_terminated
 from bridge.model.under_way import Committing, Scaling
+from bridge.snapshots import SnapshotReader
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 
@@ -56,16 +67,17 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         metadata = Metadata(session)
         recorded = metadata.cluster()
         streams = [_stream(metadata, config) for config in metadata.streams()]
-        found = dict(_topics(admin, topics, _names(admin)))
+        found = _topics(topics, _names(admin))
         return ClusterFacts(
             kafka_cluster_id=str(description.cluster_id),
             recorded_cluster_id=None if recorded is None else recorded.kafka_cluster_id,
             now_ms=int(time.time() * 1000),
             brokers=[_broker(admin, settings, node) for node in description.nodes],
             coordinators=metadata.coordinators(),
-            groups=[_group(metadata, session, name) for name in metadata.groups()],
+            groups=[_group(settings, metadata, name, found) for name in metadata.groups()],
             streams=streams,
             topics=found,
+            snapshots=list(_snapshots(settings, streams)),
             open_natives=[item for name in found for item in _open_natives(cluster, name)],
             operations=_operations(description.authorized_operations),
         )
@@ -100,29 +112,57 @@ def _names(admin: AdminClient) -> list[str]:
         names = admin.list_topics(timeout=_ANSWER_S).topics
     except Exception as fault:
         raise translate(fault, "list topics") from fault
-    return sorted(name for name in names if name.endswith(_OURS) or ".segment-" in name)
+    return sorted(name for name in names if name.endswith(_OURS) or ".segment-" in name or is_compacted_topic(name))
 
 
-def _topics(admin: AdminClient, topics: TopicAdmin, names: Sequence[str]) -> Iterator[tuple[str, TopicFacts]]:
-    if not names:
-        return
-    described = topics.describe(names)
-    asked = admin.describe_topics(TopicCollection(list(described)), include_authorized_operations=True)
-    for name, future in asked.items():
-        yield name, _topic(described[name], _wait(future, f"describe topic {name}", f"topic {name}"))
+def _topics(topics: TopicAdmin, names: Iterable[str]) -> dict[str, TopicFacts]:
+    return {
+        name: TopicFacts(
+            name=name,
+            topic_id=str(known.topic_id),
+            replicas=known.replication_factor,
+            in_sync=known.in_sync,
+            config=known.config,
+            sealed=known.sealed,
+            operations=known.operations,
+        )
+        for name, known in topics.describe(names, with_operations=True).items()
+    }
 
 
-def _topic(known: TopicDescription, described: Any) -> TopicFacts:
-    first = described.partitions[0]
-    return TopicFacts(
-        name=known.name,
-        topic_id=str(known.topic_id),
-        replicas=len(first.replicas),
-        in_sync=len(first.isr),
-        config=known.config,
-        sealed=known.sealed,
-        operations=_operations(described.authorized_operations),
-    )
+def _snapshots(settings: ConnectionSettings, streams: Sequence[StreamFacts]) -> Iterator[SnapshotFacts]:
+    """The snapshots of all buffers that are there, as far as they may be read."""
+    by_scope: dict[str, list[StreamConfig]] = {}
+    for stream in streams:
+        if stream.config.state is StreamState.ACTIVE:
+            by_scope.setdefault(stream.config.name.scope, []).append(stream.config)
+    for scope, configs in by_scope.items():
+        try:
+            reader = SnapshotReader(settings, scope)
+            for config in configs:
+                try:
+                    found = list(reader.of(config))
+                except NotFoundError:
+                    continue  # its buffer or commit log is gone, which other checks tell
+                yield from (SnapshotFacts(item, reader.ended_since(item)) for item in found)
+        except NotAuthorizedError as fault:
+            logger.warning("the snapshots of scope %s can not be looked at: %s", scope, fault)
+
+
+def _outcome_faults(settings: ConnectionSettings, topic: str) -> list[str]:
+    """What is wrong with records of terminated transactions."""
+    faults: list[str] = []
+    try:
+        records = read_latest(settings.bootstrap_servers, settings.kafka, topic)
+    except NotAuthorizedError as fault:
+        logger.warning("outcomes that are remembered can not be looked at: %s", fault)
+        return faults
+    for key, item in records.items():
+        try:
+            decode_terminated(item.value)
+        except CorruptDataError as fault:
+            faults.append(f"client {key.decode(errors='replace')}: {fault}")
+    return faults
 
 
 def _stream(metadata: Metadata, config: StreamConfig) -> StreamFacts:
@@ -135,17 +175,20 @@ def _stream(metadata: Metadata, config: StreamConfig) -> StreamFacts:
     return StreamFacts(config, history, fault)
 
 
-def _group(metadata: Metadata, session: ZooKeeperSession, name: GroupName) -> GroupFacts:
+def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, topics: Collection[str]) -> GroupFacts:
     record = metadata.group(name)
     if record is None:
         raise InvalidRequestError(f"group {name} was removed while it was looked at; look again")
-    committing, scaling = session.get_many([paths.committing(name), paths.scaling(name)])
+    committing, scaling = metadata.session.get_many([paths.committing(name), paths.scaling(name)])
+    leader = metadata.leader(name)
     return GroupFacts(
         record,
-        metadata.leader(name),
+        leader,
         None if committing is None else Committing.from_json(committing.value).created_ms,
         None if scaling is None else Scaling.from_json(scaling.value).created_ms,
         metadata.transactions(name),
+        None if leader is None else metadata.coordinator(leader),
+        _outcome_faults(settings, name.terminated_topic) if name.terminated_topic in topics else (),
     )
 
 

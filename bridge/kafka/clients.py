@@ -7,10 +7,11 @@ Users may pass librdkafka settings through, but only those listed: some change w
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from bridge.errors import ConfigError
 from bridge.kafka.metadata import Isolation, parse_bootstrap
@@ -18,6 +19,9 @@ from bridge.kafka.security import SECURITY_KEYS, Security
 from bridge.kafka.translate import translate
 
 Config = dict[str, Any]
+
+_LEADERS_ASKED_MAX: Final = 8
+_LEADERS_TIMEOUT_S: Final = 1.0
 
 library_logger: Final = logging.getLogger("bridge.kafka.librdkafka")
 """Takes what librdkafka itself has to say."""
@@ -178,3 +182,18 @@ def open_consumer(config: Mapping[str, Any], doing: str, log: logging.Logger) ->
         return Consumer(dict(config), logger=log)
     except (KafkaException, ValueError, TypeError) as fault:
         raise translate(fault, doing) from fault
+
+
+def assign_more(consumer: Consumer, places: Sequence[TopicPartition]) -> None:
+    """``incremental_assign``, which by itself takes up to a second until the first record of a topic comes.
+
+    The library looks only once a second for leaders that it does not know, so it is asked for them beforehand. An
+    answer takes as long as the fetch that is under way, and there is one for each topic: with many topics the second
+    is shorter. Where no broker answers, the library goes on by itself as ever.
+    """
+    topics = {place.topic for place in places}
+    if len(topics) <= _LEADERS_ASKED_MAX:
+        with suppress(KafkaException):
+            for topic in sorted(topics):
+                consumer.list_topics(topic, timeout=_LEADERS_TIMEOUT_S)
+    consumer.incremental_assign(list(places))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Final
+from weakref import WeakSet
 
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bridge.kafka.clients import admin_config, library_logger
@@ -15,6 +17,11 @@ from bridge.kafka.translate import translate
 
 _TIMEOUT_S: Final = 30.0
 _NONE: Final = -1
+
+_ACQUAINTED_S: Final = 1.0
+
+_acquainted: Final[WeakSet[AdminClient]] = WeakSet()
+"""Clients that know a broker. One that is asked for offsets before that may answer only after one to three seconds."""
 
 
 class LogOffsets:
@@ -79,6 +86,10 @@ def list_offsets(
     request = {TopicPartition(*place): spec for place in places}
     if not request:
         return {}
+    if admin not in _acquainted:
+        with suppress(KafkaException):  # whatever it is, the request itself says it
+            admin.list_topics(next(iter(request)).topic, timeout=min(timeout_s, _ACQUAINTED_S))
+            _acquainted.add(admin)
     try:
         futures: Mapping[TopicPartition, Future[Any]] = admin.list_offsets(
             request, isolation_level=IsolationLevel[isolation.name], request_timeout=timeout_s

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, TopicCollection, TopicPartition
@@ -56,13 +56,20 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic as it is."""
+    """A topic as it is.
+
+    Attributes:
+        in_sync: The fewest replicas that are in sync of any partition.
+        operations: What the caller's principal may do with it, by Kafka's names; empty unless that was asked for.
+    """
 
     name: str
     topic_id: uuid.UUID
     partitions: int
     replication_factor: int
     config: Mapping[str, str]
+    in_sync: int = 0
+    operations: frozenset[str] = frozenset()
 
     @property
     def sealed(self) -> bool:
@@ -172,9 +179,9 @@ class TopicAdmin:
         """Ids of the topics that exist; a topic that was deleted and made anew has another id."""
         return {name: topic.topic_id for name, topic in self._describe_topics(names).items()}
 
-    def describe(self, names: Iterable[str]) -> dict[str, TopicDescription]:
+    def describe(self, names: Iterable[str], *, with_operations: bool = False) -> dict[str, TopicDescription]:
         """Describe the topics that exist, with all their settings, defaults included."""
-        topics = self._describe_topics(names)
+        topics = self._describe_topics(names, with_operations=with_operations)
         if not topics:
             return {}
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
@@ -192,11 +199,8 @@ class TopicAdmin:
                 )
             except _Ignored:
                 continue  # deleted between the two questions
-            topic = topics[resource.name]
             config = {name: str(entry.value) for name, entry in entries.items() if entry.value is not None}
-            described[resource.name] = TopicDescription(
-                topic.name, topic.topic_id, topic.partitions, topic.replication_factor, config
-            )
+            described[resource.name] = replace(topics[resource.name], config=config)
         return described
 
     def set_topic_config(self, names: str | Iterable[str], config: Mapping[str, str]) -> None:
@@ -290,12 +294,16 @@ class TopicAdmin:
         with Cluster(self._bootstrap_servers, security=self._security, client_id=self._client_id) as cluster:
             return Sealer(cluster, self.set_topic_config, timeout_s=timeout_s).seal(names)
 
-    def _describe_topics(self, names: Iterable[str]) -> dict[str, TopicDescription]:
+    def _describe_topics(self, names: Iterable[str], *, with_operations: bool = False) -> dict[str, TopicDescription]:
         wanted = sorted(set(names))
         if not wanted:
             return {}
         futures = self._call(
-            lambda: self._admin.describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s),
+            lambda: self._admin.describe_topics(
+                TopicCollection(wanted),
+                include_authorized_operations=with_operations,
+                request_timeout=self._timeout_s,
+            ),
             "describe topics",
         )
         described = {}
@@ -309,7 +317,15 @@ class TopicAdmin:
             high, low = topic.topic_id.get_most_significant_bits(), topic.topic_id.get_least_significant_bits()
             topic_id = uuid.UUID(int=(high % (1 << 64)) << 64 | low % (1 << 64))
             replicas = min((len(partition.replicas) for partition in topic.partitions), default=0)
-            described[name] = TopicDescription(name, topic_id, len(topic.partitions), replicas, {})
+            described[name] = TopicDescription(
+                name,
+                topic_id,
+                len(topic.partitions),
+                replicas,
+                {},
+                min((len(partition.isr) for partition in topic.partitions), default=0),
+                frozenset(operation.name for operation in topic.authorized_operations or ()),
+            )
         return described
 
     def _await_described(self, wanted: Mapping[str, TopicSpec]) -> dict[str, TopicDescription]:

@@ -31,6 +31,7 @@ from bridge.model.frames import (
     unpack_header,
 )
 from bridge.model.identifiers import OWNER_PART
+from bridge.model.ongoing import OngoingTransaction
 from bridge.model.transaction import Event, Move, State, step
 
 TOMBSTONES_MAX: Final = 100_000
@@ -57,6 +58,7 @@ class BufferFold:
     """The state that folding the buffers of one group gives.
 
     Attributes:
+        limits: bounds of what is held.
         open: transactions that are open, committing or aborting, by the 16 bytes of their id.
         decided: those of them whose end is decided, in the order of the decisions, until :meth:`settle` removes them.
         positions: per buffer partition the next offset to fold.
@@ -79,7 +81,7 @@ class BufferFold:
             check_batch: Says what is wrong with a record batch that should hold a number of records; None if nothing.
             terminated: Ids whose outcome stands in the commit log already; their frames are dropped.
         """
-        self._limits = limits
+        self.limits = limits
         self._check_batch = check_batch
         self._terminated = terminated
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
@@ -192,11 +194,19 @@ class BufferFold:
         item.frames = []  # whoever still holds the transaction shall not hold its bytes
         if len(self._deadlines) > 2 * len(self.open) + DEADLINES_MIN:
             # Most transactions end long before their lease; without this their deadlines would stay until then.
-            self._deadlines = [(other.deadline_ms, other.id) for other in self.open.values()]
-            heapq.heapify(self._deadlines)
+            self._sort_deadlines()
         # A BEGIN frame of it may still stand unread, in another stream's buffer or doubled by a writer that is not
         # idempotent: it must not open the transaction again, which would end it a second time.
         self._bury(transaction)
+
+    def restore(self, stream: str, partition: Partition, known: OngoingTransaction) -> None:
+        """Put back what a partition said of an open transaction; nothing of the partition has been folded yet."""
+        item = self.open.get(known.id)
+        if item is None:
+            item = self._open(BufferedTransaction(known.id, known.begin, known.begun_ms))
+            item.log_position = known.log_position
+            self.fences.raise_to(known.begin.client_name, known.begin.client_epoch)
+        known.restore(item, stream, partition)
 
     def caught_up(self) -> None:
         """Forget all but the latest terminated ids: what was written before the fold began has been folded."""
@@ -219,6 +229,22 @@ class BufferFold:
         self.dropped["late"] += 1
         self._bury(transaction)
 
+    def conclude(self, transaction: bytes) -> None:
+        """An outcome, which :attr:`late` and ``terminated`` are to know, has been read from the commit log.
+
+        For whoever follows a leader: the state becomes the one that folding gives if outcomes are known before.
+        """
+        item = self.open.get(transaction)
+        if item is not None:
+            if self.late is not None:
+                self.late[transaction] = LateBegin(tuple(item.begin.streams), dict(item.first_offsets))
+            self.discard(transaction)
+
+    def tidy(self) -> None:
+        """Forget the deadlines, and the youth, of transactions that are not open any more."""
+        self._sort_deadlines()
+        self._young = deque(self.open.values())
+
     def log_floor(self) -> dict[Partition, int]:
         """Per partition with open transactions: what became of those that began after them is said from here on."""
         floor: dict[Partition, int] = {}
@@ -234,6 +260,18 @@ class BufferFold:
             for partition, offset in item.first_offsets.items():
                 low[partition] = min(low[partition], offset)
         return low
+
+    def references(self) -> dict[str, int]:
+        """Per stream of an undecided transaction the lowest epoch to which one refers."""
+        lowest: dict[str, int] = {}
+        for item in self.open.values():
+            for stream, epoch in item.begin.streams.items():
+                lowest[stream] = min(lowest.get(stream, epoch), epoch)
+        return lowest
+
+    def _sort_deadlines(self) -> None:
+        self._deadlines = [(item.deadline_ms, item.id) for item in self.open.values()]
+        heapq.heapify(self._deadlines)
 
     def _bury(self, transaction: bytes) -> None:
         self._tombstones[transaction] = None
@@ -313,28 +351,33 @@ class BufferFold:
         if header.transaction in self._terminated or header.transaction in self._tombstones:
             self.dropped["late"] += 1
             if self.late is not None and header.transaction in self._terminated:
-                known = self.late.setdefault(header.transaction, LateBegin(decode_begin(value)))
+                known = self.late.setdefault(header.transaction, LateBegin(tuple(decode_begin(value).streams)))
                 known.first_offsets.setdefault(partition, offset)
             return
         begin = decode_begin(value)
         if stream not in begin.places or header.part != OWNER_PART:
             self.dropped["foreign"] += 1
             return
-        if begin.lease_ms > self._limits.lease_ms_max:
-            begin = replace(begin, lease_ms=self._limits.lease_ms_max)
-        item = BufferedTransaction(
-            header.transaction, begin, appended_ms, begun_in={stream}, log_position=self.log_position
+        if begin.lease_ms > self.limits.lease_ms_max:
+            begin = replace(begin, lease_ms=self.limits.lease_ms_max)
+        item = self._open(
+            BufferedTransaction(
+                header.transaction, begin, appended_ms, begun_in={stream}, log_position=self.log_position
+            )
         )
         item.first_offsets[partition] = offset
-        self.open[header.transaction] = item
-        heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
-        self._young.append(item)
-        if len(self.open) - len(self.decided) > self._limits.open_transactions_max:
-            self.refuse(item.id, f"more than {self._limits.open_transactions_max} transactions are open", appended_ms)
+        if len(self.open) - len(self.decided) > self.limits.open_transactions_max:
+            self.refuse(item.id, f"more than {self.limits.open_transactions_max} transactions are open", appended_ms)
         if self.fences.refuses(item.owners.session):
             self.refuse(item.id, FENCED, appended_ms)
         else:
             self.fences.raise_to(begin.client_name, begin.client_epoch)
+
+    def _open(self, item: BufferedTransaction) -> BufferedTransaction:
+        self.open[item.id] = item
+        heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
+        self._young.append(item)
+        return item
 
     def _data(
         self,
@@ -370,12 +413,12 @@ class BufferFold:
         size = len(value)
         transaction.last_count[piece] = header.first_count
         transaction.bytes += size
-        if transaction.bytes > self._limits.transaction_bytes_max:
-            self.refuse(transaction.id, f"it exceeds {self._limits.transaction_bytes_max} bytes", appended_ms)
+        if transaction.bytes > self.limits.transaction_bytes_max:
+            self.refuse(transaction.id, f"it exceeds {self.limits.transaction_bytes_max} bytes", appended_ms)
             return
         cached = (
-            self.cached_bytes + size <= self._limits.cache_bytes_max
-            and transaction.cached_bytes + size <= self._limits.cache_bytes_per_transaction_max
+            self.cached_bytes + size <= self.limits.cache_bytes_max
+            and transaction.cached_bytes + size <= self.limits.cache_bytes_per_transaction_max
         )
         if cached:
             self.cached_bytes += size
@@ -399,6 +442,7 @@ class BufferFold:
             return
         transaction.manifest = decode_manifest(value)
         transaction.state = state
+        transaction.ended_by = transaction.owners.session
         transaction.reason = resumed_reason(transaction.owners.part)
         transaction.decided_ms = appended_ms
         self.decided[transaction.id] = transaction
@@ -409,6 +453,8 @@ class BufferFold:
         elif stream != transaction.begin.home:
             self.dropped["foreign"] += 1
         else:
+            if transaction.state is State.OPEN:
+                transaction.ended_by = transaction.owners.session
             self._end(transaction, Event.ABORT, reason, appended_ms)
 
     def _end(self, transaction: BufferedTransaction, event: Event, reason: str, now_ms: int) -> None:

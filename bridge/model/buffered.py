@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bridge.model.conditions import RefusedCondition
-from bridge.model.fences import Owners
+from bridge.model.fences import NO_SESSION, Owners, Session
 from bridge.model.frames import (
     BeginFrame,
     Manifest,
@@ -36,9 +36,9 @@ class FrameRef:
 
 @dataclass(frozen=True, slots=True)
 class LateBegin:
-    """BEGIN frames of a transaction that had an outcome before they were folded: where each stands."""
+    """BEGIN frames of a transaction that has an outcome: its streams, and where each stands."""
 
-    begin: BeginFrame
+    streams: tuple[str, ...]
     first_offsets: dict[Partition, int] = field(default_factory=dict)
 
 
@@ -63,6 +63,8 @@ class BufferedTransaction:
     log_position: int = 0
     """The commit log holds no outcome of it, or of a transaction that began after it, before this offset."""
     owners: Owners = field(init=False)
+    ended_by: Session = NO_SESSION
+    """Whose session asked for its end; somebody else may have resumed it since."""
 
     def __post_init__(self) -> None:
         self.owners = Owners(self.begin)

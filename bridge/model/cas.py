@@ -121,12 +121,16 @@ Verdict = Accepted | Refused | Falling
 def place_of(expected: SN, course: Course) -> int | None:
     """Where an expected record stands, as a sequence id; None if the SN does not say.
 
+    In a segment that the history has dropped, it is where the SN's sequence id says; without one nobody can tell.
+
     Raises:
         InvalidRequestError: its segment is not one in which records of this key can stand.
     """
     if expected.dlsn is None:
         return expected.sequence_id
     base = course.base(expected.dlsn.segment)
+    if base is None and course.is_dropped(expected.dlsn.segment):
+        return expected.sequence_id
     if base is None:
         raise InvalidRequestError(
             f"SN {expected} names segment {expected.dlsn.segment}, in which no record of this key can stand: it is of "

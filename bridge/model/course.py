@@ -1,4 +1,4 @@
-"""The course of a key: the segments in which its records stand, one after the other, from epoch 0 to the active one.
+"""The course of a key: the segments in which its records stand, one after the other, up to the active one.
 
 Segments have several predecessors after a merge and several successors after a split, but a key is in one segment of
 each epoch, so that "the last record before" has one meaning for it.
@@ -29,7 +29,14 @@ class Stage:
 
 
 class Course:
-    """The segments of one position of the key space. Immutable; stages are worked out when they are asked for."""
+    """The segments of one position of the key space. Immutable; stages are worked out when they are asked for.
+
+    Attributes:
+        active: The active segment.
+        active_base: Where its sequence ids begin.
+        dropped_end: The sequence id after the last record that may have stood in epochs which the history has dropped;
+            0 if there was none.
+    """
 
     def __init__(self, history: EpochHistory, position: float, bases: dict[SegmentId, int] | None = None) -> None:
         """``bases`` are the history's :func:`~bridge.model.sn.sequence_bases`, if they are known already.
@@ -47,10 +54,11 @@ class Course:
                 f"segment {self.active} continues one whose end is not known yet; try again; nothing was written"
             )
         self.active_base = base
+        self.dropped_end = 0 if history.foundation is None else history.foundation.end_at(position)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """Newest first: the active segment, then what it continues."""
+        """Newest first: the active segment, then what it continues, as far as it is kept."""
         found: list[Stage] = []
         for record in reversed(self._history.records):
             segment = record.segment_at(self._position).id
@@ -64,3 +72,7 @@ class Course:
         if segment == self.active:
             return self.active_base
         return next((stage.base for stage in self.stages if stage.segment == segment), None)
+
+    def is_dropped(self, segment: SegmentId) -> bool:
+        """Whether a segment may have been one of this course, in an epoch that the history has dropped."""
+        return self._history.is_dropped(segment)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Self, assert_never
 
 from bridge.errors import InvalidRangesError, InvalidRequestError
+from bridge.model.foundation import Foundation
 from bridge.model.identifiers import Epoch, SegmentId, SegmentNumber
 from bridge.model.keyspace import KeyRange, check_partition
 
@@ -101,24 +102,34 @@ def duplicate(original: EpochRecord, epoch: int, cause: EpochCause, created_ms: 
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """All epochs of a stream, 0 first, without gaps.
+    """The epochs of a stream, without gaps, from 0 on, or from the first one that is kept.
 
     ``removed`` are the segments all of whose records have been truncated, and whose topics are deleted. They are
     sealed, and what they continue is removed as well; their ends stay known, because sequence ids are built on them.
+
+    Epochs of which nothing is left are dropped, the oldest first (:mod:`bridge.model.expiry`); ``foundation`` is what
+    is kept of them. A segment that lives on then begins with the first epoch that is kept, and continues nothing.
     """
 
     records: tuple[EpochRecord, ...]
     removed: frozenset[SegmentId] = frozenset()
+    foundation: Foundation | None = None
 
     def __post_init__(self) -> None:
         if not self.records:
-            raise InvalidRequestError("an epoch history holds at least epoch 0")
+            raise InvalidRequestError("an epoch history holds at least epoch 0, or the first one that is kept")
+        first = self.first
         for place, record in enumerate(self.records):
-            if record.epoch != place:
-                raise InvalidRequestError(f"epoch {record.epoch} stands at place {place} of its history")
+            if record.epoch != first + place:
+                raise InvalidRequestError(f"epoch {record.epoch} stands at place {place} of a history from {first} on")
             reference = record.reference_epoch
-            if not 0 <= reference <= record.epoch or self.records[reference].reference_epoch != reference:
+            is_root = reference < first or (
+                reference <= record.epoch and self.records[reference - first].reference_epoch == reference
+            )
+            if reference < 0 or not is_root:
                 raise InvalidRequestError(f"epoch {record.epoch} refers to {reference}, which is no root epoch")
+        if self.foundation is not None and len(self.foundation.bases) != len(self.records[0].segments):
+            raise InvalidRequestError(f"epoch {first} has another number of segments than what it stands on")
 
     @classmethod
     def create(cls, ranges: Sequence[KeyRange], created_ms: int) -> Self:
@@ -127,28 +138,64 @@ class EpochHistory:
         return cls((EpochRecord(Epoch(0), Epoch(0), segments, EpochCause.CREATE, created_ms),))
 
     @property
+    def first(self) -> int:
+        """The first epoch that is kept."""
+        return 0 if self.foundation is None else self.foundation.first
+
+    @property
+    def created_ms(self) -> int:
+        """When epoch 0 was planned, ms since 1970."""
+        return self.records[0].created_ms if self.foundation is None else self.foundation.created_ms
+
+    @property
     def active(self) -> EpochRecord:
         """The newest epoch."""
         return self.records[-1]
 
     @property
+    def next_epoch(self) -> int:
+        """The number of the epoch that comes after the active one; how many there have been."""
+        return self.active.epoch + 1
+
+    @property
     def reference(self) -> EpochRecord:
         """The root epoch of the active one; transactions are begun against it."""
-        return self.records[self.active.reference_epoch]
+        return self.record(self.active.reference_epoch)
 
     def record(self, epoch: int) -> EpochRecord:
         """The record of an epoch.
 
         Raises:
-            InvalidRequestError: the history does not reach it.
+            InvalidRequestError: the history does not reach it, or has dropped it.
         """
-        if not 0 <= epoch < len(self.records):
-            raise InvalidRequestError(f"epoch {epoch} is not in the history, which ends at {len(self.records) - 1}")
-        return self.records[epoch]
+        if not 0 <= epoch < self.next_epoch:
+            raise InvalidRequestError(f"epoch {epoch} is not in the history, which ends at {self.active.epoch}")
+        if epoch < self.first:
+            raise InvalidRequestError(
+                f"epoch {epoch} is not in the history any more, which begins at {self.first}: all its records were "
+                "truncated, and no open transaction referred to it"
+            )
+        return self.records[epoch - self.first]
 
     def with_records(self, *records: EpochRecord) -> EpochHistory:
         """This history with more epochs at its end."""
         return replace(self, records=(*self.records, *records))
+
+    def before(self, epoch: int) -> EpochHistory:
+        """This history as it was before ``epoch`` was added.
+
+        Raises:
+            InvalidRequestError: everything before it has been dropped.
+        """
+        return replace(self, records=self.records[: max(epoch - self.first, 0)])
+
+    def is_later(self, than: EpochHistory) -> bool:
+        """Whether it can have grown from another one: what both hold is the same, but for ends that became known."""
+        known = than.records[max(self.first - than.first, 0) :]
+        own = self.records[max(than.first - self.first, 0) :]
+        return (
+            self.created_ms == than.created_ms and self.next_epoch >= than.next_epoch and all(map(_is_same, known, own))
+        )
 
     def with_removed(self, segments: Iterable[SegmentId]) -> EpochHistory:
         """This history with more segments removed."""
@@ -156,8 +203,8 @@ class EpochHistory:
 
     def with_sealed_ends(self, epoch: int, ends: Mapping[SegmentId, int]) -> EpochHistory:
         """This history with the sealed ends of ``epoch`` filled in; filling in the same again changes nothing."""
-        record = replace(self.record(epoch), sealed_ends=dict(ends))
-        return replace(self, records=(*self.records[:epoch], record, *self.records[epoch + 1 :]))
+        record, place = replace(self.record(epoch), sealed_ends=dict(ends)), epoch - self.first
+        return replace(self, records=(*self.records[:place], record, *self.records[place + 1 :]))
 
     def plan_scale(self, seal: Iterable[int], ranges: Sequence[KeyRange], created_ms: int) -> EpochRecord:
         """The epoch that replaces the active segments numbered ``seal`` by new ones that hold ``ranges``.
@@ -180,7 +227,7 @@ class EpochHistory:
             )
         ordered = sorted(ranges)
         check_partition(ordered, [active[SegmentNumber(number)].range for number in sorted(numbers)])
-        epoch = len(self.records)
+        epoch = self.next_epoch
         first = 1 + max(item.id.number for record in self.records for item in record.segments)
         fresh = [Segment(SegmentId.of(first + place, epoch), item) for place, item in enumerate(ordered)]
         kept = [item for number, item in active.items() if number not in numbers]
@@ -202,7 +249,7 @@ class EpochHistory:
         original = self.record(transaction_epoch)
         if original.reference_epoch == self.active.reference_epoch:
             raise InvalidRequestError(f"transactions of epoch {transaction_epoch} merge into the active epoch directly")
-        epoch = len(self.records)
+        epoch = self.next_epoch
         return (
             duplicate(original, epoch, EpochCause.ROLLING_TRANSACTIONS, created_ms),
             duplicate(self.active, epoch + 1, EpochCause.ROLLING_ACTIVE, created_ms),
@@ -215,31 +262,43 @@ class EpochHistory:
             InvalidRequestError: the history never held the segment.
         """
         last = self._span(segment)[1]
-        if last == len(self.records) - 1:
+        if last == self.active.epoch:
             return ()
-        return self._overlapping(self.records[last], segment, self.records[last + 1])
+        return self._overlapping(self.record(last), segment, self.record(last + 1))
 
     def predecessors(self, segment: SegmentId) -> tuple[Segment, ...]:
-        """The segments that a segment continues, from the epoch before its first; empty in epoch 0.
+        """The segments that a segment continues, from the epoch before its first; empty in the first epoch.
 
         Raises:
             InvalidRequestError: the history never held the segment.
         """
         first = self._span(segment)[0]
-        if first == 0:
+        if first == self.first:
             return ()
-        return self._overlapping(self.records[first], segment, self.records[first - 1])
+        return self._overlapping(self.record(first), segment, self.record(first - 1))
 
     def sealed_end(self, segment: SegmentId) -> int | None:
         """The offset after the last record of a sealed segment; None while it is active or being sealed."""
         last = self._span(segment)[1]
-        if last == len(self.records) - 1:
+        if last == self.active.epoch:
             return None
-        ends = self.records[last + 1].sealed_ends
+        ends = self.record(last + 1).sealed_ends
         return None if ends is None else ends.get(segment)
 
+    def is_dropped(self, segment: SegmentId) -> bool:
+        """Whether a segment ended before the first epoch that is kept, as far as its number and its epoch tell."""
+        return (
+            segment.epoch < self.first
+            and segment not in self.records[0].segment_ids
+            and segment.number <= max(item.id.number for item in self.active.segments)  # the highest that there was
+        )
+
+    def is_removed(self, segment: SegmentId) -> bool:
+        """Whether all records of a segment were truncated and its topic is deleted, or about to be."""
+        return segment in self.removed or self.is_dropped(segment)
+
     def segments(self) -> dict[SegmentId, Segment]:
-        """Every segment that was ever active, in order of the epoch in which it began."""
+        """Every segment that was active in an epoch that is kept, in order of the epoch in which it began."""
         return {item.id: item for record in self.records for item in record.segments}
 
     def stored(self) -> list[SegmentId]:
@@ -247,30 +306,31 @@ class EpochHistory:
         return [item for item in self.segments() if item not in self.removed]
 
     def ended_with(self, epoch: int) -> tuple[Segment, ...]:
-        """The segments that were active in the epoch before ``epoch`` and are not in it."""
-        if epoch == 0:
+        """The segments that were active in the epoch before ``epoch`` and are not in it; none for the first epoch."""
+        if epoch == self.first:
             return ()
-        kept = self.records[epoch].segment_ids
-        return tuple(item for item in self.records[epoch - 1].segments if item.id not in kept)
+        kept = self.record(epoch).segment_ids
+        return tuple(item for item in self.record(epoch - 1).segments if item.id not in kept)
 
     def began_with(self, epoch: int) -> tuple[Segment, ...]:
-        """The segments of ``epoch`` that were not active in the epoch before."""
-        before = self.records[epoch - 1].segment_ids if epoch else frozenset()
-        return tuple(item for item in self.records[epoch].segments if item.id not in before)
+        """The segments of ``epoch`` that were not active in the epoch before; all for the first epoch."""
+        before = frozenset[SegmentId]() if epoch == self.first else self.record(epoch - 1).segment_ids
+        return tuple(item for item in self.record(epoch).segments if item.id not in before)
 
     def _span(self, segment: SegmentId) -> tuple[int, int]:
-        """The first and the last epoch in which a segment is active.
+        """The first and the last epoch, of those that are kept, in which a segment is active.
 
         A segment begins in the epoch that its id names and stays without interruption, see :func:`check_chain`.
         """
-        last = segment.epoch - 1
-        for record in self.records[segment.epoch :]:
+        first = max(segment.epoch, self.first)
+        last = first - 1
+        for record in self.records[first - self.first :]:
             if all(item.id != segment for item in record.segments):
                 break
             last = record.epoch
-        if last < segment.epoch:
+        if last < first:
             raise InvalidRequestError(f"segment {segment} is not in the history")
-        return segment.epoch, last
+        return first, last
 
     @staticmethod
     def _overlapping(home: EpochRecord, segment: SegmentId, other: EpochRecord) -> tuple[Segment, ...]:
@@ -278,42 +338,48 @@ class EpochHistory:
         return tuple(item for item in other.segments if item.range.overlaps(own))
 
 
-def check_chain(records: Sequence[EpochRecord]) -> list[str]:
+def check_chain(records: Sequence[EpochRecord], first: int = 0) -> list[str]:
     """What is wrong with a chain of epoch records, one sentence each; empty when it is sound (for diagnosis).
 
     Looked for is what no single record can break: numbering, reference epochs, segments that begin in another epoch
     than their id says or under another range than their number had, and sealed ends of other segments than ended.
+    Nothing is said of what epochs before ``first``, which have been dropped, would have to tell.
     """
     faults: list[str] = []
     ranges: dict[int, KeyRange] = {}
     for before, record in zip([None, *records], records, strict=False):
-        faults.extend(_reference_faults(before, record, records))
+        faults.extend(_reference_faults(before, record, records, first))
         old = before.segment_ids if before is not None else frozenset()
+        goes_on = before is None and first > 0
         for item in record.segments:
-            if item.id not in old and item.id.epoch != record.epoch:
+            if item.id not in old and item.id.epoch != record.epoch and not (goes_on and item.id.epoch < record.epoch):
                 faults.append(f"segment {item.id} begins in epoch {record.epoch}")
             if ranges.setdefault(item.id.number, item.range) != item.range:
                 known = ranges[item.id.number]
                 faults.append(f"segment {item.id} of epoch {record.epoch} holds {item.range}, its number held {known}")
         ended = old - record.segment_ids
-        if record.sealed_ends is not None and record.sealed_ends.keys() != ended:
+        if record.sealed_ends is not None and record.sealed_ends.keys() != ended and not goes_on:
             faults.append(
                 f"epoch {record.epoch} notes ends of {_names(record.sealed_ends)}, but {_names(ended)} ended with it"
             )
     return faults
 
 
-def _reference_faults(before: EpochRecord | None, record: EpochRecord, records: Sequence[EpochRecord]) -> Iterator[str]:
-    expected = 0 if before is None else before.epoch + 1
+def _reference_faults(
+    before: EpochRecord | None, record: EpochRecord, records: Sequence[EpochRecord], first: int
+) -> Iterator[str]:
+    expected = first if before is None else before.epoch + 1
     if record.epoch != expected:
         yield f"epoch {record.epoch} stands where epoch {expected} should"
     match record.cause:
         case EpochCause.CREATE | EpochCause.SCALE:
-            if (record.cause is EpochCause.CREATE) != (before is None):
+            if (record.cause is EpochCause.CREATE) != (before is None and first == 0):
                 yield f"epoch {record.epoch} has the cause {record.cause}"
             if record.reference_epoch != record.epoch:
                 yield f"epoch {record.epoch} was made by {record.cause} but refers to epoch {record.reference_epoch}"
         case EpochCause.ROLLING_TRANSACTIONS | EpochCause.ROLLING_ACTIVE:
+            if 0 <= record.reference_epoch < first:
+                return
             original = next((item for item in records if item.epoch == record.reference_epoch), None)
             if original is None or original.epoch >= record.epoch or original.reference_epoch != original.epoch:
                 yield f"epoch {record.epoch} refers to {record.reference_epoch}, which is no earlier root epoch"
@@ -323,6 +389,10 @@ def _reference_faults(before: EpochRecord | None, record: EpochRecord, records: 
                 yield f"epoch {record.epoch} is no duplicate of epoch {record.reference_epoch}, to which it refers"
         case _:
             assert_never(record.cause)
+
+
+def _is_same(one: EpochRecord, other: EpochRecord) -> bool:
+    return replace(one, sealed_ends=None) == replace(other, sealed_ends=None)
 
 
 def _names(segments: Iterable[SegmentId]) -> str:

@@ -18,7 +18,7 @@ Source: Kafka's producer epochs and ``InitProducerId``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,6 +28,7 @@ from bridge.model.identifiers import OWNER_PART
 _FIRST: Final = (int(OWNER_PART),)
 Session = tuple[str, int]
 """Name and epoch of a client's session; epoch 0 is none: a client without a name of its own, or an old version."""
+NO_SESSION: Final[Session] = ("", 0)
 
 
 @dataclass(slots=True)
@@ -51,6 +52,11 @@ class Fences:
         """A session is known; it fences those with lower epochs."""
         if epoch > self.epoch_of(client):
             self._epochs[client] = epoch
+
+    def learn(self, other: Fences) -> None:
+        """What somebody else knows of is known."""
+        for client, epoch in other._epochs.items():
+            self.raise_to(client, epoch)
 
     def forget(self, client: str) -> None:
         """No session of the client is on record any more."""
@@ -103,6 +109,17 @@ class Owners:
             if stream == self._home:
                 self.part = part
                 self.session = (begin.client_name, begin.client_epoch)
+
+    def of(self, stream: str) -> tuple[int, ...]:
+        """The part numbers of all who resumed it, in order, by a stream's buffer."""
+        return self._parts.get(stream, _FIRST)[1:]
+
+    def restore(self, stream: str, parts: Sequence[int], session: Session) -> None:
+        """Put back what :meth:`of` and ``session`` said of a stream's buffer."""
+        if parts:
+            self._parts[stream] = (*_FIRST, *parts)
+            if stream == self._home:
+                self.part, self.session = parts[-1], session
 
     def is_former(self, stream: str, part: int) -> bool:
         """Whether a part is that of a former owner. What other processes write as parts of it is not."""

@@ -14,7 +14,7 @@ from bridge.model.keyspace import KeyRange
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One segment from its first epoch to its last; ``last`` is the newest epoch while it is active."""
+    """One segment from its first epoch, of those that are kept, to its last, the newest one while it is active."""
 
     segment: Segment
     first: int
@@ -61,7 +61,7 @@ _last: tuple[EpochHistory | None, Lineage] = None, Lineage((), ())
 
 
 def _lineage(history: EpochHistory) -> Lineage:
-    newest = len(history.records) - 1
+    newest = history.active.epoch
     lives: dict[SegmentId, Life] = {}
     links: list[Link] = []
     for record in history.records:
@@ -73,8 +73,7 @@ def _lineage(history: EpochHistory) -> Lineage:
             )
         for item in history.began_with(record.epoch):
             lives[item.id] = Life(item, record.epoch, newest, record.cause, True, None)
-        if record.epoch:
-            links.extend(_links(history, record.epoch))
+        links.extend(_links(history, record.epoch))
     return Lineage(tuple(lives.values()), tuple(links))
 
 

@@ -35,6 +35,8 @@ TOPIC_NAME_MAX: Final = 249
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+_TERMINATED: Final = "__terminated_txn_state_"
+_SNAPSHOT: Final = ".__transaction_buffer_snapshot"
 _NUMBER = r"(0|[1-9][0-9]{0,9})"
 _SEGMENT_TOPIC = re.compile(rf"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.segment-{_NUMBER}\.epoch-{_NUMBER}")
 _QUALIFIED = re.compile(
@@ -119,7 +121,7 @@ class StreamName:
 
 def snapshot_topic(scope: str) -> str:
     """The Kafka topic of a scope's single snapshots. No stream's name begins with ``__``, so no client writes to it."""
-    return f"{scope}.__transaction_buffer_snapshot"
+    return f"{scope}{_SNAPSHOT}"
 
 
 def snapshot_segments_topic(scope: str) -> str:
@@ -130,6 +132,11 @@ def snapshot_segments_topic(scope: str) -> str:
 def snapshot_indexes_topic(scope: str) -> str:
     """The Kafka topic of a scope's snapshot indexes with the unsealed snapshots (PIP-196)."""
     return f"{snapshot_topic(scope)}_indexes"
+
+
+def is_compacted_topic(topic: str) -> bool:
+    """Whether a Kafka topic is one of those that hold a state by key: snapshots, and terminated transactions."""
+    return topic.startswith(_TERMINATED) or _SNAPSHOT in topic
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -162,7 +169,7 @@ class GroupName:
     @property
     def terminated_topic(self) -> str:
         """The Kafka topic of terminated transactions. Source: PIP-255, ``__terminated_txn_state_${TCid}``."""
-        return f"__terminated_txn_state_{self.scope}.{self.group}"
+        return f"{_TERMINATED}{self.scope}.{self.group}"
 
     def transactional_id(self, index: int) -> str:
         """The ``index``-th of the fixed Kafka transactional ids that the group's leader uses in turn."""

@@ -3,11 +3,11 @@
 ::
 
     /                                     cluster: which Kafka cluster the path belongs to
-    /coordinators/NAME                    ephemeral: a coordinator that is alive
+    /coordinators/NAME                    ephemeral, coordinator: one that is alive
     /counters/transaction                 next free transaction counter, decimal; clients reserve blocks of it
     /scopes/SCOPE/streams/STREAM          stream: its configuration
     /scopes/SCOPE/streams/STREAM/epochs/E epoch: one record for each epoch
-    /scopes/SCOPE/streams/STREAM/truncation  truncation: which of its segments were removed
+    /scopes/SCOPE/streams/STREAM/truncation  truncation: segments that were removed, epochs that were dropped
     /scopes/SCOPE/streams/STREAM/retention   retention: marks at which it may be truncated
     /groups/SCOPE.GROUP                   group
     /groups/SCOPE.GROUP/controller        controller epoch; every write of a leader checks its version
@@ -68,7 +68,7 @@ def epoch(name: StreamName, number: int) -> str:
 
 
 def truncation(name: StreamName) -> str:
-    """Which segments of a stream were removed."""
+    """Which segments of a stream were removed, and what is kept of epochs that were dropped."""
     return f"{stream(name)}/truncation"
 
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
-from bridge.errors import ConflictError, CorruptDataError, InvalidRequestError
-from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.errors import ConflictError, CorruptDataError, InvalidRequestError, TruncatedError
+from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.lineage import lineage
 
@@ -54,7 +53,7 @@ class ReadingPlan:
         """
         self.changes = 0
         self._goals = goals
-        self._epochs = len(history.records)
+        self._next_epoch = history.next_epoch
         self._position = {**(floor or {}), **(start or {})}
         self._done: set[SegmentId] = set()
         self._adopt(history)
@@ -79,10 +78,16 @@ class ReadingPlan:
 
         Raises:
             ConflictError: it is not the same stream any more.
+            TruncatedError: epochs were dropped whose records had not all been read, as far as is known here.
         """
-        known = self._history.records
-        if len(history.records) < len(known) or not all(map(_is_same, known, history.records)):
+        if not history.is_later(self._history):
             raise ConflictError("the stream was deleted and created again while it was being read; begin anew")
+        lost = sorted(item for item in self._sealed if item not in self._done and history.is_dropped(item))
+        if lost:
+            raise TruncatedError(
+                f"segment {lost[0]} was removed, and its epoch dropped, before it was known to have been read to its "
+                "end; begin at 'earliest', or at a later position"
+            )
         self._adopt(history)
 
     def readable(self) -> dict[SegmentId, int]:
@@ -96,7 +101,7 @@ class ReadingPlan:
         """
         front = {
             segment: self._position.get(segment, 0)
-            for segment in self._done
+            for segment in self._done & self._after.keys()
             if not any(after in self._ready or after in self._done for after in self._after[segment])
         }
         return front | self.readable()
@@ -151,7 +156,7 @@ class ReadingPlan:
 
     def _adopt(self, history: EpochHistory) -> None:
         if self._goals is not None:
-            history = replace(history, records=history.records[: self._epochs])
+            history = history.before(self._next_epoch)
         whole = lineage(history)
         self._history = history
         self._sealed = {life.segment.id: life.sealed_end for life in whole.lives}
@@ -185,7 +190,3 @@ class ReadingPlan:
         if self._goals is not None and segment in self._goals:
             return self._goals[segment]
         return self._sealed[segment]
-
-
-def _is_same(known: EpochRecord, found: EpochRecord) -> bool:
-    return replace(known, sealed_ends=None) == replace(found, sealed_ends=None)

@@ -9,7 +9,8 @@ from typing import Self
 
 import schemas
 from bridge.errors import InvalidRequestError
-from bridge.model.epochs import EpochCause, EpochRecord, Segment
+from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
+from bridge.model.foundation import Foundation
 from bridge.model.identifiers import Epoch, SegmentId, TransactionId
 from bridge.model.joint import JointWork, SharedSession
 from bridge.model.keyspace import KeyRange
@@ -178,25 +179,51 @@ def epoch_from_json(raw: bytes) -> EpochRecord:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """The segments of a stream that were removed; ``removing`` are those whose topics may still be there."""
+    """What a stream has lost: segments that were removed, and epochs that were dropped.
+
+    ``removing`` are the segments whose topics may still be there; ``foundation`` is what is kept of dropped epochs.
+    """
 
     removed: frozenset[SegmentId] = frozenset()
     removing: frozenset[SegmentId] = frozenset()
+    foundation: Foundation | None = None
 
     def to_json(self) -> bytes:
         """Plain JSON."""
         return schemas.codec("truncation").to_json(
-            {"removed": sorted(map(int, self.removed)), "removing": sorted(map(int, self.removing))}
+            {
+                "removed": sorted(map(int, self.removed)),
+                "removing": sorted(map(int, self.removing)),
+                "foundation": None if self.foundation is None else self.foundation.datum(),
+            }
         )
 
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
         with reading("truncation", raw) as datum:
+            foundation = datum["foundation"]
             return cls(
                 frozenset(map(SegmentId.from_int, datum["removed"])),
                 frozenset(map(SegmentId.from_int, datum["removing"])),
+                None if foundation is None else Foundation.of_datum(foundation),
             )
+
+    def keeps(self, epoch: int) -> bool:
+        """Whether an epoch has not been dropped."""
+        return self.foundation is None or epoch >= self.foundation.first
+
+    def history_of(self, records: Iterable[EpochRecord]) -> EpochHistory | None:
+        """The history of a stream's epoch records, read before this was; None if all of them have been dropped since.
+
+        Raises:
+            InvalidRequestError: they are no history.
+        """
+        kept = tuple(record for record in records if self.keeps(record.epoch))
+        if not kept:
+            return None
+        ended = frozenset(segment for record in kept[1:] for segment in record.sealed_ends or ())
+        return EpochHistory(kept, self.removed & ended, self.foundation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +281,29 @@ class ControllerEpoch:
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
         with reading("controller_epoch", raw) as datum:
+            return cls(**datum)
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """A coordinator that is alive, and those of its settings that others judge its work by."""
+
+    snapshot_transactions_max: int
+    snapshot_interval_ms: int
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return schemas.codec("coordinator").to_json(
+            {
+                "snapshot_transactions_max": self.snapshot_transactions_max,
+                "snapshot_interval_ms": self.snapshot_interval_ms,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with reading("coordinator", raw) as datum:
             return cls(**datum)
 
 

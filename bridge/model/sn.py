@@ -191,10 +191,13 @@ def sequence_bases(history: EpochHistory) -> dict[SegmentId, int]:
     """Where the sequence ids of each segment begin: the sequence id of a record is this base plus its offset.
 
     The base of a segment is the largest base plus sealed end of its predecessors, 0 without any, so that sequence ids
-    grow along every lineage. Segments that continue one whose end is not known yet are left out.
+    grow along every lineage. Segments that continue one whose end is not known yet are left out. Those of the first
+    epoch have the base that the history stands on, if it has dropped what they continue.
     """
-    bases: dict[SegmentId, int] = {}
-    for record in history.records:
+    segments = history.records[0].segments
+    known = (0,) * len(segments) if history.foundation is None else history.foundation.bases
+    bases = {item.id: base for item, base in zip(segments, known, strict=True)}
+    for record in history.records[1:]:
         for item in history.began_with(record.epoch):
             base: int | None = 0
             for before in history.predecessors(item.id):

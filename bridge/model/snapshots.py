@@ -28,6 +28,7 @@ COUNTER_SHOWN_MAX: Final = (1 << 63) - 1
 _LOW_BITS: Final = 64
 _LOW_MASK: Final = (1 << _LOW_BITS) - 1
 _LOW_HALF: Final = 1 << (_LOW_BITS - 1)
+Age = tuple[int, int]
 _NO_IDS: Final[Mapping[str, list[int]]] = {"epochs": [], "counters_high": [], "counters_low": []}
 """Takes a byte for each array."""
 
@@ -118,9 +119,9 @@ class Snapshot:
         return index_keys(self.partition)[self.generation % 2]
 
     @property
-    def age(self) -> tuple[int, int]:
+    def age(self) -> Age:
         """Sorts snapshots, the newest first."""
-        return -self.controller_epoch, -self.generation
+        return age_of(self.controller_epoch, self.generation)
 
     def encode(self, ids: bytes | None = None) -> bytes:
         """Its Kafka value; ``ids`` are the aborted transactions as :class:`EncodedIds` gives them, if that is known."""
@@ -147,6 +148,11 @@ class Snapshot:
         )
 
 
+def age_of(controller_epoch: int, generation: int) -> Age:
+    """Sorts what leaders wrote, the newest first. A later leader may have begun to count generations anew."""
+    return -controller_epoch, -generation
+
+
 def partition_name(partition: Partition) -> str:
     """``topicName`` of a key: topic and partition of a buffer."""
     return f"{partition[0]}-partition-{partition[1]}"
@@ -169,7 +175,7 @@ def decode_segment(value: bytes | None) -> SnapshotSegment:
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
     """
-    datum = _unpack("snapshot_segment", value)
+    datum = unseal("snapshot_segment", value)
     aborts = _ids_of_datum(datum)
     return SnapshotSegment((datum.pop("topic"), datum.pop("partition")), aborts=aborts, **datum)
 
@@ -180,7 +186,7 @@ def decode_snapshot(value: bytes | None) -> Snapshot:
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
     """
-    datum = _unpack("snapshot_indexes", value)
+    datum = unseal("snapshot_indexes", value)
     aborts = _ids_of_datum(datum)
     indexes = tuple(SegmentIndex(**item) for item in datum.pop("indexes"))
     if datum["max_read_position"] > datum["position"] or [item.sequence_id for item in indexes] != sorted(
@@ -311,11 +317,20 @@ def _ids_of_datum(datum: dict[str, Any]) -> tuple[bytes, ...]:
 
 def _pack(schema: str, datum: Mapping[str, Any], ids: bytes) -> bytes:
     """A record; the ids are its last three fields, which are empty in ``datum``."""
-    content = schemas.codec(schema).encode(dict(datum))[: -len(_NO_IDS)] + ids
+    return seal(schemas.codec(schema).encode(dict(datum))[: -len(_NO_IDS)] + ids)
+
+
+def seal(content: bytes) -> bytes:
+    """A record of a snapshot: Avro behind the version and the checksum."""
     return _FRONT.pack(VERSION, zlib.crc32(content)) + content
 
 
-def _unpack(schema: str, value: bytes | None) -> dict[str, Any]:
+def unseal(schema: str, value: bytes | None) -> dict[str, Any]:
+    """The fields of a record of a snapshot.
+
+    Raises:
+        CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
+    """
     if value is None or len(value) < _FRONT.size:
         raise CorruptDataError("there is no snapshot record where one should be")
     version, checksum = _FRONT.unpack_from(value)

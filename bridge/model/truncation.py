@@ -43,13 +43,14 @@ def floors_of(history: EpochHistory, cut: Mapping[SegmentId, int]) -> Floors:
         raise InvalidRequestError("a stream is truncated at an offset in one segment at least; nothing was deleted")
     known = history.segments()
     for segment, offset in cut.items():
-        if segment not in known:
+        if segment not in known and not history.is_dropped(segment):
             raise InvalidRequestError(f"there is no segment {segment} in the stream; nothing was deleted")
-        end = history.sealed_end(segment)
+        end = history.sealed_end(segment) if segment in known else None
         if not offset >= 0 or (end is not None and offset > end):
             raise InvalidRequestError(
                 f"offset {offset} of segment {segment} is beyond its end, which is at {end}; nothing was deleted"
             )
+    cut = {segment: offset for segment, offset in cut.items() if segment in known}  # of the others nothing is left
     before = ancestors(history, cut)
     if both := before & cut.keys():
         raise InvalidRequestError(

@@ -20,8 +20,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from bridge.client.introduction import own_name
-from bridge.client.joint import JointTicket, SharedClient
+from bridge.client.joint import JointTicket
 from bridge.client.results import PartHandle
+from bridge.client.shared import SharedClient
 from bridge.connection import Bridge
 from bridge.errors import GroupMismatchError, InvalidRequestError, RollbridgeError, RowRefused
 from bridge.spark import sink_crash
@@ -42,6 +43,8 @@ COMMIT_SECONDS: Final = "commit.timeout.seconds"
 
 RETAIN: Final = timedelta(days=30)
 """How long an outcome is remembered that the session's record does not tell: the driver died as it was decided."""
+_ABORT_TIMEOUT: Final = timedelta(seconds=30)
+"""How long a failure waits to be told; what could not be aborted by then is by the next run."""
 _LEASE_HOURS_DEFAULT: Final = 24
 _LEASE_HOURS_MAX: Final = 7 * 24
 _COMMIT_SECONDS_DEFAULT: Final = 600
@@ -225,7 +228,7 @@ def _abort(target: Target, messages: Sequence[PartitionWritten | None], reason: 
             continue
         try:
             if not target.client(message.work).abort(
-                message.ticket, reason, target.commit_timeout, last=message.work.once
+                message.ticket, reason, min(target.commit_timeout, _ABORT_TIMEOUT), last=message.work.once
             ):
                 logger.warning("%s is not aborted: it is committed, or may be", message.work)
         except RollbridgeError as fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 import pyarrow as pa
@@ -119,9 +120,8 @@ class _LaneRows:
 
     def _segments(self, keys: pa.BinaryArray) -> Numbers:
         """The place of each row's segment; rows without a key stay together, and go on to the next one each time."""
-        hashes = np.fromiter(
-            (0 if key is None else xxh64_intdigest(key, HASH_SEED) for key in keys.to_pylist()), np.uint64, len(keys)
-        )
+        present = keys.fill_null(b"") if keys.null_count else keys
+        hashes = np.fromiter(map(xxh64_intdigest, present.to_pylist(), repeat(HASH_SEED)), np.uint64, len(keys))
         places: Numbers = np.searchsorted(self._bounds, hashes, side="right")
         if keys.null_count:
             places[keys.is_null().to_numpy(zero_copy_only=False)] = self._sticky

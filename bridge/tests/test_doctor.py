@@ -15,6 +15,7 @@ from bridge.doctor.facts import (
     GroupFacts,
     OpenNative,
     Severity,
+    SnapshotFacts,
     StreamFacts,
     TopicFacts,
 )
@@ -22,8 +23,10 @@ from bridge.kafka.seal import SEALED
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import Epoch, TransactionId
 from bridge.model.keyspace import even_ranges
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import Group, StreamConfig, StreamState, TransactionRecord
+from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic
+from bridge.model.records import Coordinator, Group, StreamConfig, StreamState, TransactionRecord
+from bridge.model.snapshots import SegmentIndex, Snapshot
+from bridge.snapshots import BufferSnapshot, EndedSince
 
 GROUP, STREAM = GroupName("sales"), StreamName("sales", "orders")
 NOW_MS = 10_000_000
@@ -43,18 +46,43 @@ def topic(name: str, **changes: Any) -> TopicFacts:
     return replace(known, **changes)
 
 
-LOG, BUFFER = GROUP.commit_log_topic, STREAM.buffer_topic
+LOG, BUFFER, OUTCOMES = GROUP.commit_log_topic, STREAM.buffer_topic, GROUP.terminated_topic
+INDEXES = snapshot_indexes_topic(GROUP.scope)
+COMPACT = {"cleanup.policy": "compact", "min.insync.replicas": "2", "max.message.bytes": str(16 * 1024 * 1024)}
+CONFIG = StreamConfig(name=STREAM, group=GROUP, created_ms=0, buffer_topic_id=f"id of {BUFFER}")
+SNAPSHOT = Snapshot(
+    partition=(BUFFER, 0),
+    topic_id=CONFIG.buffer_topic_id,
+    generation=3,
+    controller_epoch=1,
+    taken_ms=NOW_MS - 100_000,
+    position=70,
+    max_read_position=60,
+    commit_log_position=5,
+    commit_log_end=9,
+    sequence_id=0,
+    indexes=(),
+    first_position=0,
+    aborts=(),
+)
+FOUND = BufferSnapshot(
+    stream=CONFIG, partition=(BUFFER, 0), format="segmented", snapshot=SNAPSHOT, index_bytes=99, buffer_end=80
+)
 GOOD = ClusterFacts(
     kafka_cluster_id="kafka-1",
     recorded_cluster_id="kafka-1",
     now_ms=NOW_MS,
     brokers=[BrokerFacts(number, 2, {"auto.create.topics.enable": "false"}) for number in range(3)],
     coordinators=["one", "two"],
-    groups=[GroupFacts(Group(GROUP, 0, f"id of {LOG}"), "one")],
-    streams=[
-        StreamFacts(StreamConfig(name=STREAM, group=GROUP, created_ms=0, buffer_topic_id=f"id of {BUFFER}"), SCALED)
+    groups=[
+        GroupFacts(Group(GROUP, 0, f"id of {LOG}", f"id of {OUTCOMES}"), "one", coordinator=Coordinator(500, 2_000))
     ],
-    topics={name: topic(name) for name in (*SEGMENTS, LOG, BUFFER)},
+    streams=[StreamFacts(CONFIG, SCALED)],
+    topics={
+        **{name: topic(name) for name in (*SEGMENTS, LOG, BUFFER)},
+        **{name: topic(name, config=COMPACT) for name in (OUTCOMES, INDEXES)},
+    },
+    snapshots=[SnapshotFacts(FOUND, EndedSince(4, NOW_MS - 50_000))],
     operations=CLUSTER_OPERATIONS,
 )
 
@@ -81,6 +109,10 @@ def with_stream(**changes: Any) -> ClusterFacts:
 
 def with_broker(**changes: Any) -> ClusterFacts:
     return replace(GOOD, brokers=[replace(GOOD.brokers[0], **changes), *GOOD.brokers[1:]])
+
+
+def with_snapshot(*, since: EndedSince = EndedSince(0, 0), **changes: Any) -> ClusterFacts:  # noqa: B008
+    return replace(GOOD, snapshots=[SnapshotFacts(replace(FOUND, **changes), since)])
 
 
 def native(age_s: float) -> ClusterFacts:
@@ -197,6 +229,76 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
         Severity.WARNING,
         "--delete",
     ),
+    "a buffer of nobody": (
+        lambda: with_topic("sales.gone.transaction-buffer"),
+        "orphan",
+        Severity.WARNING,
+        "--delete --topic sales.gone.transaction-buffer",
+    ),
+    "snapshots of nobody": (
+        lambda: with_topic(snapshot_indexes_topic("gone"), config=COMPACT),
+        "orphan",
+        Severity.WARNING,
+        "--delete --topic gone.__transaction_buffer_snapshot_indexes",
+    ),
+    "snapshots that Kafka deletes": (
+        lambda: with_topic(INDEXES, config={**COMPACT, "cleanup.policy": "compact,delete"}),
+        "compaction",
+        Severity.PROBLEM,
+        f"--entity-name {INDEXES} --add-config cleanup.policy=compact",
+    ),
+    "outcomes that do not fit": (
+        lambda: with_topic(OUTCOMES, config={**COMPACT, "max.message.bytes": "1048588"}),
+        "message-size",
+        Severity.WARNING,
+        "max.message.bytes=16777216",
+    ),
+    "a snapshot that lags": (
+        lambda: with_snapshot(since=EndedSince(4, NOW_MS - 70_000)),
+        "snapshot-lag",
+        Severity.WARNING,
+        "log of the leader of sales/default",
+    ),
+    "no snapshot at all": (
+        lambda: with_snapshot(since=EndedSince(1, NOW_MS - 70_000), snapshot=None),
+        "snapshot-lag",
+        Severity.WARNING,
+        "only it writes snapshots",
+    ),
+    "a damaged snapshot": (
+        lambda: with_snapshot(faults=("its checksum does not fit",)),
+        "snapshot-damaged",
+        Severity.WARNING,
+        "rollbridge snapshot rebuild sales/orders",
+    ),
+    "segments that are gone": (
+        lambda: with_snapshot(
+            snapshot=replace(SNAPSHOT, indexes=(SegmentIndex(0, 1, 0, 9, 2, 1, 2),), sequence_id=1),
+            segments_exist=False,
+        ),
+        "snapshot-segments",
+        Severity.PROBLEM,
+        "rollbridge snapshot rebuild sales/orders",
+    ),
+    "a transaction that is open for long": (
+        lambda: with_snapshot(buffer_end=600_000),
+        "long-replay",
+        Severity.WARNING,
+        "rollbridge txn list --group sales/default",
+    ),
+    "outcomes that are gone": (lambda: without(OUTCOMES), "outcomes-gone", Severity.PROBLEM, "OutcomeExpired"),
+    "outcomes of another topic": (
+        lambda: with_topic(OUTCOMES, config=COMPACT, topic_id="another"),
+        "outcomes-gone",
+        Severity.PROBLEM,
+        f"commit log {LOG}",
+    ),
+    "outcomes that can not be read": (
+        lambda: with_group(outcome_faults=["client c: not a record"]),
+        "outcomes-damaged",
+        Severity.WARNING,
+        "OutcomeExpired",
+    ),
     "no right to create": (
         lambda: replace(GOOD, operations=frozenset({"DESCRIBE"})),
         "permission",
@@ -234,6 +336,18 @@ def test_what_is_under_way_is_not_taken_for_broken() -> None:
     assert find(busy) == []
     assert find(native(5)) == []
     assert find(overdue(NOW_MS - 500)) == []
+    assert find(with_snapshot(since=EndedSince(4, NOW_MS - 61_000))) == [], "an interval of 2 s has just run out"
+
+
+def test_the_settings_of_the_leader_say_what_is_late() -> None:
+    late = with_snapshot(since=EndedSince(4, NOW_MS - 64_000))
+    [finding] = find(late)
+    assert "after 500 of them" in finding.what
+    assert "2000 ms" in finding.what
+    slow = replace(GOOD.groups[0], coordinator=Coordinator(1_000_000, 600_000))
+    assert find(replace(late, groups=[slow])) == []
+    old = replace(GOOD.groups[0], coordinator=None)
+    assert find(replace(late, groups=[old])) == [], "of an older coordinator the defaults are taken"
 
 
 def test_the_worst_comes_first() -> None:

@@ -15,6 +15,7 @@ from bridge.model.epochs import EpochHistory
 from bridge.model.records import (
     Cluster,
     ControllerEpoch,
+    Coordinator,
     Group,
     StreamConfig,
     StreamState,
@@ -44,6 +45,7 @@ stream_configs = stream_names.flatmap(
     )
 )
 controller_epochs = st.builds(ControllerEpoch, int32, text, times_ms)
+coordinators = st.builds(Coordinator, times_ms, times_ms)
 groups = st.builds(Group, group_names, times_ms, text)
 transactions = st.builds(
     TransactionRecord,
@@ -98,6 +100,7 @@ KINDS: dict[str, tuple[st.SearchStrategy[Any], Read]] = {
     "cluster": (clusters, Cluster.from_json),
     "stream": (stream_configs, StreamConfig.from_json),
     "controller_epoch": (controller_epochs, ControllerEpoch.from_json),
+    "coordinator": (coordinators, Coordinator.from_json),
     "group": (groups, Group.from_json),
     "transaction": (transactions, TransactionRecord.from_json),
     "committing": (committings, Committing.from_json),

@@ -14,12 +14,13 @@ from typing import Final
 from bridge.errors import CoordinatorUnavailable, CorruptDataError, InvalidRequestError, WrongClusterError
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import PART_MAX, SegmentId, TransactionId
+from bridge.model.identifiers import PART_MAX, TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import CreateNode
 from bridge.model.records import (
     LAYOUT_FORMAT,
     Cluster,
+    Coordinator,
     Group,
     StreamConfig,
     StreamState,
@@ -51,23 +52,38 @@ class Metadata:
     def history(
         self, name: StreamName, watch: Watch | None = None, known: EpochHistory | None = None
     ) -> EpochHistory | None:
-        """All epochs of a stream; None if the stream does not exist. ``watch`` is called when an epoch is added.
+        """The epochs of a stream; None if the stream does not exist. ``watch`` is called when an epoch is added.
 
         Args:
             name: The stream.
             watch: Called once when the answer may have changed.
             known: An earlier answer; its epochs that can not change any more are not read again.
+
+        Raises:
+            CorruptDataError: the epochs do not belong together.
         """
-        numbers = self.session.children(paths.epochs(name), watch)
         final = itertools.takewhile(lambda record: record.sealed_ends is not None, known.records if known else ())
-        records = list(final)[: len(numbers)]
-        truncation, *nodes = self.session.get_many(
-            [paths.truncation(name), *(f"{paths.epochs(name)}/{number}" for number in numbers[len(records) :])]
-        )
-        if not numbers or None in nodes:
-            return None  # it is being deleted
-        removed = frozenset[SegmentId]() if truncation is None else Truncation.from_json(truncation.value).removed
-        return EpochHistory((*records, *(epoch_from_json(node.value) for node in nodes if node is not None)), removed)
+        settled = {int(record.epoch): record for record in final}
+        seen: list[str] = []
+        while True:
+            numbers = self.session.children(paths.epochs(name), watch)
+            missing = [number for number in numbers if int(number) not in settled]
+            # What is dropped while this is read is known from the last node.
+            *nodes, raw = self.session.get_many(
+                [*(f"{paths.epochs(name)}/{number}" for number in missing), paths.truncation(name)]
+            )
+            truncation = Truncation() if raw is None else Truncation.from_json(raw.value)
+            gone = [int(number) for number, node in zip(missing, nodes, strict=True) if node is None]
+            if not numbers or any(truncation.keeps(number) for number in gone):
+                return None  # it is being deleted
+            read = [epoch_from_json(node.value) for node in nodes if node is not None]
+            old = [record for epoch, record in settled.items() if int(numbers[0]) <= epoch <= int(numbers[-1])]
+            history = truncation.history_of([*old, *read])
+            if history is not None:
+                return history
+            if numbers == seen:
+                raise CorruptDataError(f"the epochs of stream {name} end before the first one that should be kept")
+            seen = numbers
 
     def scopes(self) -> list[str]:
         """The scopes in which a stream was ever created."""
@@ -110,6 +126,11 @@ class Metadata:
     def coordinators(self) -> list[str]:
         """Names of the coordinators that are alive."""
         return self.session.children(paths.COORDINATORS)
+
+    def coordinator(self, name: str) -> Coordinator | None:
+        """What a coordinator says of itself; None if it is not alive, or of a version that says nothing."""
+        node = self.session.get(paths.coordinator(name))
+        return Coordinator.from_json(node.value) if node is not None and node.value else None
 
     def leader(self, name: GroupName) -> str | None:
         """Name of the coordinator that leads a group; None if none does."""

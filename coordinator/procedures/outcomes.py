@@ -120,7 +120,7 @@ def forget_expired(group: GroupState, now_ms: int) -> Steps[None]:
     """Forget the outcomes that are due, now and then."""
     preserver = group.preserver
     interval_ms = group.settings.transaction_meta_expire_check_interval_in_second * 1000
-    if preserver is None or now_ms < group.expiry_checked_ms + interval_ms:
+    if preserver is None or not (preserver.is_crowded or now_ms >= group.expiry_checked_ms + interval_ms):
         return
     group.expiry_checked_ms = now_ms
     draft = preserver.expire(now_ms)
@@ -148,7 +148,9 @@ def open_preserver(
             yield from _note_topic(replace(known, terminated_topic_id=""))
         return None
     preserver = TransactionMetadataPreserver(
-        settings.transaction_meta_persist_count, settings.transaction_meta_persist_time_in_hour
+        settings.transaction_meta_persist_count,
+        settings.transaction_meta_persist_time_in_hour,
+        settings.transaction_meta_persist_total,
     )
     topic = name.terminated_topic
     identity = (yield from topic_ids([topic])).get(topic)

@@ -5,11 +5,12 @@ Source: PIP-196 (recovery; the format without segments is read where there is no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from bridge.model.aborted import AbortedTransactions
 from bridge.model.buffered import LateBegin, Partition
 from bridge.model.identifiers import TransactionId
+from bridge.model.ongoing import choose_ongoing, ongoing_keys
 from bridge.model.records import StreamState as Lifecycle
 from bridge.model.snapshots import Snapshot, choose, index_keys, partition_name, segment_key
 from coordinator.effects import LogSummary
@@ -17,7 +18,7 @@ from coordinator.group import GroupState
 from coordinator.metrics import Op
 from coordinator.procedures.aborted import drop_aborted, in_batches, load_segments
 from coordinator.procedures.snapshots import partitions_of
-from coordinator.snapshots import SINGLE_BYTES_MAX, PartitionSnapshots
+from coordinator.snapshots import SINGLE_BYTES_MAX, Needed, PartitionSnapshots
 from coordinator.steps import Steps, end_offsets, read_compacted, start_offsets, topic_ids
 
 
@@ -52,14 +53,39 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
             known.changes += 1
         if choice.snapshot is not None:
             yield from _adopt(group, partition, known, choice.snapshot, found)
-            group.fold.positions[partition] = max(choice.snapshot.max_read_position, starts[partition])
-            if ends[partition] > choice.snapshot.max_read_position:
-                log_starts.append(choice.snapshot.commit_log_position)
+            _choose_ongoing(group, partition, known, choice.snapshot, found[state.index_topic])
+            needed = known.spared or known.needed
+            group.fold.positions[partition] = max(needed.position, starts[partition])
+            if known.spared is not None or ends[partition] > needed.position:
+                log_starts.append(needed.log_position)
         else:
             group.fold.positions[partition] = starts[partition]
             if ends[partition] > starts[partition]:
                 log_starts.append(0)
     return min(log_starts)
+
+
+def restore_ongoing(
+    group: GroupState, terminated: Container[bytes], followed: Container[Partition] = frozenset()
+) -> None:
+    """Put back the open transactions that were written down and have no outcome, but for ``followed`` partitions.
+
+    Nothing of the others has been folded yet.
+    """
+    assert group.fold.late is not None
+    streams = group.partitions()
+    records = [item for item in group.snapshots.ongoing if item.partition not in followed]
+    for record in records:
+        partition = record.partition
+        for item in record.transactions:
+            if item.id in terminated:
+                late = group.fold.late.setdefault(item.id, LateBegin(tuple(item.begin.streams)))
+                late.first_offsets.setdefault(partition, item.first_position)
+            else:
+                group.fold.restore(streams[partition], partition, item)
+                group.begun.add(item.id)  # only those are written down that have a BEGIN record
+    group.snapshots.metrics.ongoing_ops[Op.READ] += len(records)
+    group.snapshots.ongoing.clear()
 
 
 def finish_restore(group: GroupState) -> Steps[None]:
@@ -78,7 +104,7 @@ def finish_restore(group: GroupState) -> Steps[None]:
 def _note_late(group: GroupState, transaction: bytes, begun: LateBegin, offset: int, *, is_aborted: bool) -> None:
     """An outcome from the commit log whose transaction was met again in the buffers."""
     identifier = TransactionId.from_bytes(transaction)
-    for partition in partitions_of(group, identifier, begun.begin.streams):
+    for partition in partitions_of(group, identifier, begun.streams):
         known = group.snapshots.partitions[partition]
         if offset >= known.log_end:
             known.changes += 1
@@ -98,10 +124,12 @@ def _adopt(
     state = group.snapshots
     known.aborted = AbortedTransactions.of(snapshot)
     known.generation = snapshot.generation
+    known.needed = Needed(snapshot.max_read_position, snapshot.commit_log_position)
     known.log_end = snapshot.commit_log_end
     known.is_restored = True
     other = state.single_topic if state.segmented else state.indexes_topic
-    remains = [(other, key) for key in index_keys(partition) if key in found[other]]
+    keys = (*index_keys(partition), *ongoing_keys(partition))
+    remains = [(other, key) for key in keys if key in found[other]]
     if not state.segmented and snapshot.indexes:
         aborted = AbortedTransactions()
         for indexes in in_batches(snapshot.indexes):
@@ -114,10 +142,34 @@ def _adopt(
         aborted.sequence_id = snapshot.sequence_id
         if aborted.encoded.size <= SINGLE_BYTES_MAX:
             known.aborted = aborted
-            keys = [segment_key(partition, index.sequence_id) for index in snapshot.indexes]
-            remains += [(state.segments_topic, key) for key in keys]
+            remains += [(state.segments_topic, segment_key(partition, index.sequence_id)) for index in snapshot.indexes]
         else:
             state.warn(f"the single snapshot of {partition_name(partition)} would be too large: its segments are kept")
     known.remains += tuple(remains)
     known.changes += len(remains)
     known.is_other_format = bool(remains)
+
+
+def _choose_ongoing(
+    group: GroupState,
+    partition: Partition,
+    known: PartitionSnapshots,
+    snapshot: Snapshot,
+    found: Mapping[bytes, bytes],
+) -> None:
+    """Read on from a record of ongoing transactions if that spares something."""
+    state = group.snapshots
+    keys = ongoing_keys(partition)
+    choice = choose_ongoing([found.get(key) for key in keys], snapshot)
+    for place, fault in choice.faults.items():
+        state.warn(
+            f"a record of the ongoing transactions of {partition_name(partition)} is not usable: {fault}; more of the "
+            "buffer is read instead"
+        )
+        known.remains += ((state.index_topic, keys[place]),)
+        known.changes += 1
+    if choice.record is not None:
+        log_position = min(choice.record.commit_log_position, snapshot.commit_log_end)
+        known.spared = Needed(choice.record.replay_position, log_position)
+        known.ongoing_place = 1 - choice.place
+        state.ongoing.append(choice.record)

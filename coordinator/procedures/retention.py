@@ -15,23 +15,33 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from bridge.errors import ConflictError, InvalidNameError, InvalidRequestError, UnavailableError
+from bridge.errors import ConflictError, CorruptDataError, InvalidNameError, InvalidRequestError, UnavailableError
 from bridge.model import paths
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import parse_segment_topic
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.model.records import FOREVER, Mark, Retention, Truncation, marks_from_json, marks_to_json
+from bridge.model.records import (
+    FOREVER,
+    Mark,
+    Retention,
+    StreamConfig,
+    Truncation,
+    epoch_from_json,
+    marks_from_json,
+    marks_to_json,
+)
 from bridge.model.records import StreamState as Lifecycle
 from bridge.model.requests import Answer, Request
 from bridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
-from coordinator.retention import is_mark_due, place_to_truncate
+from coordinator.retention import is_mark_due, marks_within, place_to_truncate
 from coordinator.steps import (
     Steps,
     delete_records,
     disk_bytes,
     group_commits,
+    read_children,
     read_node,
     read_nodes,
     stable_ends,
@@ -41,6 +51,9 @@ from coordinator.steps import (
 
 TOPICS_AT_ONCE: Final = 50
 """Topics of removed segments that are deleted before other work is looked at."""
+REMOVED_MAX: Final = 15_000
+"""Removed segments in the truncation node of a stream; with their topics and what is kept of dropped epochs that is
+below 1 MiB. Of the others the records are deleted; they are removed when the first have gone with their epochs."""
 
 
 def truncate_stream(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
@@ -98,17 +111,24 @@ def update_stream(group: GroupState, stream: StreamState, name: str, request: Re
         stream.config = config
 
 
-def load_retention(stream: StreamState) -> Steps[StreamState]:
-    """What a new leader has to know of the truncation of a stream."""
-    name = stream.config.name
+def load_stream(config: StreamConfig) -> Steps[StreamState]:
+    """A stream as a new leader has to know it.
+
+    Raises:
+        CorruptDataError: its epochs are not there.
+    """
+    name = config.name
+    numbers = yield from read_children(paths.epochs(name))
+    records = yield from read_nodes([f"{paths.epochs(name)}/{number}" for number in numbers])
     nodes = yield from read_nodes([paths.truncation(name), paths.retention(name)])
-    truncation, marks = nodes[paths.truncation(name)], nodes[paths.retention(name)]
-    if truncation is not None:
-        known = Truncation.from_json(truncation)
-        stream.history = stream.history.with_removed(known.removed)
-        stream.removing = known.removing
+    raw, marks = nodes[paths.truncation(name)], nodes[paths.retention(name)]
+    truncation = Truncation() if raw is None else Truncation.from_json(raw)
+    history = truncation.history_of(epoch_from_json(value) for value in records.values() if value is not None)
+    if history is None:
+        raise CorruptDataError(f"the epochs of stream {name} are not in ZooKeeper: restore it from a backup")
+    stream = StreamState(config, history, truncation.removing)
     if marks is not None:
-        stream.marks = marks_from_json(marks)
+        stream.marks = marks_within(history, marks_from_json(marks))
     return stream
 
 
@@ -160,7 +180,7 @@ def _retain(
         changed = changed or place > 0
         del stream.marks[:place]
     if changed:
-        yield from _save(stream, paths.retention(stream.config.name), marks_to_json(stream.marks))
+        yield from save(stream, paths.retention(stream.config.name), marks_to_json(stream.marks))
 
 
 def _read_by_groups(group: GroupState, stream: StreamState) -> Steps[dict[str, Floors | None]]:
@@ -197,7 +217,8 @@ def _check_read(stream: StreamState, floors: Floors, reader: str, spared: Floors
 
 def _delete_below(group: GroupState, stream: StreamState, floors: Floors) -> Steps[bool]:
     """Delete everything below consistent floors; False if Kafka did not delete all of it."""
-    doomed = removable(stream.history, floors)
+    room = max(REMOVED_MAX - len(stream.history.removed), 0)
+    doomed = removable(stream.history, floors)[:room]  # predecessors come first
     if doomed:
         stream.history = stream.history.with_removed(doomed)
         stream.removing |= frozenset(doomed)
@@ -236,12 +257,17 @@ def _delete_topics(group: GroupState, stream: StreamState, now_ms: int) -> Steps
 
 
 def _save_truncation(stream: StreamState) -> Steps[None]:
-    value = Truncation(stream.history.removed, stream.removing).to_json()
-    yield from _save(stream, paths.truncation(stream.config.name), value)
+    value = Truncation(stream.history.removed, stream.removing, stream.history.foundation).to_json()
+    yield from save(stream, paths.truncation(stream.config.name), value)
 
 
-def _save(stream: StreamState, path: str, value: bytes) -> Steps[None]:
+def save(stream: StreamState, path: str, value: bytes, *beside: NodeOperation) -> Steps[None]:
+    """Write a node that belongs to a stream, and what else goes with it, all or nothing.
+
+    Raises:
+        StaleStateError: somebody else has written it.
+    """
     known = yield from read_node(path)
     operation: NodeOperation = CreateNode(path, value) if known is None else SetNode(path, value)
-    if not (yield from write(CheckNode(paths.stream(stream.config.name)), operation)):
+    if not (yield from write(CheckNode(paths.stream(stream.config.name)), operation, *beside)):
         raise StaleStateError(f"{path} was written by someone else")

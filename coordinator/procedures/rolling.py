@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from bridge.model import paths
 from bridge.model.buffered import BufferedTransaction
-from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.epochs import EpochRecord
 from bridge.model.nodes import CreateNode, DeleteNode, SetNode
 from bridge.model.records import epoch_to_json
 from bridge.model.under_way import Committing, Roll
@@ -87,7 +87,7 @@ def finish_roll(
         if first_seal:
             yield from _publish_once(group, plans)
         rolled = {
-            roll.stream: Before(_before(stream.history, roll.duplicate_epoch), stream.history)
+            roll.stream: Before(stream.history.before(roll.duplicate_epoch), stream.history)
             for roll, stream, _, _ in plans
         }
         yield from append_round(group, transactions, topics, committing.created_ms, rolled)
@@ -111,13 +111,9 @@ def finish_roll(
     group.counts["rolling_commits"] += 1
 
 
-def _before(history: EpochHistory, epoch: int) -> EpochHistory:
-    return replace(history, records=history.records[:epoch])
-
-
 def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[None]:
     """Seal the active segments and publish both epochs of every stream in one multi, unless that has been done."""
-    if all(len(stream.history.records) > roll.duplicate_epoch for roll, stream, _, _ in plans):
+    if all(stream.history.active.epoch >= roll.duplicate_epoch for roll, stream, _, _ in plans):
         return
     topics = [
         stream.config.name.segment_topic(item.id)
@@ -144,6 +140,6 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[None]:
 def _epochs(group: GroupState, roll: Roll, created_ms: int) -> tuple[EpochRecord, EpochRecord]:
     """Both epochs of a roll: as published if they are, as planned if not."""
     history = group.streams[roll.stream].history
-    if len(history.records) > roll.new_active_epoch:
+    if history.active.epoch >= roll.new_active_epoch:
         return history.record(roll.duplicate_epoch), history.record(roll.new_active_epoch)
     return history.plan_rolling(roll.transaction_epoch, created_ms)

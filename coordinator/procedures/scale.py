@@ -46,7 +46,7 @@ def scale(group: GroupState, stream: StreamState, name: str, request: Request, n
 def finish_scale(group: GroupState, scaling: Scaling) -> Steps[None]:
     """Carry out the rest of a scale, whatever of it has been done."""
     stream = group.streams[str(scaling.stream)]
-    if len(stream.history.records) > scaling.epoch:
+    if stream.history.active.epoch >= scaling.epoch:
         raise StaleStateError(f"epoch {scaling.epoch} of {scaling.stream} exists, but its scale is not finished")
     record: EpochRecord = stream.history.plan_scale(scaling.seal, scaling.ranges, scaling.created_ms)
     history = stream.history.with_records(record)

@@ -14,11 +14,13 @@ from typing import Final
 
 from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.identifiers import TransactionId
+from bridge.model.ongoing import OngoingTransactions, is_ongoing, ongoing_keys
 from bridge.model.snapshots import Snapshot, segment_key
 from coordinator.effects import Messages
 from coordinator.group import GroupState
 from coordinator.metrics import Op
-from coordinator.snapshots import Marks, PartitionSnapshots, Plan
+from coordinator.ongoing import needed_with, plan_ongoing
+from coordinator.snapshots import Marks, Needed, Plan
 from coordinator.steps import (
     Steps,
     append_messages,
@@ -36,7 +38,7 @@ SNAPSHOTS_PER_ROUND: Final = 32
 
 def take_snapshots(group: GroupState, now_ms: int) -> Steps[None]:
     """Write the snapshots that are due, in one native transaction."""
-    due = group.snapshots.due(now_ms)[:SNAPSHOTS_PER_ROUND]
+    due = group.snapshots.due(now_ms, group.fold.positions, group.fold.log_position)[:SNAPSHOTS_PER_ROUND]
     if due:
         yield from write_snapshots(group, due, now_ms)
 
@@ -56,9 +58,15 @@ def write_snapshots(group: GroupState, partitions: Iterable[Partition], now_ms: 
             plans.append(plan)
     if not plans:
         return
-    written = yield from _append(group, plans)
+    ongoing = [plan_ongoing(group, plan) for plan in plans]
+    written = yield from _append(group, plans, [item for item in ongoing if item is not None])
     yield from commit_round()
-    for plan, snapshot in zip(plans, written, strict=True):
+    for plan, snapshot, record in zip(plans, written, ongoing, strict=True):
+        known = state.partitions[plan.partition]
+        known.spared = needed_with(known, plan)
+        if record is not None:
+            known.spared = Needed(record.replay_position, record.commit_log_position)
+            known.ongoing_place = 1 - known.ongoing_place
         state.taken(plan, snapshot)
     # What is folded from here on has its outcome later in the commit log than this.
     group.fold.log_position = log_end
@@ -86,12 +94,12 @@ def note_settled(group: GroupState, transaction: BufferedTransaction, *, is_abor
         for partition in partitions_of(group, transaction.transaction_id, transaction.begin.streams):
             position = group.fold.positions.get(partition, 0)
             first = transaction.first_offsets.get(partition, position)
-            known = state.partitions.get(partition) or _begin_partition(group, partition)
+            known = state.partitions[partition]
             known.aborted.add(transaction.id, first, position)
             known.changes += 1
     else:
         for partition in transaction.first_offsets:
-            known = state.partitions.get(partition) or _begin_partition(group, partition)
+            known = state.partitions[partition]
             known.changes += 1
 
 
@@ -100,21 +108,18 @@ def partitions_of(group: GroupState, transaction: TransactionId, streams: Iterab
     return [group.streams[name].partition_for(transaction) for name in streams if name in group.streams]
 
 
-def _begin_partition(group: GroupState, partition: Partition) -> PartitionSnapshots:
-    """A partition of a stream that was created in this term."""
-    configs = (item.config for item in group.streams.values())
-    topic_id = next(item.buffer_topic_id for item in configs if item.name.buffer_topic == partition[0])
-    return group.snapshots.of(partition, topic_id)
-
-
-def _append(group: GroupState, plans: list[Plan]) -> Steps[list[Snapshot]]:
+def _append(group: GroupState, plans: list[Plan], ongoing: list[OngoingTransactions]) -> Steps[list[Snapshot]]:
     """Append segments, indexes and tombstones; nothing is visible before the round is committed."""
     state = group.snapshots
     segments = [item for plan in plans for item in plan.segments]
     doomed = [
         (state.segments_topic, segment_key(plan.partition, item.sequence_id)) for plan in plans for item in plan.expired
     ]
-    doomed += [item for plan in plans for item in state.partitions[plan.partition].remains]
+    for plan in plans:
+        known = state.partitions[plan.partition]
+        doomed += known.remains
+        if known.spared is not None and needed_with(known, plan) is None:
+            doomed += [(state.index_topic, key) for key in ongoing_keys(plan.partition)]
     if doomed:
         yield from _append_tombstones(group, doomed)
     offsets: list[int] = []
@@ -128,9 +133,14 @@ def _append(group: GroupState, plans: list[Plan]) -> Steps[list[Snapshot]]:
         own, offsets = offsets[: len(plan.segments)], offsets[len(plan.segments) :]
         snapshots.append(plan.snapshot(own))
     records = [(item.key, item.encode(plan.ids)) for item, plan in zip(snapshots, plans, strict=True)]
-    yield from append_messages(Messages(state.index_topic, records))
+    beside = [
+        (ongoing_keys(item.partition)[state.partitions[item.partition].ongoing_place], item.encode())
+        for item in ongoing
+    ]
+    yield from append_messages(Messages(state.index_topic, records + beside))
     for _, value in records:
         state.metrics.note_entry(len(value))
+    state.metrics.ongoing_ops[Op.ADD] += len(beside)
     return snapshots
 
 
@@ -141,8 +151,10 @@ def _append_tombstones(group: GroupState, doomed: Iterable[tuple[str, bytes]]) -
         by_topic.setdefault(topic, []).append((key, None))
     for topic in sorted(by_topic, key=lambda name: name != state.segments_topic):  # segments first, then their index
         yield from append_messages(Messages(topic, by_topic[topic]))
-        operations = state.metrics.segment_ops if topic == state.segments_topic else state.metrics.index_ops
-        operations[Op.DEL] += len(by_topic[topic])
+        metrics = state.metrics
+        for key, _ in by_topic[topic]:
+            indexes = metrics.ongoing_ops if is_ongoing(key) else metrics.index_ops
+            (metrics.segment_ops if topic == state.segments_topic else indexes)[Op.DEL] += 1
 
 
 def _ensure_topics(group: GroupState) -> Steps[None]:

@@ -82,7 +82,7 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
         CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms, epoch=0).to_json()),
     )
     if created:
-        group.streams[str(stream)] = state.StreamState(config, history)
+        group.add_stream(state.StreamState(config, history))
 
 
 def delete_stream(group: state.GroupState, name: str, stream: state.StreamState, now_ms: int) -> Steps[None]:

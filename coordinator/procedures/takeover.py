@@ -16,18 +16,18 @@ from bridge.errors import CorruptDataError
 from bridge.model import paths
 from bridge.model.buffer import BufferFold
 from bridge.model.buffered import Partition
-from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import SetNode
-from bridge.model.records import Group, StreamConfig, epoch_from_json
+from bridge.model.records import Group, StreamConfig
 from bridge.model.records import StreamState as Lifecycle
 from bridge.model.under_way import Committing, Scaling
+from coordinator.effects import LogSummary
 from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, LeaderSettings, StreamState
+from coordinator.group import GroupState, LeaderSettings
 from coordinator.procedures.outcomes import open_preserver
-from coordinator.procedures.restore import finish_restore, restore_snapshots
-from coordinator.procedures.retention import load_retention
+from coordinator.procedures.restore import finish_restore, restore_ongoing, restore_snapshots
+from coordinator.procedures.retention import load_stream
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
 from coordinator.procedures.sessions import load_sessions
@@ -47,6 +47,7 @@ from coordinator.steps import (
     topic_ids,
     write,
 )
+from coordinator.tail import WarmTail
 from coordinator.topics import commit_log_topic_spec
 
 MakeFold = Callable[[Collection[bytes]], BufferFold]
@@ -60,8 +61,11 @@ def take_over(
     settings: LeaderSettings,
     *,
     replication_factor: int = -1,
+    tail: WarmTail | None = None,
 ) -> Steps[tuple[GroupState, dict[Partition, int]]]:
     """Become the leader: gives the group's state, and the buffer offsets to fold before :func:`finish_pending`.
+
+    What a standby has followed, the ``tail``, is gone on with if it fits; it must not be used elsewhere afterwards.
 
     Raises:
         CorruptDataError: an internal topic was deleted and made again behind our back.
@@ -81,7 +85,7 @@ def take_over(
     for stream in [item for item in group.streams.values() if item.config.state is Lifecycle.DELETING]:
         yield from finish_delete(group, stream)
     yield from _check_buffers(group)
-    yield from _read_logs(group, terminated, replication_factor)
+    yield from _read_logs(group, terminated, replication_factor, tail)
     if raw is not None:
         yield from finish_scale(group, Scaling.from_json(raw))
     ends = yield from end_offsets(sorted(group.partitions()))
@@ -110,19 +114,46 @@ def finish_pending(group: GroupState) -> Steps[None]:
     group.begun &= group.fold.open.keys()
 
 
-def _read_logs(group: GroupState, terminated: dict[bytes, int], replication_factor: int) -> Steps[None]:
-    """Load the snapshots of the buffers, and the part of the commit log that says more than they do.
+def _read_logs(
+    group: GroupState, terminated: dict[bytes, int], replication_factor: int, tail: WarmTail | None
+) -> Steps[None]:
+    """Load the snapshots of the buffers, and the part of the commit log that says more than they do, or than the tail.
 
     Its outcomes are put into ``terminated``, which is what the fold goes by.
     """
     group.snapshots.replication_factor = replication_factor
     start = yield from restore_snapshots(group)
-    summary = yield from read_commit_log(group.commit_log, max(start - group.settings.outcomes_again, 0))
-    terminated.update(summary.terminated)
+    summary = yield from _go_on(group, start, tail)
+    is_warm = summary is not None
+    if summary is None:
+        summary = yield from read_commit_log(group.commit_log, max(start - group.settings.outcomes_again, 0))
+        terminated.update(summary.terminated)
+        group.fold.late = {}
     group.fold.log_position = start
-    group.fold.late = {}
     group.begun = set(summary.begun)
+    restore_ongoing(group, summary.terminated, tail.partitions if tail is not None and is_warm else ())
     group.snapshots.summary = summary
+
+
+def _go_on(group: GroupState, start: int, tail: WarmTail | None) -> Steps[LogSummary | None]:
+    """Go on from a tail, if there is one that fits; gives what the commit log has said, to its end."""
+    if tail is None:
+        return None
+    topic_ids = {
+        partition: item.config.buffer_topic_id for item in group.streams.values() for partition in item.partitions()
+    }
+    if tail.fits(topic_ids, group.fold.positions, start):
+        tail.follow((yield from read_commit_log(group.commit_log, tail.log_end)))
+        if len(tail.fold.open) <= group.fold.limits.open_transactions_max and not tail.contradicts(group.fold.fences):
+            known = group.snapshots.partitions.values()
+            # From where the open ones that were written down began, which is before the start.
+            since = min([start, *(item.needed.log_position for item in known if item.spared is not None)])
+            summary = tail.hand_over(group.fold, since)
+            group.fold = tail.fold
+            group.counts["takeovers_warm"] += 1
+            return summary
+    group.counts["takeovers_tail_unfit"] += 1
+    return None
 
 
 def _check_commit_log(name: GroupName, replication_factor: int) -> Steps[None]:
@@ -171,10 +202,7 @@ def _load_streams(group: GroupState) -> Steps[None]:
         raw = values[paths.stream(name)]
         config = None if raw is None else StreamConfig.from_json(raw)
         if config is not None and config.group == group.name:
-            numbers = yield from read_children(paths.epochs(name))
-            records = yield from read_nodes([f"{paths.epochs(name)}/{number}" for number in numbers])
-            history = EpochHistory(tuple(epoch_from_json(value) for value in records.values() if value is not None))
-            group.streams[str(name)] = yield from load_retention(StreamState(config, history))
+            group.streams[str(name)] = yield from load_stream(config)
 
 
 def _load_records(group: GroupState) -> Steps[None]:

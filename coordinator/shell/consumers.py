@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.errors import CorruptDataError, KafkaUnavailable
+from bridge.kafka.clients import assign_more
 from bridge.model.buffered import FrameRef, Partition
 from bridge.model.control import ControlKind, decode_control, peek_kind
 from coordinator.effects import LogSummary
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 MESSAGES_AT_ONCE: Final = 2_000
 READ_AHEAD_KBYTES: Final = 16 * 1024
 TRANSACTION_ID_BYTES: Final = 16
+FETCH_WAIT_MS: Final = 50
 SEEK_GAP: Final = 2_000
 """Frames of others that are skipped by reading rather than by seeking."""
 _GONE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
@@ -35,7 +37,7 @@ def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more:
             "isolation.level": isolation,
             "check.crcs": True,
             "allow.auto.create.topics": False,
-            "fetch.wait.max.ms": 50,
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
             "fetch.error.backoff.ms": 5,
             "fetch.message.max.bytes": 4 * 1024 * 1024,
             "queued.max.messages.kbytes": READ_AHEAD_KBYTES,
@@ -51,8 +53,9 @@ def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more:
 class BufferTail:
     """Reads the buffers of a group from given offsets on, as they grow."""
 
-    def __init__(self, brokers: str, security: Mapping[str, str]) -> None:
-        self._consumer = _consumer(brokers, security, "read_uncommitted")
+    def __init__(self, brokers: str, security: Mapping[str, str], wait_ms: int = FETCH_WAIT_MS) -> None:
+        """``wait_ms`` is how long a broker holds back the answer that there is nothing new."""
+        self._consumer = _consumer(brokers, security, "read_uncommitted", **{"fetch.wait.max.ms": wait_ms})
         self._assigned: set[Partition] = set()
 
     def assign(self, wanted: Mapping[Partition, int]) -> None:
@@ -67,7 +70,7 @@ class BufferTail:
         fresh = sorted(wanted.keys() - self._assigned)
         if fresh:
             starts = [TopicPartition(*item, wanted[item]) for item in fresh]
-            self._consumer.incremental_assign(starts)
+            assign_more(self._consumer, starts)
         self._assigned = set(wanted)
 
     def poll(self, timeout_s: float) -> Iterator[Message]:
@@ -81,6 +84,46 @@ class BufferTail:
                 yield message
             elif (message.topic(), message.partition()) in self._assigned:
                 _report(error)
+
+    def ends(self) -> dict[Partition, int]:
+        """Where each buffer ended when it was read last, as far as that is known."""
+        found = {}
+        for item in self._assigned:
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(*item), cached=True)
+            if end >= 0:
+                found[item] = end
+        return found
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._consumer.close()
+
+
+class LogTail:
+    """Reads a commit log from an offset on, as it grows; committed records only."""
+
+    def __init__(self, brokers: str, security: Mapping[str, str], topic: str, start: int, wait_ms: int) -> None:
+        self._consumer = _consumer(brokers, security, "read_committed", **{"fetch.wait.max.ms": wait_ms})
+        self._consumer.assign([TopicPartition(topic, 0, start)])
+
+    def poll(self, timeout_s: float) -> LogSummary | None:
+        """What has arrived; waits for the first record at most ``timeout_s``.
+
+        Raises:
+            CorruptDataError: a message in it can not be a control record, or what comes next was deleted.
+            KafkaUnavailable: no broker answers.
+        """
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return None
+        messages = []
+        for message in (first, *self._consumer.consume(MESSAGES_AT_ONCE, 0)):
+            error = message.error()
+            if error is None:
+                messages.append(message)
+            else:
+                _report(error)
+        return _summary(messages, 0) if messages else None
 
     def close(self) -> None:
         """Stop reading."""
@@ -165,11 +208,16 @@ def read_commit_log(
         CorruptDataError: a message in it can not be a control record.
         KafkaUnavailable: no broker answered in time.
     """
+    return _summary(_read_committed(brokers, security, topic, start, timeout_s), start)
+
+
+def _summary(messages: Iterable[Message], start: int) -> LogSummary:
+    """What messages of a commit log say, the first of which stands at ``start`` or behind."""
     begun: set[bytes] = set()
     ended: dict[bytes, int] = {}
     aborted: set[bytes] = set()
     end = start
-    for message in _read_committed(brokers, security, topic, start, timeout_s):
+    for message in messages:
         offset = message.offset() or 0
         end = offset + 1
         transaction, kind = message.key() or b"", peek_kind(message.value())

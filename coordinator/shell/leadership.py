@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from bridge.errors import CorruptDataError, FencedError, RollbridgeError
@@ -32,8 +33,10 @@ from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.shell.clock import Clock
 from coordinator.shell.consumers import BufferTail
 from coordinator.shell.interpreter import Interpreter
-from coordinator.shell.metrics_file import MetricsFile
+from coordinator.shell.metrics_file import MetricsFile, leader_lines
 from coordinator.shell.pulse import Pulse
+from coordinator.shell.standby import Standby
+from coordinator.tail import WarmTail
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +103,7 @@ class Leadership(threading.Thread):
         self._metrics = MetricsFile(settings.metrics_dir, str(group))
         self._stopping = threading.Event()
         self._changed = threading.Event()
+        self._standby: Standby | None = None
 
     def run(self) -> None:
         """Wait for the lead and serve, again and again, until stopped."""
@@ -107,7 +111,7 @@ class Leadership(threading.Thread):
         while not self._stopping.is_set():
             try:
                 if self._win():
-                    self._serve()
+                    self._serve(self._end_standby())
                     pause = 0.1
             except (DeposedError, FencedError) as fault:
                 logger.warning("%s: no longer the leader: %s", self._group, fault)
@@ -120,6 +124,7 @@ class Leadership(threading.Thread):
                 self._yield_lead()
             self._stopping.wait(pause)
             pause = min(2 * pause, PAUSE_MAX_S)
+        self._end_standby()
 
     def stop(self) -> None:
         """Give up the lead after the work at hand, and end."""
@@ -142,6 +147,7 @@ class Leadership(threading.Thread):
             present = self._session.exists(paths.leader(self._group), self._changed.set)
             if present is not None:
                 vacant_since = None
+                self._begin_standby()
                 self._changed.wait()
                 continue
             vacant_since = vacant_since or time.monotonic()
@@ -168,7 +174,23 @@ class Leadership(threading.Thread):
         fresh = ControllerEpoch(epoch, self._settings.name, Clock().now_ms())
         return epoch, self._session.set(path, fresh.to_json(), node.version)
 
-    def _serve(self) -> None:
+    def _begin_standby(self) -> None:
+        if self._standby is None and self._settings.standby_transactions_max:
+            limits = replace(self._settings.limits, cache_bytes_max=self._settings.standby_cache_bytes_max)
+            self._standby = Standby(
+                self._settings,
+                self._group,
+                self._session,
+                lambda terminated: BufferFold(limits, check_batch, terminated),
+            )
+            self._standby.start()
+
+    def _end_standby(self) -> WarmTail | None:
+        """What was followed while somebody else led."""
+        standby, self._standby = self._standby, None
+        return None if standby is None else standby.take()
+
+    def _serve(self, warm: WarmTail | None) -> None:
         started = time.monotonic()
         epoch, version = self._raise_epoch()
         interpreter = Interpreter(self._settings, self._group, self._session, version)
@@ -181,17 +203,22 @@ class Leadership(threading.Thread):
                     lambda terminated: BufferFold(self._settings.limits, check_batch, terminated),
                     self._settings.leader,
                     replication_factor=self._settings.replication_factor,
+                    tail=warm,
                 )
             )
+            unread = sum(ends.values()) - sum(group.fold.positions.get(partition, 0) for partition in ends)
             self._fold_until(tail, group, ends)
             interpreter.run(finish_pending(group))
             logger.info(
-                "%s: leads since controller epoch %d, %d streams, %d open transactions, took over in %.2f s",
+                "%s: leads since controller epoch %d, %d streams, %d open transactions, took over in %.2f s, "
+                "read %d messages%s",
                 self._group,
                 epoch,
                 len(group.streams),
                 len(group.fold.open),
                 time.monotonic() - started,
+                unread,
+                " behind a warm tail" if group.counts["takeovers_warm"] else "",
             )
             with Pulse(self._settings) as pulse:
                 self._loop(interpreter, tail, group, pulse)
@@ -255,7 +282,7 @@ class Leadership(threading.Thread):
         for text in group.snapshots.warnings:
             logger.warning("%s: %s", self._group, text)
         group.snapshots.warnings.clear()
-        self._metrics.write(group)
+        self._metrics.write(lambda: leader_lines(group))
         for name in NOTABLE:
             if group.counts[name] != reported[name]:
                 logger.info(

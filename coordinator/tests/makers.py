@@ -30,7 +30,7 @@ class Bench:
         for name, segments in streams.items():
             config = StreamConfig(name=StreamName.parse(name), group=GROUP, created_ms=0, buffer_topic_id="x")
             history = EpochHistory.create(even_ranges(segments), 0)
-            self.group.streams[name] = StreamState(config, history)
+            self.group.add_stream(StreamState(config, history))
 
     def scale(self, name: str, seal: Sequence[int], ranges: Sequence[tuple[float, float]]) -> None:
         """Add the epoch that a scale makes."""
@@ -40,9 +40,13 @@ class Bench:
     def begin(self, *names: str, client: str = "c", lease_ms: int = 60_000) -> TransactionId:
         """Begin a transaction against the present reference epochs."""
         epochs = {name: int(self.group.streams[name].history.active.reference_epoch) for name in names}
-        identifier = TransactionId.of(epochs[names[0]], next(self._counters))
+        return self.begin_against(epochs, client, lease_ms)
+
+    def begin_against(self, epochs: Mapping[str, int], client: str = "c", lease_ms: int = 60_000) -> TransactionId:
+        """Begin a transaction against other reference epochs."""
+        identifier = TransactionId.of(next(iter(epochs.values())), next(self._counters))
         value = BeginFrame(client, 0, None, lease_ms, epochs).encode()
-        for name in names:
+        for name in epochs:
             self.feed(name, FrameHeader(FrameKind.BEGIN, identifier.bytes), value)
         return identifier
 

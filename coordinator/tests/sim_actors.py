@@ -26,14 +26,18 @@ from bridge.model.requests import Request, RequestKind
 from coordinator import effects as fx
 from coordinator.agenda import work
 from coordinator.group import GroupState, LeaderSettings
+from coordinator.metrics import Op
 from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.snapshots import SnapshotSettings
+from coordinator.tail import WarmTail
 from coordinator.tests.sim_conditions import expectation
+from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_snapshots import restored_faults
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
 
 LEASE_MS = 4_000
+NEWS_TAKE_MS = 1_500
 PROCEDURES = (
     "clear_snapshots",
     "take_snapshots",
@@ -47,6 +51,7 @@ PROCEDURES = (
     "truncate_buffers",
     "truncate_stream",
     "retain_streams",
+    "drop_epochs",
     "expire_bookkeeping",
 )
 REMEMBERED = 6
@@ -60,6 +65,7 @@ def settings_of(epoch: int) -> LeaderSettings:
         transaction_buffer_snapshot_max_transaction_count=4,
         transaction_buffer_snapshot_min_time_in_millis=500,
         transaction_buffer_snapshot_cache_bytes_max=500,
+        transaction_buffer_snapshot_replay_max=3,
     )
     return LeaderSettings(
         round_bytes_max=2_000,
@@ -72,6 +78,7 @@ def settings_of(epoch: int) -> LeaderSettings:
         retention_check_ms=100,
         bookkeeping_ms=500,
         answers_keep_ms=2_000,
+        epochs_keep_ms=3_000,
         transaction_meta_persist_count=REMEMBERED,
         snapshots=snapshots,
     )
@@ -102,6 +109,8 @@ class Client:
         self.streams = streams
         self.rng = rng
         self.views: dict[StreamName, EpochHistory] = {}
+        self.heard: dict[StreamName, tuple[int, int]] = {}
+        self.clock_ms = 0
         self.counts: dict[tuple[StreamName, str], int] = {}
         self.current: Attempt | None = None
         self.pending: tuple[StreamName, Record] | None = None
@@ -116,6 +125,7 @@ class Client:
 
     def step(self, clock_ms: int, log: str) -> None:
         """Do one thing."""
+        self.clock_ms = clock_ms
         if self.pending is not None:
             self._plain(*self.pending)
         elif self.current is None:
@@ -137,11 +147,19 @@ class Client:
             self._plain(stream, self._next(stream))
             return
         chosen = self.rng.sample(self.streams, self.rng.randint(1, len(self.streams)))
-        epochs = {str(item): int(history_of(self.world, item).active.reference_epoch) for item in chosen}
+        epochs = {str(item): self._reference(item) for item in chosen}
         self.serial += 1
         counter = self.serial << 8 | int(self.name[1:])
         begin = BeginFrame(self.name, self.epoch, None, LEASE_MS, epochs)
         self.current = self._begin(TransactionId.of(epochs[str(chosen[0])], counter), begin)
+
+    def _reference(self, stream: StreamName) -> int:
+        """The epoch against which this client begins; news of a later one take their time."""
+        heard_ms, epoch = self.heard.get(stream, (0, 0))
+        if self.clock_ms - heard_ms > NEWS_TAKE_MS or self.rng.random() < 0.7:
+            epoch = int(history_of(self.world, stream).active.reference_epoch)
+            self.heard[stream] = self.clock_ms, epoch
+        return epoch
 
     def _begin(self, identifier: TransactionId, begin: BeginFrame) -> Attempt:
         attempt = Attempt(identifier, begin)
@@ -182,7 +200,7 @@ class Client:
             name = self.rng.choice(list(begin.streams))
             stream = StreamName.parse(name)
             keys = [f"{self.name}-{number}" for number in range(4)]
-            history = history_of(self.world, stream)
+            history = whole_history_of(self.world, stream)
             found = expectation(self.world, begin.places[name], stream, history, keys, self.rng)
             if found is not None:
                 yield found
@@ -190,7 +208,7 @@ class Client:
     def _write(self, attempt: Attempt) -> None:
         """Send one frame of one to three records for one segment of the reference epoch."""
         stream = StreamName.parse(self.rng.choice(list(attempt.begin.streams)))
-        epoch = history_of(self.world, stream).record(attempt.begin.streams[str(stream)])
+        epoch = whole_history_of(self.world, stream).record(attempt.begin.streams[str(stream)])
         first = self._next(stream)
         number = epoch.segment_at(position_of_key(first.key.encode())).id.number
         rows = [first]
@@ -252,6 +270,22 @@ class HastyFold(BufferFold):
         return dict(self.positions)
 
 
+class CarelessFold(BufferFold):
+    """A defect: no transaction refers to any epoch."""
+
+    def references(self) -> dict[str, int]:
+        """Not what it promises."""
+        return {}
+
+
+def fold_of(world: World, terminated: Collection[bytes]) -> BufferFold:
+    """An empty fold, of a leader or a standby."""
+    limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
+    kind = HastyFold if "hasty-truncation" in world.faults else BufferFold
+    kind = CarelessFold if "careless-expiry" in world.faults else kind
+    return kind(limits, lambda *_: None, terminated)
+
+
 def commit_frame(attempt: Attempt) -> tuple[FrameHeader, bytes]:
     """The COMMIT frame of a transaction."""
     header = FrameHeader(FrameKind.COMMIT, attempt.id.bytes, attempt.part)
@@ -261,7 +295,7 @@ def commit_frame(attempt: Attempt) -> tuple[FrameHeader, bytes]:
 class Leader:
     """A leader that carries out one effect at each step, and can stop, or be left behind, before any of them."""
 
-    def __init__(self, world: World, name: GroupName, forgetful: bool = False) -> None:
+    def __init__(self, world: World, name: GroupName, forgetful: bool = False, tail: WarmTail | None = None) -> None:
         world.controller_epoch += 1
         self.world = world
         self.epoch = world.controller_epoch
@@ -274,13 +308,11 @@ class Leader:
         self.effect: fx.Effect | None = None
         self.forgetful = forgetful
         self.procedure: Generator[fx.Effect, Any, Any] | None = take_over(
-            name, self.epoch, self._fold, settings_of(self.epoch)
+            name, self.epoch, self._fold, settings_of(self.epoch), tail=tail
         )
 
     def _fold(self, terminated: Collection[bytes]) -> BufferFold:
-        limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
-        kind = HastyFold if "hasty-truncation" in self.world.faults else BufferFold
-        return kind(limits, lambda *_: None, frozenset() if self.forgetful else terminated)
+        return fold_of(self.world, frozenset() if self.forgetful else terminated)
 
     def step(self, clock_ms: int, rng: random.Random) -> None:
         """Carry out the next effect, or fold some messages."""
@@ -318,10 +350,12 @@ class Leader:
         if self.group is None:
             self.group, self.barrier = value
             self.fences = deepcopy(self.group.fold.fences)
+            self.world.takeovers.update(self.group.counts)
         elif not self.pending_done:
             self.pending_done = True
             if not self.forgetful:
                 self.world.broken.extend(restored_faults(self.world, self.group, self.fences))
+                self.world.spared += self.group.snapshots.metrics.ongoing_ops[Op.READ]
 
     def crash(self, share: float) -> None:
         """Die, perhaps in the middle of an effect."""

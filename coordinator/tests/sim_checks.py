@@ -11,6 +11,7 @@ from bridge.model.names import GroupName, StreamName
 from bridge.model.terminated import decode_terminated
 from coordinator.tests.sim_actors import REMEMBERED, Client
 from coordinator.tests.sim_conditions import condition_faults, refusal_faults
+from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_sessions import RestartingClient, answer_faults
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Record, World
@@ -24,8 +25,8 @@ def faults(world: World, group: GroupName, streams: list[StreamName], clients: l
     order = {transaction: place for place, transaction in enumerate(outcomes)}
     placed: Counter[tuple[str, str]] = Counter()
     for stream in streams:
-        history = history_of(world, stream)
-        found.extend(check_chain(history.records))
+        history, kept = whole_history_of(world, stream), history_of(world, stream)
+        found.extend([*check_chain(history.records), *check_chain(kept.records, kept.first)])
         by_key: dict[str, list[str]] = {}
         for segment in sorted(history.segments(), key=lambda item: item.epoch):
             rows = world.log(stream.segment_topic(segment)).visible()
@@ -143,7 +144,7 @@ def _check_clients(
             if committed:
                 for wanted in attempt.conditions:
                     name = StreamName.parse(list(attempt.begin.streams)[wanted.stream])
-                    found.extend(condition_faults(world, name, history_of(world, name), str(attempt.id), wanted))
+                    found.extend(condition_faults(world, name, whole_history_of(world, name), str(attempt.id), wanted))
                 for stream, record in attempt.records:
                     expected[str(stream), record.value] += 1
                 if outcome.records != len(attempt.records):

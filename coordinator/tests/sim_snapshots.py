@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from bridge.errors import CorruptDataError
@@ -9,11 +10,14 @@ from bridge.model.buffer import BufferFold, BufferLimits
 from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.fences import Fences
 from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from bridge.model.ongoing import OngoingTransactions, decode_ongoing
 from bridge.model.snapshots import Snapshot, decode_segment, decode_snapshot
+from bridge.model.transaction import State
 from coordinator.group import GroupState
 from coordinator.tests.sim_world import World
 
 SNAPSHOT_DEFECTS = ("hasty-snapshot", "short-log", "lost-aborts", "lost-segments")
+ONGOING_DEFECTS = ("hasty-ongoing", "short-ongoing", "lost-ongoing", "lost-frames")
 
 
 def topics(scope: str) -> list[str]:
@@ -23,8 +27,10 @@ def topics(scope: str) -> list[str]:
 
 def spoil(value: bytes | None, faults: frozenset[str]) -> bytes | None:
     """A snapshot as a leader with a defect writes it: each is well-formed and says something that is not so."""
-    if value is None or not faults.intersection(SNAPSHOT_DEFECTS):
+    if value is None or not faults.intersection((*SNAPSHOT_DEFECTS, *ONGOING_DEFECTS)):
         return value
+    with suppress(CorruptDataError):
+        return _spoil_ongoing(decode_ongoing(value), faults).encode()
     try:
         snapshot: Snapshot = decode_snapshot(value)
     except CorruptDataError:
@@ -38,6 +44,18 @@ def spoil(value: bytes | None, faults: frozenset[str]) -> bytes | None:
     if "lost-segments" in faults:
         snapshot = replace(snapshot, indexes=())
     return snapshot.encode()
+
+
+def _spoil_ongoing(record: OngoingTransactions, faults: frozenset[str]) -> OngoingTransactions:
+    if "hasty-ongoing" in faults:
+        record = replace(record, replay_position=record.position)
+    if "short-ongoing" in faults:
+        record = replace(record, commit_log_position=1 << 40)
+    if "lost-ongoing" in faults:
+        record = replace(record, transactions=record.transactions[1:])
+    if "lost-frames" in faults:
+        record = replace(record, transactions=tuple(replace(i, frames=i.frames[1:]) for i in record.transactions))
+    return record
 
 
 def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str]:
@@ -62,6 +80,8 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
             found.append(f"{transaction.hex()} is open: {actual is not None}, by a full replay: {expected is not None}")
         elif _places(actual) != _places(expected):
             found.append(f"{actual} has other frames than by a full replay")
+        elif _known(actual) != _known(expected):
+            found.append(f"{actual} is otherwise than by a full replay: {_known(actual)}, not {_known(expected)}")
     for partition in group.partitions():
         known, is_whole = aborted_of(world, group, partition)
         missing = is_whole and {item for item, begun in whole.late.items() if partition in begun.first_offsets} & (
@@ -77,6 +97,16 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
 def _places(transaction: BufferedTransaction) -> list[tuple[Partition, int]]:
     """Where its frames stand; the order depends on how the partitions were interleaved."""
     return sorted((item.partition, item.offset) for item in transaction.frames)
+
+
+def _known(transaction: BufferedTransaction) -> list[object]:
+    """What else is known of it; how much of what came after its end was decided depends on the order of partitions."""
+    item = transaction
+    if item.state is not State.OPEN:
+        return [item.begin, item.state]
+    streams = list(item.begin.streams)
+    owners = [item.owners.of(stream) for stream in streams], item.owners.part, item.owners.session
+    return [item.begin, item.state, item.begun_in, item.first_offsets, item.last_count, item.bytes, owners]
 
 
 def aborted_of(world: World, group: GroupState, partition: Partition) -> tuple[set[bytes], bool]:

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import lru_cache
 
 from bridge.model import paths
-from bridge.model.epochs import EpochHistory
+from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import unpack_header
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
 from bridge.model.records import Retention, Truncation, epoch_from_json
 from bridge.model.requests import Request, RequestKind
 from bridge.model.sharing import Reset, Standing, decide
+from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_world import World
 
 GROUP = "auditor"
+
+
+@lru_cache(maxsize=1 << 10)
+def _epoch(raw: bytes) -> EpochRecord:
+    """The record of an epoch, which never changes once it is written; checks ask for it again and again."""
+    return epoch_from_json(raw)
 
 
 def history_of(world: World, stream: StreamName) -> EpochHistory:
     """A stream's epochs as ZooKeeper has them."""
     names = world.children(paths.epochs(stream))
     raw = world.nodes.get(paths.truncation(stream))
-    removed = frozenset() if raw is None else Truncation.from_json(raw).removed
-    records = tuple(epoch_from_json(world.nodes[f"{paths.epochs(stream)}/{name}"]) for name in names)
-    return EpochHistory(records, removed)
+    truncation = Truncation() if raw is None else Truncation.from_json(raw)
+    history = truncation.history_of(_epoch(world.nodes[f"{paths.epochs(stream)}/{name}"]) for name in names)
+    assert history is not None, f"all epochs of {stream} are gone"
+    return history
 
 
 def retention_request(stream: StreamName, ms: int, size: int) -> Request:
@@ -36,7 +45,7 @@ def retention_request(stream: StreamName, ms: int, size: int) -> Request:
 
 def truncate_request(world: World, stream: StreamName, rng: random.Random, clock_ms: int) -> Request:
     """Truncate somewhere, perhaps where that is not possible."""
-    history = history_of(world, stream)
+    history = whole_history_of(world, stream)
     segment = rng.choice(list(history.segments()))
     end = len(world.log(stream.segment_topic(segment)).entries) + rng.choice((0, 0, 0, 1))
     cut = {segment: rng.randint(0, end)}
@@ -58,7 +67,7 @@ def audit(world: World, stream: StreamName, rng: random.Random) -> None:
 def check_deletion(world: World, topic: str, before: int) -> None:
     """Raise AssertionError if these records may not be deleted."""
     stream, segment = parse_segment_topic(topic)
-    history = history_of(world, stream)
+    history = whole_history_of(world, stream)
     for item in history.predecessors(segment):
         assert item.id in history.removed, f"{topic} is truncated although {item.id} before it is not gone"
     unmarked = replace(history, removed=frozenset())

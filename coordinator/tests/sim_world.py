@@ -8,6 +8,7 @@ topic takes nothing. A crash in the middle of an effect may leave any part of it
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,8 +19,10 @@ from bridge.model.buffered import FrameRef
 from bridge.model.cas import Scope
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.group_offsets import GroupOffsets
+from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.records import Truncation
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
 from coordinator import effects as fx
@@ -91,6 +94,35 @@ class Topic:
         ]
 
 
+class Nodes(dict[str, bytes]):
+    """ZooKeeper's nodes by path; knows which children each has. Changed item by item only, or by ``pop``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._children: dict[str, set[str]] = {}
+
+    def __setitem__(self, path: str, value: bytes) -> None:
+        if path not in self:
+            parent, _, name = path.rpartition("/")
+            self._children.setdefault(parent, set()).add(name)
+        super().__setitem__(path, value)
+
+    def __delitem__(self, path: str) -> None:
+        super().__delitem__(path)
+        parent, _, name = path.rpartition("/")
+        self._children[parent].discard(name)
+
+    def pop(self, path: str, *default: Any) -> Any:
+        value = self.get(path, *default)
+        if path in self:
+            del self[path]
+        return value
+
+    def children(self, path: str) -> list[str]:
+        """Names of the children of a node, in order."""
+        return sorted(self._children.get(path.rstrip("/"), ()))
+
+
 class World:
     """Kafka and ZooKeeper.
 
@@ -99,7 +131,9 @@ class World:
     does not keep writers out), ``blind-forecast`` (offsets are believed, not looked at), ``blind-look`` (conditions
     hold whatever stands there), ``unwatched`` (nobody looks at what others wrote between own records),
     ``greedy-truncation`` (more is truncated than was asked for), ``hasty-truncation`` (it is asked for what was read),
-    ``deaf-retention`` (what a group has read is not asked),
+    ``deaf-retention`` (what a group has read is not asked), ``greedy-expiry`` (more epochs are dropped than nobody
+    needs), ``careless-expiry`` (open transactions are not asked for), ``baseless-expiry`` (where sequence ids begin is
+    not kept), ``forgetful-expiry`` (nor where records were),
     ``untied-outcomes`` (what is remembered of outcomes is written outside of the round), ``first-guess`` (positions
     that were foretold wrongly are not put right), ``forgotten-sessions`` (a new leader does not know of the sessions of
     clients).
@@ -108,7 +142,7 @@ class World:
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
         self.faults = faults
         self.topics: dict[str, Topic] = {}
-        self.nodes: dict[str, bytes] = {}
+        self.nodes = Nodes()
         self.controller_epoch = 0
         self.identity = 0
         self.open: dict[int, Native] = {}
@@ -119,13 +153,25 @@ class World:
         self.group_offsets: list[GroupOffsets] = []
         self.commits: dict[str, dict[str, int]] = {}
         self.removed: dict[str, Topic] = {}
+        self.past: dict[str, bytes] = {}
+        """The latest value of every epoch record that there ever was."""
+        self.lost: dict[str, set[SegmentId]] = {}
+        """All that ever stood in each list of removed segments."""
         self.in_between: Callable[[str], None] = lambda _: None
         """Called with a topic between two frames that are appended to it."""
         self.deletes = True
         """Whether brokers let leaders delete records."""
         self.may_delete: Callable[[str, int], None] = lambda *_: None
         """Called with a topic and an offset before what is below it is deleted; raises if that must not be."""
+        self.may_drop: Callable[[str, bytes], None] = lambda *_: None
+        """Called with path and value of what a stream has lost before epochs of it are dropped; raises likewise."""
+        self.spoil_write: Callable[[Sequence[NodeOperation]], Sequence[NodeOperation]] = list
+        """Changes what is written."""
+        self.takeovers: Counter[str] = Counter()
+        """What leaders counted while they took over."""
         self.broken: list[str] = []
+        self.spared = 0
+        """Records of ongoing transactions that were used at takeovers."""
         self.spoil: Callable[[bytes | None], bytes | None] = lambda value: value
 
     # What clients do.
@@ -269,39 +315,66 @@ class World:
 
     def children(self, path: str) -> list[str]:
         """Names of the children of a node."""
-        prefix = path.rstrip("/") + "/"
-        return sorted({item[len(prefix) :].split("/")[0] for item in self.nodes if item.startswith(prefix)})
+        return self.nodes.children(path)
 
     def ensure(self, path: str) -> None:
         """Create a node and its parents."""
         parts = path.strip("/").split("/")
         for depth in range(len(parts)):
-            self.nodes.setdefault("/" + "/".join(parts[: depth + 1]), b"")
+            node = "/" + "/".join(parts[: depth + 1])
+            if node not in self.nodes:
+                self.nodes[node] = b""
 
     def write(self, operations: Sequence[NodeOperation], leader: int) -> bool:
         """A multi with a check of the controller epoch."""
         if leader != self.controller_epoch:
             raise Fenced
-        draft = dict(self.nodes)
+        operations = self.spoil_write(operations)
+        draft: dict[str, bytes | None] = {}
+
+        def value_of(path: str) -> bytes | None:
+            return draft[path] if path in draft else self.nodes.get(path)
+
+        def has_children(path: str) -> bool:
+            names = {*self.nodes.children(path), *(item.rpartition("/")[2] for item in draft)}
+            return any(value_of(f"{path}/{name}") is not None for name in names)
+
         for operation in operations:
             match operation:
                 case CreateNode(path, value):
-                    if path in draft or path.rsplit("/", 1)[0] not in draft:
+                    if value_of(path) is not None or value_of(path.rsplit("/", 1)[0]) is None:
                         return False
                     draft[path] = value
                 case SetNode(path, value, _):
-                    if path not in draft:
+                    if value_of(path) is None:
                         return False
                     draft[path] = value
                 case DeleteNode(path, _):
-                    if path not in draft or any(item.startswith(path + "/") for item in draft):
+                    if value_of(path) is None or has_children(path):
                         return False
-                    del draft[path]
+                    draft[path] = None
                 case CheckNode(path, _):
-                    if path not in draft:
+                    if value_of(path) is None:
                         return False
-        self.nodes = draft
+        self._remember(operations)
+        for path, new in draft.items():
+            if new is None:
+                self.nodes.pop(path, None)
+            else:
+                self.nodes[path] = new
         return True
+
+    def _remember(self, operations: Sequence[NodeOperation]) -> None:
+        drops = any(isinstance(item, DeleteNode) and "/epochs/" in item.path for item in operations)
+        for operation in operations:
+            if not isinstance(operation, CreateNode | SetNode):
+                continue
+            if "/epochs/" in operation.path:
+                self.past[operation.path] = operation.value
+            elif operation.path.endswith("/truncation"):
+                self.lost.setdefault(operation.path, set()).update(Truncation.from_json(operation.value).removed)
+                if drops:
+                    self.may_drop(operation.path, operation.value)
 
     def seal(self, names: Sequence[str]) -> Mapping[str, int]:
         """Seal topics; blocked while a native transaction is open on one of them."""
@@ -392,6 +465,9 @@ class World:
             if start > (0 if query.since is None else max(query.since + 1 - stage.base, 0)):
                 last = ANY
                 break
+        else:
+            if query.course.dropped_end > (0 if query.since is None else query.since + 1):
+                last = ANY
         foreign = [
             entry.item
             for before, after in pairwise(query.own)

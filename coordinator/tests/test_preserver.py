@@ -25,9 +25,9 @@ def ended(counter: int, *, at_ms: int = 0, retain_ms: int = RETAIN_DEFAULT, labe
 class Topic:
     """The compacted topic, and a preserver that writes to it."""
 
-    def __init__(self, count: int = 3, hours: int = 1) -> None:
-        self.limits = (count, hours)
-        self.preserver = TransactionMetadataPreserver(count, hours)
+    def __init__(self, count: int = 3, hours: int = 1, total: int = 1_000) -> None:
+        self.limits = (count, hours, total)
+        self.preserver = TransactionMetadataPreserver(count, hours, total)
         self.records: dict[bytes, bytes] = {}
         self.position = 0
 
@@ -136,6 +136,24 @@ def test_what_is_due_is_forgotten_and_names_of_which_nothing_is_left_get_a_tombs
     assert topic.preserver.expire(HOUR_MS) is None, "nothing is written again"
 
 
+def test_of_more_than_a_group_may_remember_the_oldest_go() -> None:
+    topic = Topic(count=100, total=20)
+    for number in range(20):
+        topic.round((f"client-{number % 7}", ended(number + 1, at_ms=number)))
+    assert topic.preserver.expire(20) is None
+    topic.round(("late", ended(21, at_ms=20)))
+    assert topic.preserver.is_crowded
+    draft = topic.preserver.expire(21)
+    assert draft is not None
+    assert sorted(item.transaction.counter for item in draft.removed) == [1, 2, 3]
+    topic.write(draft)
+    assert topic.preserver.expire(21) is None
+    for preserver in (topic.preserver, topic.restored()):
+        assert preserver.find(ended(3).transaction) is Absence.FORGOTTEN
+        assert preserver.find(ended(4).transaction) != Absence.FORGOTTEN
+        assert preserver.find(ended(22).transaction) is Absence.UNKNOWN
+
+
 def test_a_name_that_only_has_a_horizon_goes_with_the_next_check() -> None:
     topic = Topic()
     topic.round(("a", ended(7, retain_ms=0)))
@@ -149,7 +167,7 @@ def test_a_name_that_only_has_a_horizon_goes_with_the_next_check() -> None:
 def test_records_that_can_not_be_read_are_left_out_and_named() -> None:
     topic = Topic()
     topic.round(("a", ended(1)), ("b", ended(2)))
-    fresh = TransactionMetadataPreserver(3, 1)
+    fresh = TransactionMetadataPreserver(3, 1, 1_000)
     faults = fresh.restore({**topic.records, b"b": b"\xff\xff", b"\xff": b"\0\0\0"})
     assert [fault.split(":")[0] for fault in faults] == ["client b'b'", "client b'\\xff'"]
     assert list(fresh.contents()) == ["a"]

@@ -13,13 +13,15 @@ import pytest
 
 from bridge.model import paths
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
-from bridge.model.records import Group
+from bridge.model.records import Group, Truncation
 from bridge.model.requests import Request, RequestKind
 from coordinator.errors import StaleStateError
 from coordinator.tests import sim_snapshots as snapshots
-from coordinator.tests.sim_actors import Client, Leader, scale_request
+from coordinator.tests.sim_actors import Client, Leader, fold_of, scale_request
 from coordinator.tests.sim_checks import faults
+from coordinator.tests.sim_expiry import check_drop, spoiled, whole_history_of
 from coordinator.tests.sim_sessions import RestartingClient
+from coordinator.tests.sim_standby import STANDBY_DEFECTS, Standby
 from coordinator.tests.sim_truncation import (
     audit,
     check_buffer,
@@ -66,12 +68,16 @@ class Run:
                 kind=RequestKind.CREATE_STREAM, stream=str(stream), segments=2, created_ms=0, buffer_partitions=1
             )
             self.world.request(GROUP, body.to_json())
+        self.standby = Standby(self.world, GROUP, STREAMS, lambda terminated: fold_of(self.world, terminated))
+        self.standby_rng = random.Random(seed)
         self.leaders = [Leader(self.world, GROUP, self.forgetful)]
         self._until(lambda: len(self.world.children(paths.streams("sales"))) == len(STREAMS))
         self.clients = [Client(f"c{number}", self.world, STREAMS, self.rng) for number in range(3)]
         self.clients += [RestartingClient(f"c{number}", self.world, GROUP, STREAMS, self.rng) for number in (3, 4)]
         self.world.in_between = self._interrupt
         self.world.may_delete = self._check_deletion
+        self.world.may_drop = self._check_drop
+        self.world.spoil_write = lambda operations: spoiled(self.world, operations)
         self.world.request(GROUP, retention_request(STREAMS[0], -1, -1).to_json())
         self.world.request(GROUP, retention_request(STREAMS[1], 2_000, 3_000).to_json())
 
@@ -79,11 +85,13 @@ class Run:
         """Run with crashes, then let everything end; gives the broken promises."""
         for _ in range(STEPS):
             self.clock_ms += self.rng.randint(1, 20)
+            if self.standby_rng.random() < 0.2:
+                self.standby.step(self.clock_ms, self.standby_rng)
             chance = self.rng.random()
             if chance < 0.012:
                 self._crash()
             elif chance < 0.018:
-                self.leaders.append(Leader(self.world, GROUP, self.forgetful))  # the old one is left behind, not dead
+                self.leaders.append(self._next_leader())  # the old one is left behind, not dead
             elif chance < 0.030:
                 body = scale_request(self.world, self.rng.choice(STREAMS), self.rng, self.clock_ms)
                 if body is not None:
@@ -141,6 +149,12 @@ class Run:
         else:
             check_deletion(self.world, topic, before)
 
+    def _check_drop(self, path: str, value: bytes) -> None:
+        stream = next(item for item in STREAMS if paths.truncation(item) == path)
+        attempts = (attempt for client in self.clients for attempt in client.attempts)
+        refused = {attempt.id.bytes for attempt in attempts if attempt.ended == "fenced"}
+        check_drop(self.world, GROUP, stream, Truncation.from_json(value), refused)
+
     def _interrupt(self, topic: str) -> None:
         """Somebody writes plainly between two frames of a round."""
         stream, segment = parse_segment_topic(topic)
@@ -155,11 +169,16 @@ class Run:
         self.crash_points[leader.place()] += 1
         self._replace(leader)
 
+    def _next_leader(self) -> Leader:
+        """It has been a standby; most of them have a tail, which may be far behind."""
+        tail = self.standby.take() if self.standby_rng.random() < 0.8 else None
+        return Leader(self.world, GROUP, self.forgetful, tail)
+
     def _replace(self, leader: Leader) -> None:
         self.leaders.remove(leader)
         self.world.expire_native(leader.epoch)
         if not self.leaders or leader.epoch == self.world.controller_epoch:
-            self.leaders.append(Leader(self.world, GROUP, self.forgetful))
+            self.leaders.append(self._next_leader())
 
     def _lead(self) -> None:
         leader = self.rng.choice(self.leaders) if self.rng.random() < 0.3 else self.leaders[-1]
@@ -202,6 +221,7 @@ MUST_CRASH_AT = {
         "remove_records": ("Write",),
         "truncate_buffers": ("DeleteRecords",),
         "truncate_stream": ("StableEnds", "GroupCommits", "Write", "DeleteRecords"),
+        "drop_epochs": ("Write",),
         "expire_bookkeeping": ("Write",),
         "retain_streams": ("StableEnds", "DiskBytes", "GroupCommits", "Write", "DeleteRecords", "DeleteTopics"),
         "take_snapshots": ("CreateTopics", "EndOffsets", "AppendMessages", "CommitRound"),
@@ -217,17 +237,21 @@ def test_the_runs_cover_what_they_are_for() -> None:
     reasons: Counter[str] = Counter()
     conditional: Counter[str] = Counter()
     answered: Counter[str] = Counter()
+    takeovers: Counter[str] = Counter()
     resumed = 0
-    offsets = truncated = 0
+    offsets = truncated = dropped = spared = 0
     for seed in range(1_000, 1_100):
         run = Run(seed, fragility=0.03, unseen=MUST_CRASH_AT - points.keys())
         assert not run.go(), f"seed {seed}"
-        causes.update(record.cause.value for item in STREAMS for record in history_of(run.world, item).records)
+        causes.update(record.cause.value for item in STREAMS for record in whole_history_of(run.world, item).records)
+        dropped += sum(history_of(run.world, item).first for item in STREAMS)
         points.update(run.crash_points)
+        takeovers.update(run.world.takeovers)
         attempts = [attempt for client in run.clients for attempt in client.attempts]
         endings.update(attempt.ended for attempt in attempts)
         reasons.update(attempt.outcome.reason for attempt in attempts if attempt.outcome is not None)
         offsets += len(run.world.group_offsets)
+        spared += run.world.spared
         truncated += sum(run.world.topics[item.buffer_topic].start for item in STREAMS)
         resumed += sum(attempt.part > 0 for attempt in attempts)
         for client in run.clients:
@@ -237,11 +261,14 @@ def test_the_runs_cover_what_they_are_for() -> None:
         for attempt in attempts:
             if attempt.conditions and attempt.outcome is not None:
                 conditional["refused" if attempt.outcome.refused else attempt.outcome.kind.value] += 1
-    assert causes["rolling-transactions"] > 200
+    assert causes["rolling-transactions"] > 150
+    assert spared > 100
     assert causes["scale"] > 500
+    assert min(takeovers["takeovers_warm"], takeovers["takeovers_tail_unfit"]) > 250
     assert not MUST_CRASH_AT - points.keys(), points
     assert reasons["offsets refused"] > 10
     assert truncated > 1_000
+    assert dropped > 100, dropped
     assert offsets > 500
     assert min(conditional["refused"], conditional["COMMIT"]) > 150, conditional
     assert min(endings["commit"], endings["abort"], endings["silent"]) > 200
@@ -262,10 +289,16 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "greedy-truncation",
         "hasty-truncation",
         "deaf-retention",
+        "greedy-expiry",
+        "careless-expiry",
+        "baseless-expiry",
+        "forgetful-expiry",
         "untied-outcomes",
         "first-guess",
         "forgotten-sessions",
         *snapshots.SNAPSHOT_DEFECTS,
+        *snapshots.ONGOING_DEFECTS,
+        *STANDBY_DEFECTS,
     ],
 )
 def test_the_checks_catch_a_defect(defect: str) -> None:

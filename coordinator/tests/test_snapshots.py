@@ -23,7 +23,7 @@ from bridge.model.snapshots import decode_snapshot
 from coordinator.errors import StaleStateError
 from coordinator.metrics import Op, count_lines
 from coordinator.procedures import restore, upkeep
-from coordinator.shell.metrics_file import MetricsFile
+from coordinator.shell.metrics_file import MetricsFile, leader_lines
 from coordinator.tests.sim_actors import Leader
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
@@ -274,10 +274,9 @@ def test_a_snapshot_of_an_earlier_topic_of_the_same_name_is_not_used() -> None:
     bench = Bench.fresh()
     bench.do("aborted", 0, STREAMS[0])
     bench.rest()
-    bench.world.nodes = {
-        path: value.replace(bench.world.topics[STREAMS[0].buffer_topic].id.encode(), b"id-other")
-        for path, value in bench.world.nodes.items()
-    }
+    for path, value in bench.world.nodes.items():
+        earlier = bench.world.topics[STREAMS[0].buffer_topic].id.encode()
+        bench.world.nodes[path] = value.replace(earlier, b"id-other")
     bench.world.topics[STREAMS[0].buffer_topic].id = "id-other"
     bench.take_over()
     group = bench.leader.group
@@ -323,15 +322,16 @@ def test_the_metrics_are_those_of_the_proposal() -> None:
 
 def test_metrics_are_a_file_while_a_group_is_led(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench.fresh()
-    assert bench.leader.group is not None
+    group = bench.leader.group
+    assert group is not None
     file = MetricsFile(str(tmp_path), "sales/default")
-    file.write(bench.leader.group)
+    file.write(lambda: leader_lines(group))
     [written] = tmp_path.iterdir()
     assert written.name == "rollbridge-sales.default.prom"
     assert "rollbridge_txn_tb_snapshot_segment_total" in written.read_text()
     file.remove()
     assert not list(tmp_path.iterdir())
-    MetricsFile("", "sales/default").write(bench.leader.group)
+    MetricsFile("", "sales/default").write(lambda: leader_lines(group))
     missing = MetricsFile(str(tmp_path / "none"), "sales/default")
-    missing.write(bench.leader.group)
+    missing.write(lambda: leader_lines(group))
     assert "metrics are not written any more" in caplog.text

@@ -6,11 +6,11 @@ from statistics import median
 
 from bridge.model import paths
 from bridge.model.identifiers import TransactionId
-from bridge.model.records import Retention
+from bridge.model.records import Retention, Truncation
 from bridge.model.requests import Request, RequestKind
 from coordinator.tests.sim_actors import scale_request
 from coordinator.tests.sim_checks import faults
-from coordinator.tests.sim_truncation import audit
+from coordinator.tests.sim_truncation import audit, history_of
 from coordinator.tests.test_simulation import GROUP, STREAMS, Run
 
 HOUR_MS = 3_600_000
@@ -23,22 +23,20 @@ class Week(Run):
     """Every four hours some work; leaders crash, and clients die without taking their answers."""
 
     def live(self) -> dict[str, int]:
-        """How much there is in Kafka and ZooKeeper.
-
-        Left out is what has no end yet, see docs/operations.md: the commit log, and the epochs of each stream with the
-        list of its removed segments.
-        """
+        """How much there is in Kafka and ZooKeeper, without the commit log, see docs/operations.md."""
         topics = {name: log for name, log in self.world.topics.items() if name != GROUP.commit_log_topic}
         data = [log for name, log in topics.items() if ".segment-" in name or name.endswith(".transaction-buffer")]
         compacted = [name for name, log in topics.items() if log not in data]
-        kept = tuple(path for item in STREAMS for path in (paths.epochs(item), paths.truncation(item)))
-        nodes = {path: value for path, value in self.world.nodes.items() if not path.startswith(kept)}
+        nodes = self.world.nodes
+        lost = [Truncation.from_json(nodes[path]) for item in STREAMS if (path := paths.truncation(item)) in nodes]
         return {
             "records": sum(len(log.entries) - log.start for log in data),
             "keys": sum(len(self.world.latest(name)) for name in compacted),
             "topics": len(topics),
             "answers": len(self.world.children(paths.answers(GROUP))),
             "parts": len(self.world.children(f"{paths.group(GROUP)}/parts")),
+            "epochs": sum(len(self.world.children(paths.epochs(item))) for item in STREAMS),
+            "removed": sum(len(item.removed) for item in lost),
             "nodes": len(nodes),
             "bytes": sum(len(path) + len(value) for path, value in nodes.items()),
         }
@@ -89,6 +87,7 @@ def test_a_week_leaves_bounded_state() -> None:
         seen.append(run.live())
     assert faults(run.world, GROUP, STREAMS, run.clients) == []
     assert len(run.world.removed) > 20
+    assert min(history_of(run.world, item).first for item in STREAMS) > 5
     early, late = seen[SHIFTS_A_DAY : 3 * SHIFTS_A_DAY], seen[-2 * SHIFTS_A_DAY :]
     for what in seen[0]:
         before, last = median(item[what] for item in early), median(item[what] for item in late)

@@ -1,0 +1,104 @@
+"""How long a takeover takes when much has happened since the last snapshots: with a standby, and without one."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import bridge
+from benchmarks.harness import OURS, Better, Experiment, Measured, Row
+from benchmarks.recovery import logged_coordinator, took_s, wait_for, write_aborted
+from benchmarks.site import Site
+from bridge.model.names import StreamName
+
+COLD: Final = "cold"
+_ROOT: Final = "/standby"
+_PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
+_NEVER: Final = str(10**13)
+_RARE: Final = {
+    f"{_PREFIX}TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": _NEVER,
+    f"{_PREFIX}TRANSACTION_BUFFER_SNAPSHOT_MAX_TRANSACTION_COUNT": _NEVER,
+    f"{_PREFIX}TRUNCATE_BUFFERS_MS": _NEVER,
+}
+"""As if a transaction had been open since before all of it: no snapshot says anything, and nothing is truncated."""
+
+
+def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
+    """300,000 aborted transactions since the last snapshots (a tenth if ``quick``)."""
+    history = LongTail(site, 30_000 if quick else 300_000)
+    return Experiment(
+        name="standby",
+        rounds=rounds,
+        warm_ups=0,
+        sides={COLD: history.cold, OURS: history.warm},
+        rows=[
+            Row(
+                name="standby-takeover",
+                title=f"takeover with a long tail, {history.aborts:,} transactions since the last snapshots: warm "
+                "against cold",
+                metric="took_s",
+                unit="s",
+                better=Better.LESS,
+                peers=(COLD,),
+            )
+        ],
+    )
+
+
+class LongTail:
+    """A stream under a ZooKeeper path of its own, whose coordinators take no snapshots."""
+
+    def __init__(self, site: Site, aborts: int) -> None:
+        self.aborts = aborts
+        self._site = site
+        self._stream = StreamName(f"standby-{aborts}", "orders")
+        self._logs = Path(tempfile.mkdtemp(prefix="standby-", dir=site.cluster.home))
+        self._environment = {**_RARE, f"{_PREFIX}STANDBY_TRANSACTIONS_MAX": str(10 * aborts)}
+        self._is_made = False
+
+    def cold(self) -> Measured:
+        """Take over without having followed."""
+        self._make()
+        with logged_coordinator(self._site, _ROOT, self._logs, **self._environment) as (_, log):
+            return {"took_s": took_s(log)}
+
+    def warm(self) -> Measured:
+        """Kill a leader, and see the standby take over that has followed it."""
+        self._make()
+        metrics = Path(tempfile.mkdtemp(dir=self._logs))
+        environment = {**self._environment, f"{_PREFIX}METRICS_DIR": str(metrics)}
+        with logged_coordinator(self._site, _ROOT, self._logs, **self._environment) as (leader, log):
+            took_s(log)
+            with logged_coordinator(self._site, _ROOT, self._logs, **environment) as (_, own):
+                wait_for(lambda: self._has_followed(metrics), "standby that has read everything")
+                leader.kill()
+                seconds = took_s(own)
+                if "behind a warm tail" not in own.read_text():
+                    raise RuntimeError("the standby did not use what it had read")
+                return {"took_s": seconds}
+
+    def _has_followed(self, metrics: Path) -> bool:
+        lines = [line for file in metrics.glob("*.standby.prom") for line in file.read_text().splitlines()]
+        values = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines if not line.startswith("#")}
+        return values == {
+            "rollbridge_standby_lag_messages": "0",
+            "rollbridge_standby_transactions": str(self.aborts),
+        }
+
+    def _make(self) -> None:
+        if self._is_made:
+            return
+        cluster = self._site.cluster
+        with (
+            logged_coordinator(self._site, _ROOT, self._logs, **self._environment),
+            bridge.connect(
+                cluster.bootstrap_servers,
+                zookeeper=cluster.zookeeper,
+                zookeeper_root=_ROOT,
+                options=bridge.ClientOptions(admin_timeout_s=60),
+            ) as b,
+        ):
+            b.admin.create_stream(str(self._stream))
+        write_aborted(self._site.bootstrap_servers, self._stream, self.aborts)
+        self._is_made = True

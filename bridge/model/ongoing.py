@@ -1,0 +1,255 @@
+"""Records of ongoing transactions: what a buffer's frames up to a position say of those that are open.
+
+Without them a new leader would read a buffer from the first frame of its oldest open transaction on, and the commit
+log from as long ago; and a transaction may be open for days. They stand in the topic of indexes, under two keys that
+take turns.
+
+Source: PIP-196 (a snapshot ends at the max read position, which the oldest ongoing transaction holds back); PDP-24
+(transactions that live for days).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import schemas
+from bridge.errors import CorruptDataError, InvalidNameError
+from bridge.model.buffered import BufferedTransaction, FrameRef, Partition
+from bridge.model.frames import BeginFrame, PieceKey
+from bridge.model.names import StreamName
+from bridge.model.snapshots import Age, Snapshot, age_of, partition_name, seal, unseal
+
+FRAME_BYTES: Final = 16
+"""About what a frame takes in a record, at most."""
+TRANSACTION_BYTES: Final = 2_000
+"""The same for a transaction without its frames, unless it has very many streams."""
+_SUFFIX: Final = "-ongoing"
+_SCHEMA: Final = "ongoing_transactions"
+_LOW_MASK: Final = (1 << 64) - 1
+_LOW_HALF: Final = 1 << 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OngoingTransaction:
+    """What one partition knows of an open transaction; see ``schemas/ongoing_transactions.avsc``."""
+
+    id: bytes
+    begin: BeginFrame
+    begun_ms: int
+    is_begun: bool
+    first_position: int
+    log_position: int
+    owners: tuple[int, ...] = ()
+    owner: tuple[str, int] = ("", 0)
+    frames: tuple[FrameRef, ...] = ()
+
+    @classmethod
+    def of(cls, transaction: BufferedTransaction, stream: str, partition: Partition) -> OngoingTransaction:
+        """What is known of a transaction by a stream's buffer, one of whose partitions holds its frames."""
+        return cls(
+            id=transaction.id,
+            begin=transaction.begin,
+            begun_ms=transaction.begun_ms,
+            is_begun=stream in transaction.begun_in,
+            first_position=transaction.first_offsets[partition],
+            log_position=transaction.log_position,
+            owners=transaction.owners.of(stream),
+            owner=transaction.owners.session,
+            frames=tuple(item for item in transaction.frames if item.partition == partition),
+        )
+
+    def restore(self, transaction: BufferedTransaction, stream: str, partition: Partition) -> None:
+        """Put it back into a transaction that nothing of this partition has been folded into."""
+        if self.is_begun:
+            transaction.begun_in.add(stream)
+        transaction.first_offsets[partition] = self.first_position
+        transaction.owners.restore(stream, self.owners, self.owner)
+        transaction.frames.extend(self.frames)
+        transaction.bytes += sum(item.size for item in self.frames)
+        for item in self.frames:
+            transaction.last_count[item.piece] = item.first_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OngoingTransactions:
+    """A record about one partition; see ``schemas/ongoing_transactions.avsc``."""
+
+    partition: Partition
+    topic_id: str
+    generation: int
+    controller_epoch: int
+    position: int
+    replay_position: int
+    commit_log_position: int
+    transactions: tuple[OngoingTransaction, ...]
+
+    @property
+    def age(self) -> Age:
+        """Sorts together with the ages of snapshots, the newest first."""
+        return age_of(self.controller_epoch, self.generation)
+
+    def encode(self) -> bytes:
+        """Its Kafka value."""
+        topic, partition = self.partition
+        datum = {
+            "topic": topic,
+            "partition": partition,
+            "topic_id": self.topic_id,
+            "generation": self.generation,
+            "controller_epoch": self.controller_epoch,
+            "position": self.position,
+            "replay_position": self.replay_position,
+            "commit_log_position": self.commit_log_position,
+            "transactions": [_datum(item) for item in self.transactions],
+        }
+        return seal(schemas.codec(_SCHEMA).encode(datum))
+
+
+@dataclass(frozen=True, slots=True)
+class Ongoing:
+    """Which record of a partition is used, its place, and what is wrong with those that can not be, by theirs."""
+
+    record: OngoingTransactions | None
+    place: int = -1
+    faults: Mapping[int, str] = field(default_factory=dict)
+
+
+def ongoing_keys(partition: Partition) -> tuple[bytes, bytes]:
+    """The two Kafka keys of a partition's records, which take turns."""
+    name = ongoing_name(partition)
+    return f"0-{name}".encode(), f"1-{name}".encode()
+
+
+def ongoing_name(partition: Partition) -> str:
+    """What stands behind the turn in a key."""
+    return f"{partition_name(partition)}{_SUFFIX}"
+
+
+def is_ongoing(key: bytes) -> bool:
+    """Whether a key is that of such a record, of whatever partition; no name of a partition ends like it."""
+    return key.endswith(_SUFFIX.encode())
+
+
+def decode_ongoing(value: bytes | None) -> OngoingTransactions:
+    """The ongoing transactions in a record.
+
+    Raises:
+        CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
+    """
+    datum = unseal(_SCHEMA, value)
+    partition = datum.pop("topic"), datum.pop("partition")
+    try:
+        transactions = tuple(_transaction(item, partition) for item in datum.pop("transactions"))
+    except (ValueError, OverflowError, InvalidNameError) as fault:
+        raise CorruptDataError(f"a record of ongoing transactions contradicts itself: {fault}") from fault
+    return OngoingTransactions(partition=partition, transactions=transactions, **datum)
+
+
+def choose_ongoing(found: Iterable[bytes | None], snapshot: Snapshot) -> Ongoing:
+    """The record of a snapshot's partition with which the least has to be read again; None if none spares anything.
+
+    One that was written after the snapshot is not used: the snapshot does not list what was aborted in between, and
+    the frames from which that would be learned would not be read.
+
+    Args:
+        found: Values of the records with the partition's keys; None where there is none.
+        snapshot: What is known of the aborted transactions.
+    """
+    best: OngoingTransactions | None = None
+    used = -1
+    faults: dict[int, str] = {}
+    for place, value in enumerate(found):
+        if value is None:
+            continue
+        try:
+            record = decode_ongoing(value)
+        except CorruptDataError as fault:
+            faults[place] = str(fault)
+            continue
+        if record.partition != snapshot.partition or record.topic_id != snapshot.topic_id:
+            faults[place] = f"it is of another topic, with id {record.topic_id}"
+        elif (
+            record.age >= snapshot.age
+            and record.replay_position > snapshot.max_read_position
+            and (best is None or record.replay_position > best.replay_position)
+        ):
+            best, used = record, place
+    return Ongoing(best, used, faults)
+
+
+def _datum(item: OngoingTransaction) -> dict[str, Any]:
+    number = int.from_bytes(item.id, "big")
+    low = number & _LOW_MASK
+    begin = item.begin
+    frames = item.frames
+    return {
+        "epoch": number >> 112,
+        "counter_high": number >> 64 & 0xFFFF_FFFF,
+        "counter_low": (low + _LOW_HALF & _LOW_MASK) - _LOW_HALF,
+        "client_name": begin.client_name,
+        "client_epoch": begin.client_epoch,
+        "label": begin.label,
+        "lease_ms": begin.lease_ms,
+        "streams": [{"stream": name, "reference_epoch": epoch} for name, epoch in begin.streams.items()],
+        "retain_ms": begin.retain_ms,
+        "begun_ms": item.begun_ms,
+        "is_begun": item.is_begun,
+        "first_position": item.first_position,
+        "log_position": item.log_position,
+        "owners": list(item.owners),
+        "owner_name": item.owner[0],
+        "owner_epoch": item.owner[1],
+        "frame_offsets": _differences(item.first_position, [frame.offset for frame in frames]),
+        "frame_parts": [frame.piece.part for frame in frames],
+        "frame_segments": [frame.piece.segment for frame in frames],
+        "frame_counts": _differences(0, [frame.first_count for frame in frames]),
+        "frame_records": [frame.records for frame in frames],
+        "frame_bytes": [frame.size for frame in frames],
+        "frame_starts": [frame.start for frame in frames],
+    }
+
+
+def _transaction(datum: dict[str, Any], partition: Partition) -> OngoingTransaction:
+    streams = {item["stream"]: item["reference_epoch"] for item in datum["streams"]}
+    begin = BeginFrame(
+        datum["client_name"],
+        datum["client_epoch"],
+        datum["label"],
+        datum["lease_ms"],
+        streams,
+        datum["retain_ms"],
+    )
+    [stream] = [name for name in streams if StreamName.parse(name).buffer_topic == partition[0]]
+    place = begin.places[stream]
+    low = datum["counter_low"] & _LOW_MASK
+    columns = zip(
+        list(accumulate(datum["frame_offsets"], initial=datum["first_position"]))[1:],
+        datum["frame_parts"],
+        datum["frame_segments"],
+        list(accumulate(datum["frame_counts"], initial=0))[1:],
+        datum["frame_records"],
+        datum["frame_bytes"],
+        datum["frame_starts"],
+        strict=True,
+    )
+    return OngoingTransaction(
+        id=(datum["epoch"] << 112 | datum["counter_high"] << 64 | low).to_bytes(16, "big"),
+        begin=begin,
+        begun_ms=datum["begun_ms"],
+        is_begun=datum["is_begun"],
+        first_position=datum["first_position"],
+        log_position=datum["log_position"],
+        owners=tuple(datum["owners"]),
+        owner=(datum["owner_name"], datum["owner_epoch"]),
+        frames=tuple(
+            FrameRef(partition, offset, PieceKey(part, place, segment), count, records, size, None, start)
+            for offset, part, segment, count, records, size, start in columns
+        ),
+    )
+
+
+def _differences(first: int, values: Sequence[int]) -> list[int]:
+    return [after - before for before, after in pairwise([first, *values])]

@@ -1,0 +1,51 @@
+"""Expiry of epochs: records of epochs of which nothing is left are removed from ZooKeeper, the oldest first.
+
+Nodes and what is kept of them go in one multi, so whoever reads the history finds the epochs or what they left. A scale
+or a rolling commit names epochs as well, but neither is under way here: commits and scales of a group run on one line,
+and a new leader finishes both before it does anything else.
+"""
+
+from __future__ import annotations
+
+from bridge.model import paths
+from bridge.model.expiry import first_needed, step_towards, without_epochs
+from bridge.model.nodes import DeleteNode
+from bridge.model.records import StreamState as Lifecycle
+from bridge.model.records import Truncation
+from coordinator.group import GroupState, StreamState
+from coordinator.procedures.retention import save
+from coordinator.retention import marks_within
+from coordinator.steps import Steps
+
+
+def drop_epochs(group: GroupState, now_ms: int) -> Steps[None]:
+    """Drop, now and then, the epochs that nobody needs any more."""
+    settings = group.settings
+    if not group.housekeeping.is_due("epochs", now_ms, settings.bookkeeping_ms):
+        return
+    truncated = [item for item in group.streams.values() if item.history.removed]
+    references = group.fold.references() if truncated else {}
+    for stream in truncated:
+        if stream.config.state is not Lifecycle.ACTIVE:
+            continue
+        reference, limited = references.get(str(stream.config.name)), stream.config.retention.is_limited
+        first = first_needed(
+            stream.history,
+            topics_left=stream.removing,
+            since_ms=now_ms - settings.epochs_keep_ms,
+            references=() if reference is None else (reference,),
+            named=[segment for mark in stream.marks for segment in mark.cut] if limited else (),
+        )
+        while stream.history.first < first:
+            yield from _drop_before(group, stream, step_towards(stream.history, first))
+
+
+def _drop_before(group: GroupState, stream: StreamState, first: int) -> Steps[None]:
+    name = stream.config.name
+    kept = without_epochs(stream.history, first)
+    value = Truncation(kept.removed, stream.removing, kept.foundation).to_json()
+    doomed = range(stream.history.first, first)
+    yield from save(stream, paths.truncation(name), value, *(DeleteNode(paths.epoch(name, item)) for item in doomed))
+    stream.history = kept
+    stream.marks = marks_within(kept, stream.marks)
+    group.counts["epochs_dropped"] += len(doomed)

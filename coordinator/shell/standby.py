@@ -1,0 +1,188 @@
+"""The standby: follows a group that somebody else leads, so that a takeover reads only what came since.
+
+It reads Kafka and ZooKeeper and changes nothing. What it knows is :class:`coordinator.tail.WarmTail`; without one, as
+before it has looked, or after what it followed was truncated, a takeover reads everything from the snapshots on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+from bridge.config import ConnectionSettings
+from bridge.errors import KafkaUnavailable, RollbridgeError, ZooKeeperUnavailable
+from bridge.kafka.topics import TopicAdmin
+from bridge.model import paths
+from bridge.model.buffered import Partition
+from bridge.model.names import GroupName
+from bridge.model.records import StreamState
+from bridge.snapshots import SnapshotReader
+from bridge.zookeeper.metadata import Metadata
+from bridge.zookeeper.session import ZooKeeperSession
+from coordinator.config import CoordinatorSettings
+from coordinator.metrics import standby_lines
+from coordinator.procedures.takeover import MakeFold
+from coordinator.shell.consumers import BufferTail, LogTail
+from coordinator.shell.metrics_file import MetricsFile
+from coordinator.tail import Place, WarmTail, log_start
+
+logger = logging.getLogger(__name__)
+
+POLL_S: Final = 0.1
+LOOK_S: Final = 20.0
+"""How often it is looked what the snapshots say by now; when a stream comes or goes, that is done at once."""
+PAUSE_S: Final = 1.0
+GIVEN_UP_S: Final = 60.0
+"""How long nothing is followed after there was too much of it."""
+HAND_OVER_S: Final = 2.0
+"""How long a new leader waits for a standby to stop reading; without it, it reads everything itself."""
+_FETCH_WAIT_MS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a takeover would begin with: places of the buffers, and where in the commit log."""
+
+    places: Mapping[Partition, Place]
+    start: int
+
+
+class Standby(threading.Thread):
+    """Follows one group until its tail is taken."""
+
+    def __init__(
+        self, settings: CoordinatorSettings, group: GroupName, session: ZooKeeperSession, make_fold: MakeFold
+    ) -> None:
+        """Prepare; :meth:`start` begins."""
+        super().__init__(name=f"standby-{group}", daemon=True)
+        self._settings = settings
+        self._group = group
+        self._metadata = Metadata(session)
+        self._make_fold = make_fold
+        self._connection = ConnectionSettings(
+            bootstrap_servers=settings.bootstrap_servers,
+            zookeeper=settings.zookeeper,
+            zookeeper_root=settings.zookeeper_root,
+            kafka=settings.security,
+        )
+        self._metrics = MetricsFile(settings.metrics_dir, str(group), ".standby")
+        self._stopping = threading.Event()
+        self._still = threading.Event()
+        self._changed = threading.Event()
+        self._tail: WarmTail | None = None
+        self._streams: Mapping[Partition, str] = {}
+
+    def take(self) -> WarmTail | None:
+        """Stop following; gives what there is of a tail, which is no longer touched here."""
+        self._stopping.set()
+        return self._tail if self._still.wait(HAND_OVER_S) else None
+
+    def run(self) -> None:
+        """Follow, and begin anew after whatever went wrong, until the tail is taken."""
+        admin = TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)
+        while not self._stopping.is_set():
+            pause_s = PAUSE_S
+            try:
+                if self._tail is not None or self._begin(admin):
+                    pause_s = self._follow(admin)
+            except (KafkaUnavailable, ZooKeeperUnavailable) as fault:
+                logger.info("%s: a standby waits: %s", self._group, fault)
+            except RollbridgeError as fault:
+                logger.info("%s: a standby begins anew: %s", self._group, fault)
+                self._tail = None
+            except Exception:
+                logger.exception("%s: a defect ended what a standby did; it begins anew", self._group)
+                self._tail = None
+            self._report(None)
+            self._stopping.wait(pause_s)
+        self._still.set()
+        self._metrics.remove()
+
+    def _begin(self, admin: TopicAdmin) -> bool:
+        """Make an empty tail; False if there is nothing to follow yet."""
+        look = self._look(admin)
+        if look is None:
+            return False
+        terminated: dict[bytes, int] = {}
+        self._streams = {partition: place.stream for partition, place in look.places.items()}
+        self._tail = WarmTail(self._make_fold(terminated), terminated, look.places, look.start)
+        return True
+
+    def _follow(self, admin: TopicAdmin) -> float:
+        """Read on until the tail is taken or has to go; gives the pause after that, s."""
+        tail = self._tail
+        assert tail is not None
+        brokers, security = self._settings.bootstrap_servers, self._settings.security
+        log = LogTail(brokers, security, self._group.commit_log_topic, tail.log_end, _FETCH_WAIT_MS)
+        with closing(log), closing(BufferTail(brokers, security, _FETCH_WAIT_MS)) as buffers:
+            buffers.assign(tail.fold.positions)
+            look_at = time.monotonic() + LOOK_S
+            while not self._stopping.is_set():
+                self._read(tail, buffers, log)
+                ends = buffers.ends()
+                self._report(sum(max(end - tail.fold.positions[item], 0) for item, end in ends.items()))
+                if len(tail) > self._settings.standby_transactions_max:
+                    logger.warning(
+                        "%s: a standby follows no longer, because there are more than %d transactions since the last "
+                        "snapshots: one that is open for long may be the reason",
+                        self._group,
+                        self._settings.standby_transactions_max,
+                    )
+                    self._tail = None
+                    return GIVEN_UP_S
+                if self._changed.is_set() or time.monotonic() >= look_at:
+                    look_at = time.monotonic() + LOOK_S
+                    look = self._look(admin)
+                    if look is None or not tail.trim(look.places, look.start):
+                        self._tail = None
+                        return 0.0
+            self._still.set()  # closing takes its time
+        return 0.0
+
+    def _read(self, tail: WarmTail, buffers: BufferTail, log: LogTail) -> None:
+        for message in buffers.poll(POLL_S):
+            partition = (message.topic() or "", message.partition() or 0)
+            place = message.offset() or 0, message.timestamp()[1]
+            tail.fold.fold(self._streams[partition], partition, *place, message.key(), message.value())
+        said = log.poll(0.0)
+        if said is not None:
+            tail.follow(said)
+
+    def _look(self, admin: TopicAdmin) -> _Look | None:
+        """What there is to follow; None if no leader has ever made the group's topics."""
+        known = self._metadata.group(self._group)
+        if known is None or not known.commit_log_topic_id:
+            return None
+        self._changed.clear()
+        self._metadata.session.children(paths.streams(self._group.scope), self._changed.set)
+        configs = [
+            config
+            for config in self._metadata.streams(self._group.scope)
+            if config.group == self._group and config.state is StreamState.ACTIVE
+        ]
+        log = self._group.commit_log_topic
+        log_end = admin.end_offsets([log])[log]  # before those of the buffers
+        reader = SnapshotReader(self._connection, self._group.scope)
+        found = [item for config in configs for item in reader.of(config)]
+        starts = admin.start_offsets([item.partition for item in found])
+        places = {
+            item.partition: Place(
+                item.stream.buffer_topic_id,
+                str(item.stream.name),
+                item.snapshot,
+                item.ongoing,
+                starts[item.partition],
+                item.buffer_end,
+            )
+            for item in found
+        }
+        return _Look(places, log_start(places, log_end, self._settings.leader.outcomes_again))
+
+    def _report(self, lag: int | None) -> None:
+        held = 0 if self._tail is None else len(self._tail)
+        self._metrics.write(lambda: standby_lines(str(self._group), lag, held))

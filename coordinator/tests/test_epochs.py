@@ -1,0 +1,214 @@
+"""Expiry of epochs: when a leader drops them, and what a transaction meets that begins against one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bridge.model import paths
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import StreamName
+from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.records import Mark, Retention, Truncation
+from bridge.model.records import StreamState as Lifecycle
+from bridge.model.requests import Request, RequestKind
+from coordinator import effects as fx
+from coordinator.errors import StaleStateError
+from coordinator.group import StreamState
+from coordinator.planning import Refusal, RollingRound, plan_round
+from coordinator.procedures import retention
+from coordinator.procedures.epochs import drop_epochs
+from coordinator.tests.makers import Bench
+
+ORDERS = "sales/orders"
+NAME = StreamName.parse(ORDERS)
+DAY_MS = 24 * 3_600_000
+
+
+def grown(scales: int) -> Bench:
+    """A stream with one segment that was replaced so often, once each second; only the last two are left."""
+    bench = Bench({ORDERS: 1})
+    stream = bench.group.streams[ORDERS]
+    for epoch in range(1, scales + 1):
+        bench.clock_ms = epoch * 1_000
+        bench.scale(ORDERS, [epoch - 1], [(0.0, 1.0)])
+        stream.history = stream.history.with_sealed_ends(epoch, {SegmentId.of(epoch - 1, epoch - 1): 5})
+    stream.history = stream.history.with_removed(SegmentId.of(item, item) for item in range(scales - 1))
+    return bench
+
+
+def housekeep(bench: Bench, now_ms: int, answers: Mapping[str, bytes] | None = None) -> list[tuple[NodeOperation, ...]]:
+    """Let the leader drop what it may; gives what it wrote."""
+    written: list[tuple[NodeOperation, ...]] = []
+    procedure = drop_epochs(bench.group, now_ms)
+    answer: Any = None
+    while True:
+        try:
+            effect: Any = procedure.send(answer)
+        except StopIteration:
+            return written
+        match effect:
+            case fx.ReadNodes(names):
+                answer = {path: (answers or {}).get(path) for path in names}
+            case fx.Write(operations):
+                written.append(tuple(operations))
+                answer = True
+
+
+def state(bench: Bench) -> StreamState:
+    return bench.group.streams[ORDERS]
+
+
+def test_epochs_are_dropped_a_day_after_clients_could_take_them_for_the_newest() -> None:
+    bench = grown(9)
+    assert housekeep(bench, DAY_MS) == []
+    assert housekeep(bench, DAY_MS + 4_500) == [], "it is looked at once a minute"
+    bench.group.housekeeping.done_ms.clear()
+    [operations] = housekeep(bench, DAY_MS + 4_500)
+    kept = state(bench).history
+    assert kept.first == 4
+    assert operations == (
+        CheckNode(paths.stream(NAME)),
+        CreateNode(paths.truncation(NAME), Truncation(kept.removed, frozenset(), kept.foundation).to_json()),
+        *(DeleteNode(paths.epoch(NAME, epoch)) for epoch in range(4)),
+    )
+    bench.group.housekeeping.done_ms.clear()
+    [operations] = housekeep(bench, 2 * DAY_MS, {paths.truncation(NAME): b"what stands there"})
+    assert isinstance(operations[1], SetNode)
+    assert state(bench).history.first == 7
+    assert bench.group.counts["epochs_dropped"] == 7
+    bench.group.housekeeping.done_ms.clear()
+    assert housekeep(bench, 3 * DAY_MS) == [], "nothing is left to be dropped"
+
+
+def test_an_open_transaction_keeps_its_epoch_until_its_outcome_is_settled() -> None:
+    bench = grown(2)
+    transaction = bench.begin(ORDERS)
+    for epoch in range(3, 9):
+        bench.scale(ORDERS, [epoch - 1], [(0.0, 1.0)])
+        history = state(bench).history.with_sealed_ends(epoch, {SegmentId.of(epoch - 1, epoch - 1): 5})
+        state(bench).history = history.with_removed([SegmentId.of(epoch - 2, epoch - 2)])
+    housekeep(bench, 2 * DAY_MS)
+    assert state(bench).history.first == 2
+    bench.data(transaction, ORDERS, 2)
+    bench.commit(transaction, {(0, 2): 1})
+    assert isinstance(plan_round(bench.group), RollingRound)
+    housekeep(bench, 3 * DAY_MS)
+    assert state(bench).history.first == 2, "what is decided and not settled keeps it as well"
+    bench.group.fold.settle(transaction.bytes)
+    housekeep(bench, 4 * DAY_MS)
+    assert state(bench).history.first == 6
+
+
+@pytest.mark.parametrize(("now_ms", "outcome"), [(DAY_MS, RollingRound), (2 * DAY_MS, Refusal)])
+def test_who_has_not_heard_of_a_scale_for_a_day_is_refused_and_not_before(now_ms: int, outcome: type) -> None:
+    bench = grown(9)
+    housekeep(bench, now_ms)
+    epochs = {ORDERS: 3}
+    transaction = bench.begin_against(epochs)
+    bench.data(transaction, ORDERS, 3)
+    bench.commit(transaction, {(0, 3): 1})
+    planned = plan_round(bench.group)
+    assert isinstance(planned, outcome)
+    if isinstance(planned, Refusal):
+        assert planned.reason == "epoch 3 of stream sales/orders was dropped before the transaction began in its buffer"
+
+
+def test_marks_of_a_retention_keep_what_they_name_and_those_of_none_do_not() -> None:
+    bench = grown(9)
+    marks = [Mark(1, 10, {SegmentId.of(3, 3): 5}), Mark(2, 20, {SegmentId.of(9, 9): 0})]
+    state(bench).marks = list(marks)
+    state(bench).config = replace(state(bench).config, retention=Retention(ms=1_000))
+    housekeep(bench, 2 * DAY_MS)
+    assert state(bench).history.first == 3
+    assert state(bench).marks == marks
+    state(bench).config = replace(state(bench).config, retention=Retention())
+    housekeep(bench, 3 * DAY_MS)
+    assert state(bench).history.first == 7
+    assert state(bench).marks == marks[1:], "nothing can be truncated where nothing is"
+
+
+def test_a_topic_that_could_not_be_deleted_is_not_forgotten() -> None:
+    bench = grown(9)
+    state(bench).removing = frozenset({SegmentId.of(5, 5)})
+    housekeep(bench, 2 * DAY_MS)
+    assert state(bench).history.first == 4
+    assert SegmentId.of(5, 5) in state(bench).history.removed
+
+
+def test_a_truncation_that_removes_more_than_the_node_holds_goes_on_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "REMOVED_MAX", 3)
+    bench = grown(9)
+    state(bench).history = replace(state(bench).history, removed=frozenset())
+    request = Request(kind=RequestKind.TRUNCATE_STREAM, stream=ORDERS, cut={SegmentId.of(9, 9): 0}, created_ms=0)
+
+    def truncate() -> set[str]:
+        """Truncate and drop what goes with it; gives the topics whose records were deleted."""
+        deleted: set[str] = set()
+        steps = retention.truncate_stream(bench.group, state(bench), "request-1", request, 0)
+        answer: Any = None
+        while True:
+            try:
+                effect: Any = steps.send(answer)
+            except StopIteration:
+                break
+            match effect:
+                case fx.StableEnds(topics):
+                    answer = dict.fromkeys(topics, 0)
+                case fx.ReadNodes(names):
+                    answer = dict.fromkeys(names)
+                case fx.DeleteRecords(before):
+                    deleted |= {topic for topic, _ in before}
+                    answer = frozenset()
+                case fx.Write():
+                    answer = True
+        state(bench).removing = frozenset()
+        bench.group.housekeeping.done_ms.clear()
+        housekeep(bench, 2 * DAY_MS)
+        return deleted
+
+    assert truncate() == {NAME.segment_topic(SegmentId.of(item, item)) for item in range(3, 9)}
+    assert state(bench).history.removed == {SegmentId.of(2, 2)}
+    assert state(bench).history.first == 2
+    truncate()
+    truncate()
+    truncate()
+    assert state(bench).history.first == 8
+    assert state(bench).history.removed == {SegmentId.of(8, 8)}
+
+
+def test_a_stream_that_is_being_deleted_is_left_alone() -> None:
+    bench = grown(9)
+    state(bench).config = replace(state(bench).config, state=Lifecycle.DELETING)
+    assert housekeep(bench, 2 * DAY_MS) == []
+
+
+def test_a_leader_that_was_left_behind_drops_nothing() -> None:
+    bench = grown(9)
+    before = state(bench).history
+    procedure = drop_epochs(bench.group, 2 * DAY_MS)
+    next(procedure)
+    procedure.send({paths.truncation(NAME): None})
+    with pytest.raises(StaleStateError):
+        procedure.send(False)
+    assert state(bench).history == before
+
+
+def test_many_epochs_are_dropped_in_steps_each_of_which_is_whole() -> None:
+    bench = grown(1_200)
+    written = housekeep(bench, 3 * DAY_MS)
+    assert [sum(isinstance(item, DeleteNode) for item in operations) for operations in written] == [500, 500, 198]
+    firsts = []
+    for operations in written:
+        node = operations[1]
+        assert isinstance(node, CreateNode)
+        foundation = Truncation.from_json(node.value).foundation
+        assert foundation is not None
+        assert foundation.bases == foundation.ends == (5 * foundation.first,)
+        firsts.append(foundation.first)
+    assert firsts == [500, 1000, 1198]

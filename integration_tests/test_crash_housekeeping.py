@@ -1,0 +1,128 @@
+"""Coordinators die by SIGKILL inside their housekeeping: snapshots, truncation, what is forgotten, conditional rounds.
+
+One story for all points, each of which a leader of its own meets: nearly all of its time goes into sessions that run
+out. Beside it: ``test_crash_points.py``, with the points of commits, rolling commits, scales and takeovers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import bridge
+from bridge.embedded import EmbeddedCluster
+from bridge.errors import OutcomeExpired, TransactionRefused
+from bridge.kafka.topics import TopicAdmin
+from bridge.model.names import StreamName
+from bridge.snapshots import SnapshotReader
+from integration_tests.clients import read_committed
+from integration_tests.coordinators import Relay, until
+
+POINTS = [
+    "take_snapshots/CreateTopics:after",
+    "take_snapshots/AppendMessages:after",  # segments without the index that names them
+    "truncate_buffers/DeleteRecords:after",
+    "truncate_stream/DeleteRecords:before",  # what is removed is on record
+    "merge_direct/AbortRound:after",  # a condition does not hold
+    "forget_expired/AppendMessages:after",
+]
+PREFIX = "ROLLBRIDGE_COORDINATOR_"
+BUSY = {
+    f"{PREFIX}TRANSACTION_BUFFER_SNAPSHOT_SEGMENT_SIZE": "1024",
+    f"{PREFIX}TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "200",
+    f"{PREFIX}TRANSACTION_META_EXPIRE_CHECK_INTERVAL_IN_SECOND": "1",
+    f"{PREFIX}TRUNCATE_BUFFERS_MS": "200",
+    f"{PREFIX}RETENTION_CHECK_MS": "200",
+}
+ABORTS = 400
+"""Their ids fill a segment of a snapshot."""
+
+
+def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
+    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    scope = unique_name("crash")
+    stream = StreamName(scope, "orders")
+    name = str(stream)
+    options = bridge.ClientOptions(admin_timeout_s=60)
+    with (
+        Relay(cluster, f"/{scope}", tmp_path, POINTS, BUSY) as relay,
+        bridge.connect(
+            cluster.bootstrap_servers,
+            zookeeper=cluster.zookeeper,
+            zookeeper_root=f"/{scope}",
+            client_name="teller",
+            options=options,
+        ) as b,
+    ):
+        topics = TopicAdmin(cluster.bootstrap_servers)
+        b.admin.create_stream(name)
+        aborted = []
+        for number in range(ABORTS):
+            txn = b.begin(name)
+            txn.write(name, key=b"%d" % number, value=b"never seen")
+            aborted.append((txn.id, txn.abort_async()))
+        for _, ended in aborted:
+            ended.result(60)
+        before, _ = _written(b, name, b"before")
+        until(lambda: relay.deaths == 3)
+
+        b.admin.scale(name, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
+        [sealed] = [item for item in b.admin.history(name).segments() if item.epoch == 0]
+        _written(b, name, b"after")
+        position = b.admin.truncate(name, "latest")
+        assert b.admin.truncate(name, position) == position
+        until(lambda: stream.segment_topic(sealed) not in topics.topic_ids([stream.segment_topic(sealed)]))
+        assert relay.deaths == 4
+
+        kept, sn = _written(b, name, b"kept")
+        _written(b, name, b"if", sn)
+        refused = b.begin(name)
+        refused.expect(name, key=b"key", sn=sn)
+        refused.write(name, key=b"key", value=b"never seen")
+        with pytest.raises(TransactionRefused):
+            refused.commit()
+        assert b.outcome(refused.id).aborted
+        assert relay.deaths == 5
+
+        brief = b.begin(name, retain=timedelta(milliseconds=100))
+        brief.write(name, key=b"key", value=b"brief")
+        brief.commit()
+        until(lambda: relay.deaths == len(POINTS))
+        until(lambda: _is_forgotten(b, brief.id))
+        for transaction in (before, kept):
+            assert b.outcome(transaction).committed
+        assert all(b.outcome(transaction).aborted for transaction, _ in aborted[-10:])
+
+        history = b.admin.history(name)
+        assert history.removed == {sealed}
+        segments = [stream.segment_topic(item) for item in history.segments() if item != sealed]
+        seen = [item.value() for item in read_committed(cluster.bootstrap_servers, segments)]
+        assert seen == [b"kept", b"if", b"brief"]
+        reader = SnapshotReader(b.settings, scope)
+        [snapshot] = reader.of(b.admin.describe(name).config)
+        assert reader.verify(snapshot).faults == []
+        assert snapshot.snapshot is not None
+        assert snapshot.snapshot.sequence_id > 0, "a segment was sealed"
+
+
+def _written(
+    b: bridge.Bridge, stream: str, value: bytes, expected: bridge.SN | None = None
+) -> tuple[bridge.TransactionId, bridge.SN]:
+    txn = b.begin(stream)
+    if expected is not None:
+        txn.expect(stream, key=b"key", sn=expected)
+    written = txn.write(stream, key=b"key", value=value)
+    txn.commit()
+    return txn.id, bridge.SN(dlsn=written.result(60))
+
+
+def _is_forgotten(b: bridge.Bridge, transaction: bridge.TransactionId) -> bool:
+    try:
+        b.outcome(transaction)
+    except OutcomeExpired:
+        return True
+    return False
