@@ -11,7 +11,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
-CODE := $(wildcard bridge coordinator schemas integration_tests spark_examples benchmarks)
+CODE := $(wildcard bridge coordinator schemas pyspark_rollbridge pyspark_rollbridge_transactions integration_tests \
+	spark_examples benchmarks)
 # Test processes, each with servers of its own (1 GB): most tests wait for servers, so three are faster on two cores.
 WORKERS ?= 3
 # How long `make soak` takes, about.
@@ -28,6 +29,7 @@ help:
 	@echo "make check     lint, format and types"
 	@echo "make bench     compare with native Kafka transactions"
 	@echo "make up        start Kafka, ZooKeeper and a coordinator on this machine; make down stops them"
+	@echo "make example NAME=spark_flights  run one of the examples on that cluster (README.md lists them)"
 	@echo "make lock      pin the newest dependencies that pyproject.toml allows"
 	@echo "make clean     remove the virtual environment and caches of this checkout"
 	@echo
@@ -62,12 +64,18 @@ check: $(VENV)/.dev
 	@$(BIN)/mypy --strict $(CODE)
 
 .PHONY: bench
-bench: $(VENV)/.dev servers
+bench: $(VENV)/.dev $(VENV)/.demo servers
+	@$(BIN)/python -m bridge.embedded prepare spark
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: up
 up: $(VENV)/.base servers
 	@$(BIN)/rollbridge up $(ARGS)
+
+# An example that runs on the cluster of `make up`: make example NAME=spark_flights
+.PHONY: example
+example: $(VENV)/.demo
+	@$(BIN)/python -m spark_examples.$(NAME) $(ARGS)
 
 .PHONY: down
 down: $(VENV)/.base

@@ -26,6 +26,8 @@ from benchmarks import (
     recovery,
     report,
     small,
+    spark_sink,
+    spark_source,
     standby,
 )
 from benchmarks.harness import Experiment, Result, run
@@ -54,6 +56,24 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "pause": lambda site, rounds, quick: plain.pause(site, rounds=rounds or (1 if quick else 5)),
     "outcomes": lambda site, rounds, quick: outcomes.experiment(
         site, rounds=rounds or (2 if quick else 9), quick=quick
+    ),
+    "spark-batch-1": lambda site, rounds, quick: spark_source.batch(
+        site, 1, rounds=rounds or (1 if quick else 5), quick=quick
+    ),
+    "spark-batch-4": lambda site, rounds, quick: spark_source.batch(
+        site, 4, rounds=rounds or (1 if quick else 5), quick=quick
+    ),
+    "spark-streaming": lambda site, rounds, quick: spark_source.streaming(
+        site, rounds=rounds or (1 if quick else 5), quick=quick
+    ),
+    "spark-sink-1": lambda site, rounds, quick: spark_sink.batch(
+        site, 1, rounds=rounds or (1 if quick else 7), quick=quick
+    ),
+    "spark-sink-4": lambda site, rounds, quick: spark_sink.batch(
+        site, 4, rounds=rounds or (1 if quick else 5), quick=quick
+    ),
+    "spark-micro-batches": lambda site, rounds, quick: spark_sink.micro_batches(
+        site, rounds=rounds or (1 if quick else 5), quick=quick
     ),
     "recovery": lambda site, rounds, quick: recovery.experiment(
         site, rounds=rounds or (1 if quick else 3), quick=quick

@@ -98,9 +98,9 @@ def reader_settings(bootstrap_servers: str) -> dict[str, Any]:
     }
 
 
-def stable_end(reader: Consumer, topic: str) -> int:
-    """The last stable offset of a topic's only partition: below it everything can be read."""
-    _, end = reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)
+def stable_end(reader: Consumer, topic: str, partition: int = 0) -> int:
+    """The last stable offset of a topic's partition: below it everything can be read."""
+    _, end = reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=30.0)
     return int(end)
 
 

@@ -7,8 +7,6 @@ consumer of the commit logs in use, one ZooKeeper session, and three threads: de
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,12 +24,14 @@ from bridge.client.catalog import Catalog
 from bridge.client.counters import CounterSupply
 from bridge.client.futures import Completion
 from bridge.client.housekeeping import Housekeeper
+from bridge.client.introduction import find_cluster_id, own_name
 from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
 from bridge.client.planner import Planner
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Sender
 from bridge.client.sessions import ClientSessions
+from bridge.client.shared import SharedClient
 from bridge.client.slots import FrameLimits
 from bridge.client.transaction import Transaction
 from bridge.client.writing import Part
@@ -39,19 +39,17 @@ from bridge.config import ConnectionSettings, load_settings
 from bridge.errors import (
     BackpressureError,
     InvalidRequestError,
-    KafkaUnavailable,
     NotFoundError,
     RollbridgeError,
     TransactionClosed,
     TransactionNotFound,
 )
 from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.topics import TopicAdmin
 from bridge.message import Origin
 from bridge.model.epochs import EpochHistory
 from bridge.model.frames import BeginFrame
 from bridge.model.identifiers import TransactionId
-from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName, check_client_name
 from bridge.model.position import StartLike
 from bridge.model.records import TransactionRecord
 from bridge.model.synchronizer import Codec, Machine, S, U
@@ -75,6 +73,8 @@ _UNNAMED: Final = "rollbridge"
 """The client name of settings that name none; a process that begins transactions deserves one of its own."""
 _CLOSE_S: Final = 30.0
 _HOUSEKEEPING_S: Final = 0.5
+_SHARED_MAX: Final = 100
+"""Clients shared with other processes of which a connection keeps what it knows; the one used last goes last."""
 
 
 def connect(
@@ -120,12 +120,6 @@ def connect(
     return Bridge(settings, options)
 
 
-def own_name() -> str:
-    """A client name for a process that has none: the host and the process id."""
-    host = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in socket.gethostname())
-    return f"{host[:100] or 'client'}-{os.getpid()}"
-
-
 class Bridge(Resuming):
     """A connection. Use it in a ``with`` block, or close it."""
 
@@ -144,27 +138,11 @@ class Bridge(Resuming):
         self._session.start(self.options.connect_timeout_s)
         try:
             metadata = Metadata(self._session)
-            metadata.claim_cluster(self._cluster_id(deadline))
+            metadata.claim_cluster(find_cluster_id(settings, deadline - time.monotonic()))
             self._open(metadata)
         except BaseException:
             self._session.close()
             raise
-
-    def _cluster_id(self, deadline: float) -> str:
-        settings = self.settings
-        try:
-            admin = TopicAdmin(
-                settings.bootstrap_servers,
-                security=settings.kafka,
-                client_id=settings.client_name,
-                timeout_s=max(deadline - time.monotonic(), 1.0),
-            )
-            return admin.cluster_id()
-        except KafkaUnavailable as fault:
-            raise KafkaUnavailable(
-                f"no Kafka broker answered at {settings.bootstrap_servers} within "
-                f"{self.options.connect_timeout_s:g} s: is it running, and is the address right?"
-            ) from fault
 
     def _open(self, metadata: Metadata) -> None:
         settings, options = self.settings, self.options
@@ -201,6 +179,8 @@ class Bridge(Resuming):
         )
         self._resumer = Resumer(settings.client_name, options, metadata, self._catalog, self._runtime, self._sessions)
         self._planner = Planner(settings.client_name, options, self._catalog, self._outcomes, self._sessions)
+        self._shared: dict[tuple[str, str], SharedClient] = {}
+        self._shared_lock = threading.Lock()
         self._engines: dict[WriterOptions, Engine] = {}
         self._engines_lock = threading.Lock()
         self.admin = Admin(
@@ -218,6 +198,7 @@ class Bridge(Resuming):
             self._counters.refill,
             self._send_lingering,
             self._resumer.look_at_sessions,
+            self._look_at_shared,
         )
 
     @property
@@ -296,6 +277,26 @@ class Bridge(Resuming):
         )
         completion = self._outcomes.waiting.setdefault(identifier.bytes, Completion(identifier.bytes))
         return Part(self._runtime, plan, completion, self._metadata.claim_part(record.group, identifier))
+
+    def share(self, client_name: str, session: str) -> SharedClient:
+        """Use a client name together with other processes, to write transactions with them.
+
+        Args:
+            client_name: Whose transactions they are; not the name of a connection, which is one process's own.
+            session: What all these processes call their session. They do not fence each other; but once a session of
+                another name has begun, this one is over, in all processes and for good.
+
+        Raises:
+            InvalidNameError: it is no name for a client.
+        """
+        self._check_open()
+        check_client_name(client_name)
+        with self._shared_lock:
+            found = self._shared.pop((client_name, session), None) or self._new_shared(client_name, session)
+            self._shared[client_name, session] = found
+            while len(self._shared) > _SHARED_MAX:
+                del self._shared[next(iter(self._shared))]
+        return found
 
     def reader(
         self,
@@ -521,6 +522,28 @@ class Bridge(Resuming):
     def _resumer_if_open(self) -> Resumer:
         self._check_open()
         return self._resumer
+
+    def _new_shared(self, client_name: str, session: str) -> SharedClient:
+        options = self.options
+        sessions = ClientSessions(
+            self._metadata, client_name, named=True, changed=self._housekeeper.poke, holder=session
+        )
+        return SharedClient(
+            client_name,
+            self._metadata,
+            self._catalog,
+            self._runtime,
+            sessions,
+            Planner(client_name, options, self._catalog, self._outcomes, sessions),
+            self._counters,
+            Resumer(client_name, options, self._metadata, self._catalog, self._runtime, sessions),
+            options.connect_timeout_s,
+        )
+
+    def _look_at_shared(self) -> None:
+        """Have the clients that are shared with other processes learn of newer sessions."""
+        for client in list(self._shared.values()):
+            client.look()
 
     def _check_open(self) -> None:
         if self._closed:

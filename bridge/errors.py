@@ -8,6 +8,7 @@ The tree::
     │  ├─ InvalidRangesError          key ranges that overlap, leave gaps, or name no active segment
     │  ├─ InvalidTimeoutError         lease not positive or over the limit
     │  ├─ RecordTooLargeError         refused at write time
+    │  ├─ RowRefused                  of a data frame; carries its number in its partition
     │  ├─ TransactionTooLargeError    refused at write time
     │  ├─ TransactionIdOutOfOrder     a user's transaction id is lower than the one before
     │  ├─ GroupMismatchError          streams of different transaction groups
@@ -102,6 +103,19 @@ class RecordTooLargeError(InvalidRequestError):
         super().__init__(message)
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
+
+
+class RowRefused(InvalidRequestError):
+    """A row of a data frame can not be written; nothing of its job or micro-batch becomes visible.
+
+    ``row`` is its number in its partition, from 0.
+    """
+
+    code = "row-refused"
+
+    def __init__(self, message: str, *, row: int) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class TransactionTooLargeError(InvalidRequestError):

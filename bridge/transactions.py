@@ -37,12 +37,12 @@ from bridge.message import Origin, Record, record_of
 from bridge.model.control import ControlKind, ControlRecord, Run, decode_control
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName
-from bridge.model.position import LogPosition
+from bridge.model.position import Latest, LogPosition, Since, parse_log_start
 
 logger = logging.getLogger(__name__)
 
 LogStart = str | LogPosition | int | datetime
-"""``"earliest"``, ``"latest"``, a position or its text, or a time (ms since 1970 if it is an int)."""
+"""``"earliest"``, ``"latest"``, a position, a time (ms since 1970 if it is an int), or the text of these."""
 
 _POLL_S: Final = 0.1
 _BATCH: Final = 500
@@ -101,10 +101,7 @@ class CommittedTransaction:
 
     def counts(self) -> dict[str, int]:
         """How many records it has in each stream."""
-        found: dict[str, int] = {}
-        for stream, _, runs in self.control.segments():
-            found[stream] = found.get(stream, 0) + sum(run.count for run in runs)
-        return found
+        return self.control.counts()
 
     def records(self) -> Iterator[Record]:
         """Its records of all streams, read from Kafka as they are asked for, by their local sequence.
@@ -151,7 +148,7 @@ class TransactionReader:
         self._stalled_s = stalled_s
         topic = group.commit_log_topic
         offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        begin = _begin(offsets, group, start)
+        begin = log_offset(offsets, group, start)
         self._next = begin
         self._goal = None if follow else offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
         config = consumer_config(
@@ -331,34 +328,48 @@ class _Cursor:
         self.paused = False
 
 
-def _begin(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:
-    """The offset of the commit log at which to begin."""
+def log_offset(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:
+    """The offset of the commit log at which to begin.
+
+    Raises:
+        InvalidRequestError, TruncatedError: it can not be begun there.
+        KafkaUnavailable, NotFoundError.
+    """
     topic = group.commit_log_topic
-    if isinstance(start, str) and start not in ("earliest", "latest"):
-        start = LogPosition.parse(start)
-    if start == "latest":
+    place = parse_log_start(start) if isinstance(start, str) else start
+    if isinstance(place, Latest):
         return offsets.end([topic], Isolation.READ_COMMITTED)[topic]
     first = offsets.first([topic])[topic]
-    match start:
+    match place:
         case LogPosition():
-            if start.group != group:
-                raise InvalidRequestError(f"the position {start} belongs to group {start.group}, not to {group}")
+            if place.group != group:
+                raise InvalidRequestError(f"the position {place} belongs to group {place.group}, not to {group}")
             end = offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
-            if start.offset > end:
+            if place.offset > end:
                 raise InvalidRequestError(
-                    f"the position {start} is beyond the end of the commit log, which is at {end}"
+                    f"the position {place} is beyond the end of the commit log, which is at {end}"
                 )
-            if start.offset < first:
-                raise TruncatedError(f"the commit log of {group} begins at {first} now, so {start} can not be begun at")
-            return start.offset
-        case datetime() | int():
-            ms = int(start.timestamp() * 1000) if isinstance(start, datetime) else start
+            if place.offset < first:
+                raise TruncatedError(f"the commit log of {group} begins at {first} now, so {place} can not be begun at")
+            return place.offset
+        case Since() | datetime() | int():
+            ms = _milliseconds(place)
             if ms < 0:
                 raise InvalidRequestError(f"a time to begin at is not negative: {ms}")
             found = offsets.since([topic], ms)[topic]
             return offsets.end([topic], Isolation.READ_COMMITTED)[topic] if found is None else found
         case _:
             return first
+
+
+def _milliseconds(time: Since | datetime | int) -> int:
+    match time:
+        case Since(ms):
+            return ms
+        case datetime():
+            return int(time.timestamp() * 1000)
+        case _:
+            return time
 
 
 def _judge(error: KafkaError, what: str) -> None:

@@ -6,12 +6,17 @@ import itertools
 import re
 import uuid
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 import bridge
 from bridge.embedded import EmbeddedCluster
 from integration_tests.clients import Site
+from integration_tests.spark_tools import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _run = uuid.uuid4().hex[:8]
 _numbers = itertools.count(1)
@@ -26,6 +31,13 @@ def cluster() -> Iterator[EmbeddedCluster]:
     """
     with EmbeddedCluster() as shared:
         yield shared
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One Spark, and so one JVM, for the whole run; it finds the formats ``rollbridge`` by itself."""
+    with spark_session(tmp_path_factory.mktemp("spark")) as session:
+        yield session
 
 
 @pytest.fixture

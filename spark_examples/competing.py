@@ -22,7 +22,7 @@ from bridge.errors import RollbridgeError
 
 TRANSACTION_TIMEOUT_S: Final = 2.0
 """After which brokers abort the write of a process that died in the middle, if nobody else does before."""
-_PATIENCE_S: Final = 90.0
+PATIENCE_S: Final = 90.0
 _POLL_S: Final = 0.002
 
 
@@ -57,18 +57,20 @@ def kill(process: BaseProcess) -> None:
     process.join()
 
 
-def until(condition: Callable[[], bool], what: str, running: Iterable[BaseProcess] = ()) -> None:
+def until(
+    condition: Callable[[], bool], what: str, running: Iterable[BaseProcess] = (), patience_s: float = PATIENCE_S
+) -> None:
     """Return once a condition holds.
 
     Raises:
         Stuck: it does not in time, or a process that should bring it about has failed.
     """
     watched = list(running)
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not condition():
         _check_well(watched, what)
         if time.monotonic() > deadline:
-            raise Stuck(f"{what}: not within {_PATIENCE_S:g} s")
+            raise Stuck(f"{what}: not within {patience_s:g} s")
         time.sleep(_POLL_S)
 
 

@@ -7,7 +7,6 @@ caller can check that Spark computes the position of a key in the key space as r
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from spark_examples.helper import serve
+from spark_examples.session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _CARRIER: Final = 10
 """Place of the carrier in a value, behind the row number."""
-
-_HASTE: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_LOGGING: Final = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +49,7 @@ class StockSpark:
     """A local Spark session with the four jars of its Kafka source."""
 
     def __init__(self, java_home: str, jars: Sequence[Path], scratch: Path) -> None:
-        from pyspark.sql import SparkSession
-
-        os.environ.update(JAVA_HOME=java_home, PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable)
-        scratch.mkdir(parents=True, exist_ok=True)
-        logging = scratch / "log4j2.properties"
-        logging.write_text(_LOGGING)
-        self.session: SparkSession = (
-            SparkSession.builder.master("local[2]")
-            .appName("stock Kafka source")
-            .config("spark.jars", ",".join(map(str, jars)))
-            .config("spark.driver.memory", "1g")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.host", "127.0.0.1")
-            # The first compiler only: two queries are over before the second one has paid off.
-            .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging} {_HASTE}")
-            .config("spark.local.dir", str(scratch))
-            .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .getOrCreate()
-        )
+        self.session: SparkSession = local_session(java_home, jars, scratch, name="stock Kafka source")
 
     def count(self, bootstrap_servers: str, pattern: str) -> SparkCount:
         """Read everything that is committed now, and count it."""

@@ -199,6 +199,31 @@ class PartWriter:
                 slot.last = count - 1
             self.count = count
 
+    def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
+        """Hand over a ready-made record batch as a frame, instead of records one by one.
+
+        Args:
+            stream: The stream.
+            at: Place of the segment among those of the stream's route.
+            batch: The batch; each of its records has our header.
+            first, last: Counts of its first and last record within the part, which rise from batch to batch.
+            records: How many records it holds.
+
+        Raises:
+            TransactionTooLargeError: it was not taken.
+        """
+        lane = self.lanes[stream]
+        slot = lane.slots[at] or self._open_slot(lane, at)
+        self._check_room(len(batch))
+        key = HEADER.pack(MAGIC, VERSION, _DATA, self._key, self.part, slot.number, first, records, self._client_epoch)
+        self._emit(slot.place, key, batch)
+        if not slot.before:
+            slot.first = first
+        slot.last = last
+        slot.before += records
+        self.bytes += len(batch)
+        self.count = max(self.count, last + 1)
+
     def cut_all(self) -> None:
         """Hand over every open batch as a frame."""
         for lane in self.lanes.values():
@@ -261,12 +286,7 @@ class PartWriter:
                 size_bytes=size,
                 limit_bytes=lane.record_bytes_max,
             )
-        if self.bytes + size > self._limits.transaction_bytes:
-            raise TransactionTooLargeError(
-                f"transaction {self.completion.transaction} would exceed {self._limits.transaction_bytes} bytes; "
-                "this record was not written: commit what there is, or abort",
-                limit_bytes=self._limits.transaction_bytes,
-            )
+        self._check_room(size)
         self._cut(slot)
         if key is None and slot.records and len(lane.slots) > 1:
             # Records without a key stay together for a batch, then go on to the next segment.
@@ -331,6 +351,14 @@ class PartWriter:
         self.bytes += len(value)
         self._emit(slot.place, key, value)
         slot.ready = None
+
+    def _check_room(self, size: int) -> None:
+        if self.bytes + size > self._limits.transaction_bytes:
+            raise TransactionTooLargeError(
+                f"transaction {self.completion.transaction} would exceed {self._limits.transaction_bytes} bytes; "
+                "this record was not written: commit what there is, or abort",
+                limit_bytes=self._limits.transaction_bytes,
+            )
 
     def _foreign(self, stream: str) -> InvalidRequestError:
         return InvalidRequestError(

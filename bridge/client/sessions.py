@@ -6,6 +6,9 @@ whoever has begun a transaction knows that an older process of the same name can
 
 Connections without a name of their own do none of this: nobody else has their name. Their epoch is 0.
 
+Several processes may share a session: those that name the same holder. The first one registers it; once another holder
+has registered, they are all fenced, also those that begin only then.
+
 Source: Kafka's ``InitProducerId`` and producer epochs.
 """
 
@@ -15,26 +18,24 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from bridge.errors import Fenced, UnavailableError
 from bridge.model import paths
 from bridge.model.names import GroupName
-from bridge.model.records import ClientSession
+from bridge.model.records import ClientSession, next_session
 from bridge.model.requests import Request, RequestKind
 from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
 from bridge.zookeeper.metadata import Metadata
 
 logger = logging.getLogger(__name__)
 
-_MINUTE_MS: Final = 60_000
-"""An epoch is at least the minutes since 1970, so epochs rise also where the record of an old session has expired."""
-
 
 class ClientSessions:
     """The sessions of one connection, one in each group. Safe to use from several threads."""
 
-    def __init__(self, metadata: Metadata, client_name: str, *, named: bool, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, metadata: Metadata, client_name: str, *, named: bool, changed: Callable[[], None], holder: str = ""
+    ) -> None:
         """Start without any.
 
         Args:
@@ -42,7 +43,9 @@ class ClientSessions:
             client_name: Whose they are.
             named: Whether others may use the same name; otherwise nothing is registered.
             changed: Called when :meth:`look` has something to do.
+            holder: What all processes that share the session call it; empty: it is this one's own.
         """
+        self._holder = holder
         self._metadata = metadata
         self._client_name = client_name
         self._named = named
@@ -104,9 +107,15 @@ class ClientSessions:
         session, path = self._metadata.session, paths.session(group, self._client_name)
         while True:
             node = session.get(path)
-            now_ms = int(time.time() * 1000)
-            before = 0 if node is None else ClientSession.from_json(node.value).epoch
-            fresh = ClientSession(self._client_name, max(before + 1, now_ms // _MINUTE_MS), now_ms)
+            before = None if node is None else ClientSession.from_json(node.value)
+            if before is not None and self._holder:
+                if before.holder == self._holder:
+                    self._epochs[group] = before.epoch
+                    break
+                if before.is_former(self._holder):
+                    self.fenced[group] = before.epoch
+                    self.check()
+            fresh = next_session(before, self._client_name, self._holder, int(time.time() * 1000))
             try:
                 if node is None:
                     session.create(path, fresh.to_json(), parents=True)
@@ -114,19 +123,23 @@ class ClientSessions:
                     session.set(path, fresh.to_json(), node.version)
             except (NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError):
                 continue  # somebody else was faster, or nobody knows: an epoch that nobody has does no harm
+            if before is not None:
+                self.fence(group, fresh.epoch, timeout_s)
+            self._epochs[group] = fresh.epoch
             break
-        if before:
-            request = Request(
-                kind=RequestKind.FENCE,
-                owner=self._client_name,
-                owner_epoch=fresh.epoch,
-                client_name=self._client_name,
-                created_ms=now_ms,
-            )
-            self._metadata.ask(group, request, timeout_s)
-        self._epochs[group] = fresh.epoch
         self._watch(group)
-        return fresh.epoch
+        return self._epochs[group]
+
+    def fence(self, group: GroupName, epoch: int, timeout_s: float) -> None:
+        """Return once nothing that sessions below an epoch have asked for is under way. Raises as :meth:`epoch`."""
+        request = Request(
+            kind=RequestKind.FENCE,
+            owner=self._client_name,
+            owner_epoch=epoch,
+            client_name=self._client_name,
+            created_ms=int(time.time() * 1000),
+        )
+        self._metadata.ask(group, request, timeout_s)
 
     def _watch(self, group: GroupName) -> None:
         node = self._metadata.session.get(paths.session(group, self._client_name), lambda: self._suspect_change(group))

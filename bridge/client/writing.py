@@ -15,8 +15,9 @@ from bridge.client.outbox import HOLD_S, Outbox
 from bridge.client.results import PartHandle
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Delivered
-from bridge.client.slots import Headers
+from bridge.client.slots import Headers, Lane
 from bridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
+from bridge.kafka.batches import Compression
 from bridge.kafka.translate import translate
 from bridge.model.identifiers import TransactionId
 from bridge.timeouts import Timeout, as_seconds
@@ -259,6 +260,27 @@ class Part(Writing):
     def number(self) -> int:
         """The number of the part, 1 or more."""
         return self._writer.part
+
+    @property
+    def compression(self) -> Compression:
+        """The codec of its frames."""
+        return Compression(self._runtime.limits.compression)
+
+    def lane(self, stream: str) -> Lane:
+        """One of the streams as this part writes to it: its segments and limits; for :meth:`put_batch`."""
+        return self._writer.lanes[stream]
+
+    def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
+        """Write records that stand in a ready-made batch already; see :meth:`PartWriter.put_batch`.
+
+        Raises:
+            TransactionTooLargeError, BackpressureError: these records were not written.
+            TransactionClosed: the transaction has ended, or the part is finished.
+        """
+        with self._lock:
+            if self._finished or self._completion.closed:
+                raise self._refusal()
+            self._writer.put_batch(stream, at, batch, first, last, records)
 
     def finish(self, timeout: Timeout = None) -> PartHandle:
         """Return, once the brokers have everything, what the owner hands to ``commit(parts=[...])``.

@@ -100,6 +100,11 @@ class BatchHeader(NamedTuple):
         return bool(self.attributes & _TRANSACTIONAL)
 
     @property
+    def is_append_time(self) -> bool:
+        """Whether the broker's time, which is ``max_timestamp``, stands for the timestamps of all records."""
+        return bool(self.attributes & _LOG_APPEND_TIME)
+
+    @property
     def is_control(self) -> bool:
         """Whether the batch is a marker, not data."""
         return bool(self.attributes & _CONTROL)
@@ -195,9 +200,7 @@ def validate_frame(batch: Batch, count: int, *, deep: bool = False) -> BatchHead
         raise CorruptDataError(f"record batch holds {header.record_count} records, expected {count}")
     if header.last_offset_delta != count - 1:
         raise CorruptDataError(f"record batch of {count} records has last offset delta {header.last_offset_delta}")
-    actual = crc32c(memoryview(batch)[_CRC_START:])
-    if actual != header.crc:
-        raise CorruptDataError(f"record batch has checksum {header.crc:#010x}, its bytes give {actual:#010x}")
+    check_crc(header, batch)
     if deep:
         # A batch can count its records right in the header and number them wrong inside.
         for delta, record in enumerate(read_records(batch)):
@@ -269,7 +272,7 @@ def read_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> 
         CorruptDataError: While iterating, at the first byte that does not parse, or if it is larger than allowed.
     """
     header = parse_header(batch)
-    records = iter(DefaultRecordBatch(_uncompressed(header, batch, limit_bytes)))
+    records = iter(DefaultRecordBatch(uncompressed(header, batch, limit_bytes=limit_bytes)))
     seen = 0
     while True:
         try:
@@ -284,8 +287,19 @@ def read_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> 
         raise CorruptDataError(f"record batch claims {header.record_count} records and holds {seen}")
 
 
-def _uncompressed(header: BatchHeader, batch: Batch, limit_bytes: int) -> Batch:
-    """The same batch with its records as they are; its checksum is not renewed."""
+def check_crc(header: BatchHeader, batch: Batch) -> None:
+    """Raise CorruptDataError unless the checksum of a complete batch is right."""
+    actual = crc32c(memoryview(batch)[_CRC_START:])
+    if actual != header.crc:
+        raise CorruptDataError(f"record batch has checksum {header.crc:#010x}, its bytes give {actual:#010x}")
+
+
+def uncompressed(header: BatchHeader, batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Batch:
+    """The same batch with its records as they are, at most ``limit_bytes`` of them; its checksum is not renewed.
+
+    Raises:
+        CorruptDataError: It does not decompress, or is larger than allowed.
+    """
     if header.compression == Compression.NONE:
         return batch
     if header.compression > Compression.ZSTD:

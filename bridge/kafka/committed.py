@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from enum import Enum
 from typing import Final, NamedTuple
 
 from bridge.errors import CorruptDataError
@@ -52,24 +53,48 @@ def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) ->
     Raises:
         CorruptDataError: It is no sequence of batches, or a record does not parse.
     """
-    spans = deque(sorted(aborted, key=lambda span: span.first_offset))
-    gone: set[int] = set()
     records: list[Record] = []
     end, aborted_batches = start, 0
+    for header, batch, standing in judged_batches(raw, aborted):
+        if standing is Standing.COMMITTED:
+            records.extend(record for record in read_records(batch) if record.offset >= start)
+        aborted_batches += standing is Standing.ABORTED
+        end = max(end, header.base_offset + header.last_offset_delta + 1)
+    return Committed(records, end, aborted_batches)
+
+
+class Standing(Enum):
+    """What a batch of a log is to a ``read_committed`` reader."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    MARKER = "marker"
+
+
+def judged_batches(
+    raw: bytes | memoryview, aborted: Iterable[AbortedSpan]
+) -> Iterator[tuple[BatchHeader, memoryview, Standing]]:
+    """The batches of a stretch of log, in order, and whether a reader sees them.
+
+    Args:
+        raw: Batches one after the other; the last may be cut short, and is left out then.
+        aborted: Transactions that were aborted and reach into the stretch.
+
+    Raises:
+        CorruptDataError: While iterating: it is no sequence of batches.
+    """
+    spans = deque(sorted(aborted, key=lambda span: span.first_offset))
+    gone: set[int] = set()
     for batch in complete_batches(raw):
         header = parse_header(batch)
-        last = header.base_offset + header.last_offset_delta
-        while spans and spans[0].first_offset <= last:
+        while spans and spans[0].first_offset <= header.base_offset + header.last_offset_delta:
             gone.add(spans.popleft().producer_id)
         if header.is_control:
             if _is_abort(batch):
                 gone.discard(header.producer_id)
-        elif _is_gone(header, gone):
-            aborted_batches += 1
+            yield header, batch, Standing.MARKER
         else:
-            records.extend(record for record in read_records(batch) if record.offset >= start)
-        end = max(end, last + 1)
-    return Committed(records, end, aborted_batches)
+            yield header, batch, Standing.ABORTED if _is_gone(header, gone) else Standing.COMMITTED
 
 
 def _is_gone(header: BatchHeader, gone: set[int]) -> bool:

@@ -50,6 +50,22 @@ class Stretch(NamedTuple):
     aborted: int = 0
 
 
+class RawStretch(NamedTuple):
+    """Part of a partition, as the broker gives it.
+
+    Attributes:
+        start: Where it begins; later than asked for if the log was truncated. The first batch may begin earlier.
+        batches: Whole batches one after the other; the last may be cut short.
+        aborted: The aborted transactions that reach into it.
+        high_watermark: Where the partition ends.
+    """
+
+    start: int
+    batches: bytes
+    aborted: list[AbortedSpan]
+    high_watermark: int
+
+
 class LogReader:
     """Reads partitions through a :class:`Cluster` of its own; not thread-safe."""
 
@@ -65,14 +81,14 @@ class LogReader:
         """Drop the connections."""
         self._cluster.close()
 
-    def ask(self, topic: str, offset: int, *, wait_ms: int) -> None:
+    def ask(self, topic: str, offset: int, *, wait_ms: int, max_bytes: int = FETCH_BYTES) -> None:
         """Send the request of a :meth:`fetch` that is to follow, so that the broker works on it meanwhile.
 
         If no fetch of this offset follows, the answer is lost, with its connection. Faults are left to the fetch, too.
         """
         try:
             connection = self._cluster.connection(self._cluster.leader(topic, 0))
-            connection.send(_request(topic, 0, offset, wait_ms, Isolation.READ_COMMITTED, FETCH_BYTES))
+            connection.send(_request(topic, 0, offset, wait_ms, Isolation.READ_COMMITTED, max_bytes))
         except (CodeError, KafkaUnavailable) as fault:
             logger.debug("topic %s is not asked in advance: %s", topic, fault)
         else:
@@ -100,6 +116,23 @@ class LogReader:
             TopicNotFound, NotAuthorizedError, KafkaUnavailable
             CorruptDataError: The log ends before ``offset``, or does not parse.
         """
+        raw = self.fetch_raw(
+            topic, offset, wait_ms=wait_ms, partition=partition, isolation=isolation, max_bytes=max_bytes
+        )
+        committed = committed_records(raw.batches, raw.start, raw.aborted)
+        return Stretch(raw.start, committed.end, committed.records, raw.high_watermark, committed.aborted)
+
+    def fetch_raw(
+        self,
+        topic: str,
+        offset: int,
+        *,
+        wait_ms: int = 0,
+        partition: int = 0,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        max_bytes: int = FETCH_BYTES,
+    ) -> RawStretch:
+        """The same as :meth:`fetch`, not looked into."""
         return read_patiently(
             self._cluster,
             topic,
@@ -111,7 +144,7 @@ class LogReader:
 
     def _fetch_once(
         self, topic: str, partition: int, offset: int, wait_ms: int, isolation: Isolation, max_bytes: int
-    ) -> Stretch:
+    ) -> RawStretch:
         while True:
             try:
                 asked, self._asked = self._asked, None
@@ -127,10 +160,8 @@ class LogReader:
                     raise CorruptDataError(f"topic {topic} ends before offset {offset}, which was written") from exc
                 offset = first
                 continue
-            aborted = found.aborted_transactions or ()
-            spans = [AbortedSpan(item.producer_id, item.first_offset) for item in aborted]
-            committed = committed_records(found.records or b"", offset, spans)
-            return Stretch(offset, committed.end, committed.records, found.high_watermark, committed.aborted)
+            spans = [AbortedSpan(item.producer_id, item.first_offset) for item in found.aborted_transactions or ()]
+            return RawStretch(offset, found.records or b"", spans, found.high_watermark)
 
 
 def ask_batches(

@@ -96,6 +96,13 @@ class ControlRecord:
         parts.append(_NULL if self.refused is None else _PRESENT + _refused(self.refused))
         return b"".join(parts)
 
+    def counts(self) -> dict[str, int]:
+        """How many records stand in each stream."""
+        found: dict[str, int] = {}
+        for stream, _, runs in self.segments():
+            found[stream] = found.get(stream, 0) + sum(run.count for run in runs)
+        return found
+
     def segments(self) -> Iterator[tuple[str, SegmentId, Sequence[Run]]]:
         """Every stream and segment that holds records, with its runs."""
         for stream, segments in self.placement.items():

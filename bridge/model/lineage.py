@@ -45,7 +45,22 @@ class Lineage:
 
 
 def lineage(history: EpochHistory) -> Lineage:
-    """The lives of all segments of a history and the links between them."""
+    """The lives of all segments of a history and the links between them.
+
+    That of the last history is kept: whoever follows a stream asks again and again for the same one.
+    """
+    global _last
+    known, found = _last
+    if known is not history:
+        found = _lineage(history)
+        _last = history, found
+    return found
+
+
+_last: tuple[EpochHistory | None, Lineage] = None, Lineage((), ())
+
+
+def _lineage(history: EpochHistory) -> Lineage:
     newest = history.active.epoch
     lives: dict[SegmentId, Life] = {}
     links: list[Link] = []

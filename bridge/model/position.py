@@ -133,6 +133,19 @@ StartLike = str | int | datetime | DLSN | SN | ReadPosition | Iterable[DLSN | SN
 """How a caller may put a start; an int is a time in ms since 1970."""
 
 
+def parse_log_start(text: str) -> Earliest | Latest | Since | LogPosition:
+    """What the text of a start means for a commit log: ``earliest``, ``latest``, a time, or a position.
+
+    Raises:
+        InvalidRequestError: it means nothing.
+    """
+    if text == "earliest":
+        return Earliest()
+    if text == "latest":
+        return Latest()
+    return _parse_time(text) or LogPosition.parse(text)
+
+
 def parse_start(stream: StreamName, start: StartLike) -> Start:
     """What a caller's start means for a stream.
 
@@ -168,20 +181,27 @@ def _parse_text(stream: StreamName, text: str) -> Start:
         return Latest()
     if "@" in text:
         return parse_start(stream, ReadPosition.parse(text))
-    if _MS.fullmatch(text):
-        return _since(int(text))
-    if _TIME.fullmatch(text):
-        try:
-            when = datetime.fromisoformat(text)
-        except ValueError as fault:
-            raise InvalidRequestError(f"{text!r} is no time: {fault}") from None
-        return parse_start(stream, when if when.tzinfo else when.replace(tzinfo=UTC))
+    if (since := _parse_time(text)) is not None:
+        return since
     if text.startswith(("dlsn=", "seq=", "txid=")) or text.count(":") == 2:
         return _at(stream, [SN.parse(text)])
     raise InvalidRequestError(
         f"{text!r} is nothing to begin at: earliest, latest, a time such as 2026-01-31T12:00:00Z, a DLSN or SN, or a "
         "position such as sales/orders@4-0:17 is expected"
     )
+
+
+def _parse_time(text: str) -> Since | None:
+    """The time that a text names; None if it does not look like one. A time without a zone is UTC."""
+    if _MS.fullmatch(text):
+        return _since(int(text))
+    if not _TIME.fullmatch(text):
+        return None
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError as fault:
+        raise InvalidRequestError(f"{text!r} is no time: {fault}") from None
+    return _since(int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000))
 
 
 def _since(ms: int) -> Since:

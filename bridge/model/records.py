@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
@@ -12,6 +12,7 @@ from bridge.errors import InvalidRequestError
 from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
 from bridge.model.foundation import Foundation
 from bridge.model.identifiers import Epoch, SegmentId, TransactionId
+from bridge.model.joint import JointWork, SharedSession
 from bridge.model.keyspace import KeyRange
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes_json import reading
@@ -24,6 +25,7 @@ FOREVER = -1
 RETENTION_GROUPS_MAX = 100
 RETENTION_GROUP_CHARACTERS_MAX = 255
 _LONG_MAX = (1 << 63) - 1
+_MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,20 +380,60 @@ class TransactionRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClientSession:
-    """The newest session of a client name in a group; it refuses what older ones still send."""
+    """The newest session of a client name in a group; it refuses what older ones still send.
+
+    ``shared`` is what the processes that share it agree on; None if none of the client's sessions was ever shared.
+    """
 
     client_name: str
     epoch: int
     registered_ms: int
+    shared: SharedSession | None = None
+
+    @property
+    def work(self) -> JointWork | None:
+        """The client's latest joint transaction."""
+        return None if self.shared is None else self.shared.work
+
+    @property
+    def holder(self) -> str:
+        """What the processes that share it call it; empty if it is one process's own."""
+        return "" if self.shared is None else self.shared.holder
+
+    def is_former(self, holder: str) -> bool:
+        """Whether an earlier session had this holder."""
+        return self.shared is not None and holder in self.shared.former
+
+    def with_work(self, work: JointWork, now_ms: int) -> ClientSession:
+        """The same session with another joint transaction."""
+        shared = self.shared or SharedSession("")
+        return replace(self, registered_ms=now_ms, shared=replace(shared, work=work))
 
     def to_json(self) -> bytes:
         """Plain JSON."""
         return schemas.codec("client_session").to_json(
-            {"client_name": self.client_name, "epoch": self.epoch, "registered_ms": self.registered_ms}
+            {
+                "client_name": self.client_name,
+                "epoch": self.epoch,
+                "registered_ms": self.registered_ms,
+                "shared": None if self.shared is None else self.shared.to_datum(),
+            }
         )
 
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
         with reading("client_session", raw) as datum:
-            return cls(**datum)
+            shared = datum.pop("shared")
+            return cls(**datum, shared=None if shared is None else SharedSession.of_datum(shared))
+
+
+def next_session(before: ClientSession | None, client_name: str, holder: str, now_ms: int) -> ClientSession:
+    """The session that follows one; an epoch is at least the minutes since 1970.
+
+    So epochs rise also where the record of an old session has expired.
+    """
+    epoch = max(0 if before is None else before.epoch + 1, now_ms // _MINUTE_MS)
+    known = None if before is None else before.shared
+    shared = (known or SharedSession("")).taken_over(holder) if known or holder else None
+    return ClientSession(client_name, epoch, now_ms, shared)

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 KEPT_MS: Final = 30 * 24 * 3_600_000
 """How long a session is on record after it has registered: far longer than any lease, or memory of an outcome."""
+WORK_KEPT_MS: Final = 365 * 24 * 3_600_000
+"""The same for one that names a joint transaction, after it has begun that: without it, it would be written again."""
 LOOK_MS: Final = 24 * 3_600_000
 READ_AT_ONCE: Final = 500
 
@@ -42,7 +44,8 @@ def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
     group.sessions_checked_ms = now_ms
     writing = {item.owners.session[0] for item in group.fold.open.values()}
     for session in (yield from _read_sessions(group)):
-        if session.registered_ms < now_ms - KEPT_MS and session.client_name not in writing:
+        kept_ms = KEPT_MS if session.work is None else WORK_KEPT_MS
+        if session.registered_ms < now_ms - kept_ms and session.client_name not in writing:
             yield from write(DeleteNode(paths.session(group.name, session.client_name)))
             group.fold.fences.forget(session.client_name)
             group.counts["sessions_forgotten"] += 1

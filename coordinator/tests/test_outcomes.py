@@ -12,6 +12,7 @@ from bridge.model import paths
 from bridge.model.buffered import BufferedTransaction
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.identifiers import TransactionId
+from bridge.model.joint import JointWork, SharedSession
 from bridge.model.records import ClientSession, Group
 from bridge.model.requests import Answer, Request, RequestKind
 from bridge.model.terminated import GONE
@@ -20,7 +21,7 @@ from coordinator.group import GroupState, LeaderSettings
 from coordinator.preserver import Absence
 from coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
 from coordinator.procedures.questions import answer_questions, put_question
-from coordinator.procedures.sessions import KEPT_MS, forget_sessions, load_sessions
+from coordinator.procedures.sessions import KEPT_MS, WORK_KEPT_MS, forget_sessions, load_sessions
 from coordinator.steps import Steps, commit_round
 from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.sim_world import World
@@ -259,6 +260,10 @@ def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: H
     for name, registered_ms in (("old", 0), ("busy", 0), ("new", KEPT_MS)):
         house.world.ensure(paths.session(GROUP, name))
         house.world.nodes[paths.session(GROUP, name)] = ClientSession(name, 7, registered_ms).to_json()
+    work = JointWork(series="q", number=1, transaction=TransactionId.of(0, 1), epoch=7, streams={ORDERS: 0}, lease_ms=1)
+    joint = ClientSession("joint", 7, 0, SharedSession("run", (), work))
+    house.world.ensure(paths.session(GROUP, "joint"))
+    house.world.nodes[paths.session(GROUP, "joint")] = joint.to_json()
     house.world.ensure(paths.session(GROUP, "damaged"))
     house.world.nodes[paths.session(GROUP, "damaged")] = b"{"
     house.do(load_sessions(house.group))
@@ -267,5 +272,7 @@ def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: H
     assert fences.replaying
     house.bench.begin(ORDERS, client="busy")
     house.do(forget_sessions(house.group, KEPT_MS + 1))
-    assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "new"]
+    assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "joint", "new"]
     assert fences.epoch_of("old") == 0
+    house.do(forget_sessions(house.group, WORK_KEPT_MS + 1))
+    assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged"]

@@ -1,0 +1,92 @@
+"""Joint transactions as their processes see them: agree on one, write parts of it, and end it, each in any process.
+
+Which transaction it is stands in the record of the client's session, see :mod:`bridge.client.shared`. Everybody who
+writes a part sends the BEGIN frames before it, so that nobody has to wait for whoever came first; the leader takes the
+first ones, and drops those that come when the transaction has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bridge.client.futures import Completion
+from bridge.client.runtime import Plan, Runtime
+from bridge.client.transaction import Transaction
+from bridge.client.writing import Part
+from bridge.errors import TransactionClosed
+from bridge.model.frames import HEADER, MAGIC, VERSION, FrameKind
+from bridge.model.identifiers import OWNER_PART, TransactionId
+from bridge.model.joint import JointWork, label_of
+from bridge.model.names import GroupName
+
+
+@dataclass(frozen=True, slots=True)
+class JointTicket:
+    """Names a joint transaction for other processes of the session; it can be pickled."""
+
+    group: GroupName
+    series: str
+    number: int
+    transaction: TransactionId
+
+
+class JointTransaction:
+    """A transaction that several processes write; for several threads, too. Made by :meth:`bridge.SharedClient.joint`.
+
+    Attributes:
+        ticket: What another process needs to end it.
+        committed: Whether an earlier session has committed it: then there is nothing left to do.
+    """
+
+    def __init__(self, group: GroupName, work: JointWork, new_part: Callable[[], Part], *, committed: bool) -> None:
+        """See :meth:`bridge.SharedClient.joint`; ``new_part`` makes a part with a number of its own."""
+        self._new_part = new_part
+        self.ticket = JointTicket(group, work.series, work.number, work.transaction)
+        self.committed = committed
+
+    @property
+    def id(self) -> TransactionId:
+        """The id of the transaction."""
+        return self.ticket.transaction
+
+    def part(self) -> Part:
+        """Write a part of it; it counts if its handle is among those that the commit is given.
+
+        Raises:
+            TransactionClosed: an earlier session has committed it.
+            ZooKeeperUnavailable: the part could not be given a number.
+        """
+        if self.committed:
+            raise TransactionClosed(
+                f"{label_of(self.ticket.series, self.ticket.number)} has been committed as transaction {self.id}; "
+                "nothing was written",
+                transaction=str(self.id),
+            )
+        return self._new_part()
+
+
+class JointPart(Part):
+    """A part of a joint transaction: it sends the BEGIN frames itself, in front of what is written."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, plan: Plan, completion: Completion, part: int) -> None:
+        super().__init__(runtime, plan, completion, part)
+        header = HEADER.pack(
+            MAGIC, VERSION, FrameKind.BEGIN, completion.key, OWNER_PART, 0, 0, 0, plan.begin.client_epoch
+        )
+        with self._lock:
+            for place in range(len(self._buffers)):
+                self._emit(place, header, plan.begin_value)
+
+
+class JointEnding(Transaction):
+    """The transaction as the process sees it that ends it: all of it was written by parts, and so was its begin."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, plan: Plan, transaction: TransactionId) -> None:
+        completion = runtime.outcomes.waiting.setdefault(transaction.bytes, Completion(transaction.bytes))
+        self._prepare(runtime, plan, completion, transaction.counter, OWNER_PART)
+        self._sent = self._acked = 1

@@ -1,0 +1,82 @@
+"""The formats as Spark knows them: names, and who does the work; nothing is imported for the side that is not used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+
+class RollbridgeSource(DataSource):  # type: ignore[misc]  # types are checked without PySpark
+    """``format("rollbridge")``: streams to read and to write, in batches and as streaming queries."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "rollbridge"
+
+    def schema(self) -> StructType:
+        """The columns that the options ask for, when it is read."""
+        from bridge.spark import source
+
+        return source.schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads what is there now."""
+        from bridge.spark import source
+
+        return source.batch_reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Reads what comes."""
+        from bridge.spark import source
+
+        return source.stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Writes a data frame as one transaction."""
+        from bridge.spark import sink
+
+        return sink.batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """Writes each micro-batch as one transaction."""
+        from bridge.spark import sink
+
+        return sink.stream_writer(self.options, schema, overwrite=overwrite)
+
+
+class RollbridgeTransactionsSource(DataSource):  # type: ignore[misc]  # types are checked without PySpark
+    """``format("rollbridge-transactions")``: one row for each committed transaction of a group."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "rollbridge-transactions"
+
+    def schema(self) -> StructType:
+        """What is known of a transaction."""
+        from bridge.spark import transactions
+
+        return transactions.schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads what is there now."""
+        from bridge.spark import transactions
+
+        return transactions.batch_reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Reads what comes."""
+        from bridge.spark import transactions
+
+        return transactions.stream_reader(self.options, schema)

@@ -1,0 +1,252 @@
+"""What a micro-batch reads: offset ranges of segments, such that the records of a key never change their order. Pure.
+
+How far a query has read is a *front*: the next offset of every segment at the front, as readers of the library have it
+(:class:`~bridge.model.position.ReadPosition`). What the segments of a front continue has been read to its sealed end;
+what neither they nor their predecessors cover is unread. So two fronts give the ranges between them, whatever has
+happened to the stream in between, and a micro-batch that is run again reads the same.
+
+The records of a key stand in a chain of segments. A segment comes into a micro-batch only when all that it continues
+has been planned to its sealed end: either in an earlier micro-batch, or in this one, and then *one task* reads both,
+one after the other. That would have one task read everything behind a split, so it is done only while it is little
+(:data:`CHAIN_MAX`); otherwise the successors wait for the next micro-batch, where they are read side by side again.
+
+Source: Pravega's readers finish the segments of a transition before they go on; limits are shared out as Spark's Kafka
+source does it, except that they are kept exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bridge.errors import CorruptDataError
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId
+from bridge.model.lineage import lineage
+from bridge.model.reading import ReadingPlan
+from bridge.model.truncation import ancestors, consistent, frontier
+
+Front = Mapping[SegmentId, int]
+
+CHAIN_MAX: Final = 100_000
+"""Offsets that one task may read because some of its segments continue others of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets ``start..end-1`` of a segment, markers among them."""
+
+    segment: SegmentId
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets that is."""
+        return self.end - self.start
+
+
+def unsealed(history: EpochHistory) -> list[SegmentId]:
+    """The segments whose end only the brokers know: what is active, or being sealed."""
+    return [segment for segment in history.stored() if history.sealed_end(segment) is None]
+
+
+def advance(
+    history: EpochHistory,
+    start: Front,
+    ends: Mapping[SegmentId, int],
+    *,
+    limit: int | None = None,
+    chain_max: int | None = CHAIN_MAX,
+) -> dict[SegmentId, int]:
+    """The front to which the next micro-batch reads.
+
+    Equal to ``start`` exactly if nothing is readable, but for segments that became known to continue it.
+
+    Args:
+        history: The epochs as of now.
+        start: Where the last micro-batch ended.
+        ends: How far the :func:`unsealed` segments can be read; others are readable to their sealed ends.
+        limit: At most so many offsets, 1 or more; None for no limit.
+        chain_max: See :data:`CHAIN_MAX`; None where the order of segments does not matter.
+
+    Raises:
+        InvalidRequestError: ``start`` names a segment that the stream does not have, or two of which one continues the
+            other.
+    """
+    plan = ReadingPlan(history, start=start)
+    begun = _Chains(history, start)
+    while limit is None or limit > 0:
+        backlog: dict[SegmentId, int] = {}
+        for segment, position in plan.readable().items():
+            sealed = history.sealed_end(segment)
+            size = (ends.get(segment, position) if sealed is None else sealed) - position
+            if size > 0 and (chain_max is None or begun.total_with(segment, size) <= chain_max):
+                backlog[segment] = size
+        if not backlog:
+            break
+        for segment, size in share(backlog, limit).items():
+            begun.add(segment, size)
+            plan.reached(segment, plan.readable()[segment] + size)
+            limit = None if limit is None else limit - size
+    return plan.frontier()
+
+
+def share(backlog: Mapping[SegmentId, int], limit: int | None) -> dict[SegmentId, int]:
+    """How much to read of each segment: in proportion to what there is, at least one offset of each while they last.
+
+    The sum is ``limit``, or the whole backlog if that is less.
+    """
+    total = sum(backlog.values())
+    if limit is None or total <= limit:
+        return dict(backlog)
+    chosen = sorted(backlog, key=lambda segment: (-backlog[segment], segment))[:limit]
+    parts = dict.fromkeys(chosen, 1)
+    left = limit - len(chosen)
+    rest = sum(backlog[segment] - 1 for segment in chosen)
+    for segment in chosen:
+        more = left * (backlog[segment] - 1) // rest if rest else 0
+        parts[segment] += more
+        rest -= backlog[segment] - 1
+        left -= more
+    return parts
+
+
+def covered(history: EpochHistory, front: Front) -> dict[SegmentId, int]:
+    """The offset up to which a front has read each segment; 0 if it is left out.
+
+    Raises:
+        CorruptDataError: the front goes on behind a segment whose end is not known.
+    """
+    found = dict(front)
+    for segment in ancestors(history, front):
+        end = history.sealed_end(segment)
+        if end is None:
+            raise CorruptDataError(f"segment {segment} counts as read, but its end is not known")
+        found[segment] = end
+    return found
+
+
+def between(history: EpochHistory, start: Front, end: Front) -> list[OffsetRange]:
+    """What lies between two fronts, predecessors first."""
+    old, new = covered(history, start), covered(history, end)
+    ranges = (OffsetRange(item, old.get(item, 0), new.get(item, 0)) for item in history.segments())
+    return [item for item in ranges if item.size > 0]
+
+
+def chains(history: EpochHistory, start: Front, ranges: Sequence[OffsetRange]) -> list[list[OffsetRange]]:
+    """Ranges behind a front, those that continue each other together, in the order in which one task has to read them.
+
+    Args:
+        history: The epochs as of now.
+        start: Where the micro-batch begins.
+        ranges: What it reads, as :func:`between` gives it.
+    """
+    joined = _Chains(history, start)
+    for item in ranges:
+        joined.add(item.segment, item.size)
+    found: dict[SegmentId, list[OffsetRange]] = {}
+    for item in ranges:
+        found.setdefault(joined.root(item.segment), []).append(item)
+    return list(found.values())
+
+
+def split(chain: Sequence[OffsetRange], parts: int) -> list[list[OffsetRange]]:
+    """A chain, cut into at most so many pieces of about the same size; their order is that of the records."""
+    total = sum(item.size for item in chain)
+    step = -(-total // max(parts, 1))
+    pieces: list[list[OffsetRange]] = [[]]
+    room = step
+    for item in chain:
+        start = item.start
+        while start < item.end:
+            if not room:
+                pieces.append([])
+                room = step
+            end = min(item.end, start + room)
+            pieces[-1].append(OffsetRange(item.segment, start, end))
+            room -= end - start
+            start = end
+    return [piece for piece in pieces if piece]
+
+
+def without_lost(
+    ranges: Iterable[OffsetRange], first: Mapping[SegmentId, int], removed: Iterable[SegmentId]
+) -> tuple[list[OffsetRange], list[str]]:
+    """What is left of ranges, and a sentence on everything that is not.
+
+    Args:
+        ranges: What is to be read.
+        first: The first offset that is left of each of their segments that is stored.
+        removed: The segments that were removed.
+    """
+    left: list[OffsetRange] = []
+    lost: list[str] = []
+    gone = frozenset(removed)
+    for item in ranges:
+        start = item.end if item.segment in gone else max(item.start, min(first.get(item.segment, 0), item.end))
+        if start > item.start:
+            lost.append(f"offsets {item.start} to {start - 1} of segment {item.segment} have been deleted")
+        if start < item.end:
+            left.append(OffsetRange(item.segment, start, item.end))
+    return left, lost
+
+
+def without_unknown(history: EpochHistory, front: Front) -> tuple[Front, list[str]]:
+    """A front of which nothing has expired from the history, and a sentence on what was lost with what has.
+
+    What is left begins with the first records that are left, behind what the front has read.
+    """
+    known = history.segments()
+    missing = sorted(segment for segment in front if segment not in known)
+    if not missing:
+        return front, []
+    left = {segment: offset for segment, offset in front.items() if segment in known}
+    what = f"segments {', '.join(map(str, missing))} have been removed, with whatever was still to be read of them"
+    return frontier(history, consistent(history, covered(history, left))), [what]
+
+
+class _Chains:
+    """Which segments of a micro-batch continue each other, and how much each such chain holds."""
+
+    def __init__(self, history: EpochHistory, start: Front) -> None:
+        self._before: dict[SegmentId, list[SegmentId]] = {}
+        for link in lineage(history).links:
+            self._before.setdefault(link.after, []).append(link.before)
+        self._settled = ancestors(history, start)
+        self._parent: dict[SegmentId, SegmentId] = {}
+        self._size: dict[SegmentId, int] = {}
+
+    def root(self, segment: SegmentId) -> SegmentId:
+        """What stands for the segment's chain."""
+        while (parent := self._parent[segment]) != segment:
+            segment = parent
+        return segment
+
+    def total_with(self, segment: SegmentId, size: int) -> int:
+        """How much one task would have to read if this joined; 0 if it continues nothing of the micro-batch."""
+        roots = self._continued(segment)
+        return sum(self._size[item] for item in roots) + size if roots else 0
+
+    def add(self, segment: SegmentId, size: int) -> None:
+        """Put a range of a segment behind everything that it continues; predecessors have to come first."""
+        roots = self._continued(segment)
+        self._parent[segment] = segment
+        self._size[segment] = size
+        for item in roots:
+            self._size[segment] += self._size[item]
+            self._parent[item] = segment
+
+    def _continued(self, segment: SegmentId) -> set[SegmentId]:
+        """The chains of the micro-batch that a segment continues, also through segments that are empty."""
+        found: set[SegmentId] = set()
+        waiting, seen = [segment], {segment}
+        while waiting:
+            for before in self._before.get(waiting.pop(), ()):
+                if before in self._parent:
+                    found.add(self.root(before))
+                elif before not in seen and before not in self._settled:
+                    waiting.append(before)
+                seen.add(before)
+        return found

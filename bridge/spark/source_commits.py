@@ -1,0 +1,93 @@
+"""Where the records of transactions stand in the commit log, for the column ``commitPosition``; kept by the driver.
+
+A COMMIT record names the runs of offsets of its transaction in each segment, and the order of the log is the order in
+each segment. So the driver reads the log once, from where the checkpoint says, and gives each task the runs of what it
+reads. A transaction's records and its COMMIT record are one native transaction: what can be read is in the log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from bridge.kafka.fetch import LogReader
+from bridge.kafka.log_offsets import LogOffsets
+from bridge.kafka.metadata import Isolation
+from bridge.model.control import ControlKind, decode_control, peek_kind
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import GroupName, StreamName
+from bridge.spark.columns import Runs
+from bridge.spark.source_task import Patience
+
+_WAIT_MS: Final = 500
+
+
+class CommitRuns:
+    """The runs of one stream that have been found in its group's commit log; not for several threads."""
+
+    def __init__(self, reader: LogReader, offsets: LogOffsets, stream: StreamName, group: GroupName) -> None:
+        self._reader = reader
+        self._offsets = offsets
+        self._stream = str(stream)
+        self._topic = group.commit_log_topic
+        self._next: int | None = None
+        self._runs: dict[SegmentId, tuple[list[int], list[int], list[int]]] = {}
+
+    def read(self, start: int | None) -> None:
+        """Find everything that can be read by now.
+
+        Args:
+            start: Where to begin if nothing has been read yet; None for the beginning of the log.
+
+        Raises:
+            TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError.
+            UnavailableError: the log did not become readable for a minute.
+        """
+        if self._next is None:
+            first = self._offsets.first([self._topic])[self._topic]
+            self._next = first if start is None else max(start, first)
+        # Up to the end, not the last stable offset: markers are written partition by partition.
+        end = self._offsets.end([self._topic], Isolation.READ_UNCOMMITTED)[self._topic]
+        patience = Patience(self._topic)
+        while self._next < end:
+            found = self._reader.fetch(self._topic, self._next, wait_ms=_WAIT_MS)
+            for record in found.records:
+                if peek_kind(record.value) is ControlKind.COMMIT:
+                    self._take(record.offset, record.key, record.value)
+            patience.moved(self._next, found.end)
+            self._next = found.end
+
+    def of(self, segment: SegmentId, start: int, end: int) -> Runs:
+        """The runs in ``start..end-1`` of a segment."""
+        starts, ends, positions = self._runs.get(segment, ([], [], []))
+        low, high = bisect_right(ends, start), bisect_right(starts, end - 1)
+        return Runs(*(np.array(column[low:high], np.int64) for column in (starts, ends, positions)))
+
+    def forget(self, covered: Mapping[SegmentId, int]) -> None:
+        """Drop the runs that have been read."""
+        for segment, columns in list(self._runs.items()):
+            read = bisect_right(columns[1], covered.get(segment, 0))
+            for column in columns:
+                del column[:read]
+            if not columns[0]:
+                del self._runs[segment]
+
+    def begin_behind(self, covered: Mapping[SegmentId, int]) -> int:
+        """Where the log has the first transaction with records that are not covered; see ``StreamOffset``."""
+        found = self._next or 0
+        for segment, (_, ends, positions) in self._runs.items():
+            unread = bisect_right(ends, covered.get(segment, 0))
+            if unread < len(ends):
+                found = min(found, positions[unread])
+        return found
+
+    def _take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
+        for segment, runs in decode_control(key, value).placement.get(self._stream, {}).items():
+            starts, ends, positions = self._runs.setdefault(segment, ([], [], []))
+            for run in runs:
+                starts.append(run.base_offset)
+                ends.append(run.base_offset + run.count)
+                positions.append(offset)

@@ -1,0 +1,200 @@
+"""What a task of the source does: fetch offset ranges over a connection of its own, and hand out Arrow record batches.
+
+A fetch is asked for while the one before is being looked at. Worker processes of Spark live on, and so do the
+connections that are kept here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from bridge.config import ConnectionSettings
+from bridge.errors import NotFoundError, TruncatedError, UnavailableError
+from bridge.kafka.fetch import LogReader
+from bridge.kafka.metadata import Cluster
+from bridge.message import OWN_HEADERS, Preview
+from bridge.model.names import GroupName, StreamName
+from bridge.previewing import PreviewTail
+from bridge.spark.columns import Place, record_batch
+from bridge.spark.source_records import Records, committed_end
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+logger = logging.getLogger(__name__)
+
+_FETCH_BYTES: Final = 2 << 20
+_ROWS_MAX: Final = 16_384
+"""Rows of one Arrow batch: large ones leave the processor's cache, small ones cost their making."""
+_WAIT_MS: Final = 500
+_STALLED_S: Final = 60.0
+_PREVIEW_PAUSE_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Offsets ``start..end-1`` of a segment."""
+
+    place: Place
+    start: int
+    end: int
+
+
+class Portion(InputPartition):  # type: ignore[misc]  # types are checked without PySpark
+    """What one task reads, one piece after the other."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(None)
+        self.pieces = list(pieces)
+
+
+class PreviewPortion(InputPartition):  # type: ignore[misc]  # types are checked without PySpark
+    """The records of transactions that are open when the task runs."""
+
+    def __init__(self, stream: StreamName, group: GroupName, buffer_partitions: int) -> None:
+        super().__init__(None)
+        self.stream = stream
+        self.group = group
+        self.buffer_partitions = buffer_partitions
+
+
+def read_portion(
+    connection: ConnectionSettings, portion: Portion, names: Sequence[str], schema: StructType, *, fail: bool
+) -> Iterator[pa.RecordBatch]:
+    """The committed records of a portion.
+
+    Args:
+        connection: How to reach Kafka.
+        portion: What to read.
+        names: Which columns, in the order of ``schema``.
+        schema: What Spark expects.
+        fail: Whether deleted records are an error.
+
+    Raises:
+        TruncatedError: records have been deleted, and ``fail``.
+        UnavailableError: nothing became readable for a minute.
+        CorruptDataError: what is there does not parse.
+        NotAuthorizedError, KafkaUnavailable.
+    """
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    reader = log_reader(connection)
+    for piece in portion.pieces:
+        try:
+            for records in _records(reader, piece, fail=fail):
+                for begin in range(0, len(records), _ROWS_MAX):
+                    yield record_batch(records.where(slice(begin, begin + _ROWS_MAX)), piece.place, names, arrow)
+        except TruncatedError:
+            raise
+        except NotFoundError as gone:
+            _lost(piece, piece.start, piece.end, fail=fail, cause=gone)
+
+
+def _records(reader: LogReader, piece: Piece, *, fail: bool) -> Iterator[Records]:
+    topic, offset = piece.place.topic, piece.start
+    patience = Patience(topic)
+    while offset < piece.end:
+        found = reader.fetch_raw(topic, offset, wait_ms=_WAIT_MS, max_bytes=_FETCH_BYTES)
+        if found.start > offset:
+            _lost(piece, offset, min(found.start, piece.end), fail=fail)
+            offset = found.start
+        records, reached = committed_end(found.batches, offset, found.aborted)
+        patience.moved(offset, reached)
+        offset = reached
+        if offset < piece.end:
+            reader.ask(topic, offset, wait_ms=_WAIT_MS, max_bytes=_FETCH_BYTES)
+        if len(records) and records.offset[-1] >= piece.end:
+            records = records.where(records.offset < piece.end)
+        if len(records):
+            yield records
+
+
+def _lost(piece: Piece, start: int, end: int, *, fail: bool, cause: Exception | None = None) -> None:
+    what = f"offsets {start} to {end - 1} of topic {piece.place.topic} have been deleted before they were read"
+    if fail:
+        raise TruncatedError(f"{what}; with the option failOnDataLoss=false they are left out") from cause
+    logger.warning("%s; they are left out", what)
+
+
+class Patience:
+    """Ends the reading of a topic of which nothing becomes readable any more."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._moved_at = time.monotonic()
+
+    def moved(self, before: int, after: int) -> None:
+        """Take note of how far one look has led; UnavailableError if none has led anywhere for a minute."""
+        if after > before:
+            self._moved_at = time.monotonic()
+        elif time.monotonic() - self._moved_at > _STALLED_S:
+            raise UnavailableError(
+                f"offset {after} of topic {self._topic} is not readable for {_STALLED_S:g} s, although it was before: "
+                "brokers have failed, and those that are left do not have it yet"
+            )
+
+
+_readers: dict[str, LogReader] = {}
+
+
+def log_reader(connection: ConnectionSettings) -> LogReader:
+    """This process's reader of a cluster; it is kept for the tasks to come."""
+    key = repr((connection.bootstrap_servers, sorted(connection.kafka.items())))
+    found = _readers.get(key)
+    if found is None:
+        cluster = Cluster(
+            connection.bootstrap_servers, security=connection.kafka, client_id=connection.client_name or "rollbridge"
+        )
+        found = _readers[key] = LogReader(cluster)
+    found.unask()
+    return found
+
+
+def read_previews(
+    connection: ConnectionSettings, portion: PreviewPortion, names: Sequence[str], schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The records of open transactions, as far as there are any when this begins.
+
+    Raises:
+        KafkaUnavailable, NotFoundError, NotAuthorizedError.
+    """
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    tail = PreviewTail(connection, portion.stream, portion.group, portion.buffer_partitions)
+    try:
+        while not tail.is_caught_up:
+            rows = [_preview_row(item) for item in tail.take()]
+            if rows:
+                columns = [
+                    pa.array([row.get(name) for row in rows], arrow.field(n).type) for n, name in enumerate(names)
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=arrow)
+            else:
+                time.sleep(_PREVIEW_PAUSE_S)
+    finally:
+        tail.close()
+
+
+def _preview_row(item: Preview) -> dict[str, Any]:
+    headers = [{"key": name, "value": value} for name, value in item.headers() if name not in OWN_HEADERS]
+    return {
+        "key": item.key(),
+        "value": item.value(),
+        "topic": item.topic(),
+        "partition": 0,
+        "timestamp": item.timestamp()[1] * 1000,
+        "timestampType": 0,
+        "headers": headers or None,
+        "stream": str(item.stream),
+        "segment": item.segment.number,
+        "epoch": item.segment.epoch,
+        "transactionId": str(item.transaction_id),
+        "localSequence": item.local_sequence,
+        "committed": False,
+    }

@@ -1,0 +1,301 @@
+"""``format("rollbridge-transactions")``: one row for each committed transaction of a group, in the order of commits.
+
+What stands in the commit log, for audit and for joins with the data: ``transactionId`` and ``commitPosition`` are the
+same as in ``format("rollbridge")``. One task reads one range of the log, so the order of rows is that of commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from bridge.errors import ConfigError, InvalidRequestError, NotFoundError, TruncatedError
+from bridge.kafka.fetch import LogReader
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.topics import TopicAdmin
+from bridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
+from bridge.model.names import GroupName, StreamName
+from bridge.model.position import LogPosition, parse_log_start
+from bridge.spark.offsets import LogOffset
+from bridge.spark.settings import GROUP, STREAM, OptionReader, SparkSettings, read_settings
+from bridge.spark.source_driver import DriverConnection
+from bridge.spark.source_options import ENDING, FAIL_ON_DATA_LOSS, MAX_RECORDS, STARTING, Kind
+from bridge.spark.source_task import Patience, log_reader
+from bridge.transactions import log_offset
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_SCHEMA: Final = T.StructType(
+    [
+        T.StructField("transactionId", T.StringType()),
+        T.StructField("commitPosition", T.LongType()),
+        T.StructField("label", T.StringType()),
+        T.StructField("client", T.StringType()),
+        T.StructField("streams", T.MapType(T.StringType(), T.LongType())),
+        T.StructField("records", T.LongType()),
+        T.StructField("bytes", T.LongType()),
+        T.StructField("begun", T.TimestampType()),
+        T.StructField("committed", T.TimestampType()),
+    ]
+)
+_WAIT_MS: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """What is to be read of a commit log; it can be pickled."""
+
+    shared: SparkSettings
+    group: GroupName | None
+    """None: that of the stream."""
+    start: str
+    end: str
+    max_records: int | None
+    fail_on_data_loss: bool
+
+
+def read_log_settings(options: Mapping[str, str], kind: Kind) -> LogSettings:
+    """The settings in the options of ``rollbridge-transactions``; ConfigError names all that is wrong."""
+    reader = OptionReader(options)
+    shared = read_settings(reader, streams_needed=False)
+    start = reader.text(STARTING, "latest" if kind == "streaming" else "earliest")
+    end = reader.text(ENDING, "latest")
+    max_records = reader.number(MAX_RECORDS)
+    fail = reader.flag(FAIL_ON_DATA_LOSS, True)
+    faults = reader.faults
+    if kind == "batch" and max_records is not None:
+        faults.append(f"{MAX_RECORDS}: is for streaming queries; a batch ends at {ENDING}")
+    if kind == "streaming" and options.get(ENDING.lower()):
+        faults.append(f"{ENDING}: is for batches; a streaming query that is to end has trigger(availableNow=True)")
+    if shared is not None and shared.group is None and not shared.streams:
+        faults.append(f"{GROUP}: is missing, or {STREAM} to take the group of")
+    for name, text in ((STARTING, start), (ENDING, end)):
+        try:
+            parse_log_start(text)
+        except InvalidRequestError as exc:
+            faults.append(f"{name}: {exc}")
+    reader.finish()
+    assert shared is not None  # its faults were raised
+    return LogSettings(
+        shared=shared, group=shared.group, start=start, end=end, max_records=max_records, fail_on_data_loss=fail
+    )
+
+
+def schema(options: Mapping[str, str]) -> StructType:
+    """The columns; ConfigError names everything that is wrong with the options."""
+    read_log_settings(options, "schema")
+    return _SCHEMA
+
+
+def batch_reader(options: Mapping[str, str], schema: StructType) -> TransactionsBatchReader:
+    """Reads what is there."""
+    return TransactionsBatchReader(read_log_settings(options, "batch"), schema)
+
+
+def stream_reader(options: Mapping[str, str], schema: StructType) -> TransactionsStreamReader:
+    """Reads what comes."""
+    return TransactionsStreamReader(read_log_settings(options, "streaming"), schema)
+
+
+class LogPortion(InputPartition):  # type: ignore[misc]  # types are checked without PySpark
+    """Offsets ``start..end-1`` of a commit log."""
+
+    def __init__(self, topic: str, start: int, end: int) -> None:
+        super().__init__(None)
+        self.topic = topic
+        self.start = start
+        self.end = end
+
+
+class _Reading:
+    """What both readers do."""
+
+    def __init__(self, settings: LogSettings, schema: StructType) -> None:
+        faults = [name for name in schema.fieldNames() if name not in _SCHEMA.fieldNames()]
+        if faults:
+            raise ConfigError(f"schema: there is no column {', '.join(faults)}; there are {_SCHEMA.simpleString()}")
+        self._settings = settings
+        self._schema = schema
+        self._connection: DriverConnection | None = None
+        self._identity: LogOffset | None = None
+
+    def _connected(self) -> DriverConnection:
+        if self._connection is None:
+            self._connection = DriverConnection(self._settings.shared)
+        return self._connection
+
+    def _here(self, offset: int) -> LogOffset:
+        """An offset in the log; NotFoundError if there is no such log."""
+        if self._identity is None:
+            connection = self._connected()
+            group = self._group(connection)
+            if group not in connection.metadata.groups():
+                raise NotFoundError(f"there is no transaction group {group}: no stream was ever created in it")
+            settings = connection.connection
+            admin = TopicAdmin(
+                settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name, timeout_s=30.0
+            )
+            topic = group.commit_log_topic
+            self._identity = LogOffset(
+                connection.cluster_id, str(admin.topic_ids([topic])[topic]), LogPosition(group, 0)
+            )
+        known = self._identity
+        return LogOffset(known.cluster, known.log_id, LogPosition(known.position.group, offset))
+
+    def _group(self, connection: DriverConnection) -> GroupName:
+        if self._settings.group is not None:
+            return self._settings.group
+        found = {}
+        for name in self._settings.shared.streams:
+            config = connection.metadata.stream(StreamName.parse(name))
+            if config is None:
+                raise NotFoundError(f"stream {name} does not exist; nothing was read")
+            found[name] = config.group
+        if len(set(found.values())) > 1:
+            raise InvalidRequestError(f"{STREAM}: {found} are of several groups; each has a commit log of its own")
+        return next(iter(found.values()))
+
+    @property
+    def _topic(self) -> str:
+        return self._here(0).position.group.commit_log_topic
+
+    def _at(self, text: str) -> int:
+        """The offset that an option means now."""
+        group = self._here(0).position.group
+        return log_offset(self._connected().offsets, group, text)
+
+    def _portions(self, start: int, end: int) -> list[InputPartition]:
+        """One task, or none; TruncatedError if records have been deleted that were to be read."""
+        first = self._connected().offsets.first([self._topic])[self._topic]
+        if start < min(first, end) and self._settings.fail_on_data_loss:
+            raise TruncatedError(
+                f"offsets {start} to {min(first, end) - 1} of the commit log {self._topic} have been deleted; nothing "
+                f"was read: with the option {FAIL_ON_DATA_LOSS}=false the query goes on at what is left"
+            )
+        begin = max(start, first)
+        return [LogPortion(self._topic, begin, end)] if begin < end else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """What a task reads."""
+        if not isinstance(partition, LogPortion):
+            return iter(())  # Spark's own, in place of none
+        reader = log_reader(self._settings.shared.connection)
+        return _read(reader, partition, frozenset(self._settings.shared.streams), self._schema)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._identity = None
+
+
+class TransactionsBatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types are checked without PySpark
+    """Reads what is there."""
+
+    def partitions(self) -> list[InputPartition]:
+        """One task.
+
+        Raises:
+            NotFoundError, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError.
+            InvalidRequestError, TruncatedError: it can not begin or end there.
+        """
+        try:
+            return self._portions(self._at(self._settings.start), self._at(self._settings.end))
+        finally:
+            self._close()
+
+
+class TransactionsStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """Reads what comes.
+
+    Raises, from what the driver calls:
+        NotFoundError, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError.
+        InvalidRequestError: the checkpoint belongs to another group or cluster.
+        TruncatedError: the log has been truncated where it was to be read.
+    """
+
+    def __init__(self, settings: LogSettings, schema: StructType) -> None:
+        super().__init__(settings, schema)
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins."""
+        return self._here(self._at(self._settings.start)).as_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The option ``maxRecordsPerTrigger``."""
+        limit = self._settings.max_records
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note where the log ends now."""
+        self._target = self._end()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next micro-batch ends."""
+        begin = self._checked(start)
+        end = self._end() if self._target is None else self._target
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, begin + limit.max_rows)
+        return self._here(max(end, begin)).as_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The task of a micro-batch."""
+        return self._portions(self._checked(start), self._checked(end))
+
+    def stop(self) -> None:
+        """Disconnect."""
+        self._close()
+
+    def _end(self) -> int:
+        return self._connected().offsets.end([self._topic], Isolation.READ_COMMITTED)[self._topic]
+
+    def _checked(self, found: dict[str, Any]) -> int:
+        offset = LogOffset.of_json(found)
+        offset.check_same(self._here(offset.position.offset))
+        return offset.position.offset
+
+
+def _read(
+    reader: LogReader, portion: LogPortion, streams: frozenset[str], schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    offset = portion.start
+    patience = Patience(portion.topic)
+    while offset < portion.end:
+        found = reader.fetch(portion.topic, offset, wait_ms=_WAIT_MS)
+        patience.moved(offset, found.end)
+        offset = found.end
+        if offset < portion.end:
+            reader.ask(portion.topic, offset, wait_ms=_WAIT_MS)
+        rows = [
+            _row(record.offset, decode_control(record.key, record.value))
+            for record in found.records
+            if record.offset < portion.end and peek_kind(record.value) is ControlKind.COMMIT
+        ]
+        if streams:
+            rows = [row for row in rows if not streams.isdisjoint(dict(row["streams"]))]
+        if rows:
+            columns = [pa.array([row[field.name] for row in rows], field.type) for field in arrow]
+            yield pa.RecordBatch.from_arrays(columns, schema=arrow)
+
+
+def _row(offset: int, control: ControlRecord) -> dict[str, Any]:
+    return {
+        "transactionId": str(control.transaction),
+        "commitPosition": offset,
+        "label": control.label,
+        "client": control.client_name,
+        "streams": list(control.counts().items()),
+        "records": control.records,
+        "bytes": control.size_bytes,
+        "begun": control.begun_ms * 1000,
+        "committed": control.decided_ms * 1000,
+    }

@@ -1,0 +1,84 @@
+"""Batches that are built from columns are, byte for byte, what the builder of single records makes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bridge.kafka.batches import BatchBuilder, Compression, parse_header, read_records
+from bridge.model.identifiers import PART_MAX, TransactionId
+from bridge.model.sequence import RECORD_HEADER, pack_record_header
+
+np = pytest.importorskip("numpy")
+pa = pytest.importorskip("pyarrow")
+
+from bridge.spark.sink_batches import Rows, batch_bytes, encode_batch, encode_headers  # noqa: E402 - needs pyarrow
+
+TRANSACTION = TransactionId.of(3, 1 << 70)
+NOW_MS = 1_790_000_000_000
+_bytes = st.none() | st.binary(max_size=200)
+_headers = st.lists(st.tuples(st.text(max_size=5).filter(lambda name: name != RECORD_HEADER), _bytes), max_size=3)
+_times = st.integers(0, 1 << 41) | st.just(NOW_MS)
+Record = tuple[bytes | None, bytes | None, int, list[tuple[str, bytes | None]]]
+
+
+def rows_of(records: list[Record], first: int, *, headers: bool = True) -> Rows:
+    return Rows.of(
+        pa.array([record[0] for record in records], pa.binary()),
+        pa.array([record[1] for record in records], pa.binary()),
+        np.arange(first, first + len(records), dtype=np.int64),
+        np.array([record[2] for record in records], np.int64),
+        encode_headers([record[3] for record in records]) if headers else None,
+    )
+
+
+def built(records: list[Record], first: int, part: int) -> bytes:
+    builder = BatchBuilder(1 << 30)
+    for count, (key, value, timestamp, headers) in enumerate(records, first):
+        own = (RECORD_HEADER, pack_record_header(TRANSACTION, part << 40 | count))
+        assert builder.append(timestamp, key, value, [*headers, own])
+    return builder.build()
+
+
+@given(
+    st.lists(st.tuples(_bytes, _bytes, _times, _headers), min_size=1, max_size=30),
+    st.integers(0, 1 << 39),
+    st.integers(0, PART_MAX),
+)
+@example([(b"k", b"v" * 5_000, NOW_MS, [])] * 200, 0, 1)  # offset deltas and lengths of different sizes
+@example([(b"k" * size, None, NOW_MS + size, []) for size in (0, 63, 64, 8191, 8192)], 1, PART_MAX)
+def test_a_batch_is_what_the_builder_makes(records: list[Record], first: int, part: int) -> None:
+    rows = rows_of(records, first)
+    batch = encode_batch(rows, TRANSACTION.bytes, part, Compression.NONE)
+    assert batch == built(records, first, part)
+    assert len(batch) - 61 <= int(batch_bytes(rows).sum())
+
+
+@given(st.lists(st.tuples(_bytes, _bytes, _times, st.just([])), min_size=1, max_size=30))
+def test_rows_without_headers_take_a_shorter_way_to_the_same(records: list[Record]) -> None:
+    batch = encode_batch(rows_of(records, 5, headers=False), TRANSACTION.bytes, 2, Compression.NONE)
+    assert batch == built(records, 5, 2)
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+def test_every_codec_reads_back(codec: Compression) -> None:
+    records: list[Record] = [(b"key-%d" % n, b"value" * n, NOW_MS + n, []) for n in range(300)]
+    batch = encode_batch(rows_of(records, 0, headers=False), TRANSACTION.bytes, 1, codec)
+    assert parse_header(batch).compression == codec
+    found = [(record.key, record.value, record.timestamp) for record in read_records(batch)]
+    assert found == [record[:3] for record in records]
+
+
+def test_rows_are_taken_sliced_and_joined_with_all_their_columns() -> None:
+    records: list[Record] = [(b"%d" % n, b"v", NOW_MS + n, [("h", b"%d" % n)] * (n % 3)) for n in range(20)]
+    rows = rows_of(records, 100)
+    odd, even = rows.take(np.arange(1, 20, 2)), rows.take(np.arange(0, 20, 2))
+    again = Rows.together([odd.slice(0, 4), odd.slice(4, 10), even])
+    order = [*range(1, 20, 2), *range(0, 20, 2)]
+    assert again.counts.tolist() == [100 + place for place in order]
+    assert again.sizes.tolist() == rows.sizes[order].tolist()
+    found = list(read_records(encode_batch(again, TRANSACTION.bytes, 1, Compression.NONE)))
+    assert [(record.key, record.headers[:-1]) for record in found] == [
+        (records[place][0], records[place][3]) for place in order
+    ]

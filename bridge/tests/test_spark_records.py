@@ -1,0 +1,209 @@
+"""From the bytes of a fetch to Arrow columns: the same as the slow way, record by record."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from bridge.errors import ConfigError, CorruptDataError, InvalidRequestError
+from bridge.kafka.batches import BatchBuilder, Compression, read_records, stamp
+from bridge.kafka.committed import AbortedSpan
+from bridge.message import OWN_HEADERS
+from bridge.model.identifiers import SegmentId, TransactionId
+from bridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER, pack_record_header, unpack_record_header
+from bridge.model.sn import pack_transaction_id
+from bridge.spark.columns import (
+    COMMIT_POSITION,
+    HEADERS,
+    TRANSACTION,
+    Place,
+    Runs,
+    check_schema,
+    record_batch,
+    schema_of,
+)
+from bridge.spark.source_records import committed_end, parse
+
+TRANSACTIONAL, LOG_APPEND_TIME = 0x10, 0x08
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+own_headers = st.builds(
+    lambda epoch, counter, local: (RECORD_HEADER, pack_record_header(TransactionId.of(epoch, counter), local)),
+    st.integers(0, 9),
+    st.integers(0, 3),
+    st.integers(0, (1 << 63) - 1),
+)
+headers = st.lists(
+    st.tuples(st.text(max_size=5) | st.just(RECORD_HEADER), st.none() | st.binary(max_size=30))
+    | own_headers
+    | st.just((TRANSACTION_ID_HEADER, pack_transaction_id(7))),
+    max_size=4,
+)
+fields = st.none() | st.binary(max_size=200)
+rows = st.tuples(st.integers(0, 1 << 45), fields, fields, headers)
+
+
+@dataclass(frozen=True)
+class Fetch:
+    raw: bytes
+    batches: list[bytes]
+    start: int
+    aborted: list[AbortedSpan]
+    visible: list[bytes]
+    end: int
+
+
+def finished(batch: bytes, base: int, *, attributes: int = 0, max_timestamp: int | None = None) -> bytes:
+    """A batch as it stands in a log, with a right checksum."""
+    raw = bytearray(batch)
+    if max_timestamp is not None:
+        struct.pack_into(">q", raw, 35, max_timestamp)
+    struct.pack_into(">h", raw, 21, attributes | struct.unpack_from(">h", raw, 21)[0])
+    transactional = bool(attributes & TRANSACTIONAL)
+    raw = bytearray(stamp(raw, producer_id=5, producer_epoch=0, base_sequence=0, transactional=transactional))
+    struct.pack_into(">q", raw, 0, base)
+    return bytes(raw)
+
+
+@st.composite
+def fetches(draw: st.DrawFn) -> Fetch:
+    base = draw(st.integers(0, 1 << 40))
+    begin = base
+    batches: list[bytes] = []
+    visible: list[bytes] = []
+    aborted: list[AbortedSpan] = []
+    for records in draw(st.lists(st.lists(rows, min_size=1, max_size=6), max_size=4)):
+        builder = BatchBuilder(1 << 20, draw(st.sampled_from([Compression.NONE, Compression.NONE, Compression.ZSTD])))
+        for timestamp, key, value, given_headers in records:
+            builder.append(timestamp, key, value, given_headers)
+        attributes = draw(st.sampled_from([0, LOG_APPEND_TIME, 0]))
+        gone = draw(st.booleans()) and not aborted
+        if gone or aborted:
+            attributes |= TRANSACTIONAL
+            aborted = aborted or [AbortedSpan(5, base)]
+        batch = finished(
+            builder.build(), base, attributes=attributes, max_timestamp=99 if attributes & LOG_APPEND_TIME else None
+        )
+        batches.append(batch)
+        if not attributes & TRANSACTIONAL:
+            visible.append(batch)
+        base += len(records) + draw(st.integers(0, 2))
+    return Fetch(b"".join(batches), batches, draw(st.integers(begin, base)), aborted, visible, base)
+
+
+@settings(max_examples=80)
+@given(fetches(), st.integers(0, 40))
+def test_columns_are_what_the_records_say(fetch: Fetch, cut: int) -> None:
+    wanted = [record for batch in fetch.visible for record in read_records(batch) if record.offset >= fetch.start]
+    records, end = committed_end(
+        fetch.raw + (fetch.batches[0][:cut] if fetch.batches else b""), fetch.start, fetch.aborted
+    )
+    assert end <= max(fetch.end, fetch.start)
+    schema = schema_of([*HEADERS, *TRANSACTION, *COMMIT_POSITION])
+    middle = fetch.start + 2
+    runs = Runs(np.array([middle]), np.array([middle + 3]), np.array([77]))
+    place = Place("s/t", "s.t.segment-3.epoch-2", SegmentId.of(3, 2), 1000, runs)
+    batch = record_batch(records, place, check_schema(schema), to_arrow_schema(schema, timezone="UTC"))
+    batch.validate(full=True)
+    found = batch.to_pylist()
+    assert len(found) == len(wanted)
+    for row, record in zip(found, wanted, strict=True):
+        append_time = row["timestampType"] == 1
+        source = next((value for name, value in record.headers if name == RECORD_HEADER and value is not None), None)
+        identity = None if source is None else _unpacked(source)
+        assert row == {
+            "key": record.key,
+            "value": record.value,
+            "topic": "s.t.segment-3.epoch-2",
+            "partition": 0,
+            "offset": record.offset,
+            "timestamp": EPOCH + timedelta(milliseconds=99 if append_time else record.timestamp),
+            "timestampType": row["timestampType"],
+            "headers": [{"key": n, "value": v} for n, v in record.headers if n not in OWN_HEADERS] or None,
+            "stream": "s/t",
+            "segment": 3,
+            "epoch": 2,
+            "sequenceId": 1000 + record.offset,
+            "transactionId": None if identity is None else str(identity[0]),
+            "localSequence": None if identity is None else identity[1],
+            "commitPosition": 77 if middle <= record.offset < middle + 3 else None,
+        }
+
+
+def _unpacked(value: bytes) -> tuple[TransactionId, int] | None:
+    try:
+        return unpack_record_header(value)
+    except InvalidRequestError:
+        return None
+
+
+def one_batch() -> bytes:
+    builder = BatchBuilder(1 << 20)
+    for number in range(5):
+        builder.append(number, b"key", b"value" * 50, [("name", b"text")])
+    return finished(builder.build(), 0)
+
+
+def test_a_wrong_checksum_is_found() -> None:
+    raw = bytearray(one_batch())
+    raw[-3] ^= 1
+    with pytest.raises(CorruptDataError, match="checksum"):
+        committed_end(bytes(raw), 0, [])
+
+
+@given(st.integers(61, len(one_batch()) - 1), st.integers(0, 255))
+def test_broken_records_are_an_error_or_other_records_but_nothing_else(place: int, byte: int) -> None:
+    raw = bytearray(one_batch())
+    raw[place] = byte
+    broken = stamp(raw, producer_id=-1, producer_epoch=-1, base_sequence=-1, transactional=False)
+    schema = schema_of([*HEADERS, *TRANSACTION])
+    try:
+        records, _ = committed_end(broken, 0, [])
+        found = record_batch(
+            records,
+            Place("s/t", "topic", SegmentId.of(0, 0), None),
+            check_schema(schema),
+            to_arrow_schema(schema, timezone="UTC"),
+        )
+        found.validate(full=True)
+    except CorruptDataError:
+        return
+    assert found.num_rows == 5
+
+
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 60)), max_size=8))
+def test_runs_of_records_of_one_length_are_found_as_they_are(runs: list[tuple[int, int]]) -> None:
+    builder = BatchBuilder(1 << 20)
+    sizes = [size for size, count in runs for _ in range(count)]
+    for number, size in enumerate(sizes):
+        builder.append(0, b"%d" % (number % 10), bytes(size))
+    if not sizes:
+        return
+    raw = finished(builder.build(), 7)
+    records, _ = committed_end(raw, 0, [])
+    assert (records.value.end - records.value.start).tolist() == sizes
+    assert records.offset.tolist() == list(range(7, 7 + len(sizes)))
+
+
+def test_nothing_makes_no_rows() -> None:
+    schema = schema_of([*HEADERS, *TRANSACTION, *COMMIT_POSITION])
+    place = Place("s/t", "topic", SegmentId.of(0, 0), None)
+    found = record_batch(parse(b"", []), place, check_schema(schema), to_arrow_schema(schema, timezone="UTC"))
+    assert found.num_rows == 0
+
+
+def test_a_schema_of_the_user_names_columns_that_there_are_as_what_they_are() -> None:
+    wanted = StructType([StructField("VALUE", schema_of([])["value"].dataType), StructField("offset", LongType())])
+    assert check_schema(wanted) == ["value", "offset"]
+    with pytest.raises(ConfigError) as caught:
+        check_schema(StructType([StructField("value", StringType()), StructField("price", LongType())]))
+    assert "column value is of type binary, not string" in str(caught.value)
+    assert "there is no column price" in str(caught.value)

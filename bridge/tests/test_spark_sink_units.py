@@ -1,0 +1,296 @@
+"""The sink without Spark: options, columns, names of the work, and the way of rows to their segments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bridge.client.frame_writer import PartWriter
+from bridge.client.futures import Completion
+from bridge.client.results import PartHandle
+from bridge.client.routing import Route, hash_bounds
+from bridge.client.slots import FrameLimits, Lane
+from bridge.errors import ConfigError, InvalidNameError, InvalidRequestError, RowRefused
+from bridge.kafka.batches import Compression, read_records
+from bridge.model.frames import FrameHeader, unpack_header
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName
+
+pa = pytest.importorskip("pyarrow")
+types = pytest.importorskip("pyspark.sql.types")
+
+from bridge.spark.settings import OptionReader, SparkSettings, read_settings  # noqa: E402 - needs pyspark
+from bridge.spark.sink import batch_writer, stream_writer  # noqa: E402
+from bridge.spark.sink_columns import Columns  # noqa: E402
+from bridge.spark.sink_work import BATCH_ID, QUERY_ID, RUN_ID, Work, work_of_job, work_of_query  # noqa: E402
+from bridge.spark.sink_writer import PartitionWriter  # noqa: E402
+
+NEEDED = {"kafka.bootstrap.servers": "k:9092", "zookeeper": "z:2181", "stream": "sales/orders"}
+STREAMS = ("sales/orders", "sales/items")
+HEADERS = "array<struct<key:string,value:binary>>"
+
+
+TYPES = {
+    "string": types.StringType(),
+    "binary": types.BinaryType(),
+    "varchar(9)": types.VarcharType(9),
+    "int": types.IntegerType(),
+    "double": types.DoubleType(),
+    "date": types.DateType(),
+    "timestamp": types.TimestampType(),
+    "map<string,string>": types.MapType(types.StringType(), types.StringType()),
+    HEADERS: types.ArrayType(types.StructType().add("key", types.StringType()).add("value", types.BinaryType())),
+}
+
+
+def schema(**columns: str) -> Any:
+    return types.StructType([types.StructField(name, TYPES[kind]) for name, kind in columns.items()])
+
+
+def settings(**more: str) -> SparkSettings:
+    reader = OptionReader({**NEEDED, **{name.replace("_", "."): value for name, value in more.items()}})
+    found = read_settings(reader)
+    reader.finish()
+    assert found is not None
+    return found
+
+
+def test_everything_that_is_wrong_with_the_options_is_named_at_once() -> None:
+    options = {
+        "stream": "sales/orders,sales/orders,..",
+        "group": "no group",
+        "client.name": "spaces in it",
+        "compression": "zip",
+        "includeheaders": "maybe",
+        "lease.hours": "1000",
+        "commit.timeout.seconds": "soon",
+        "kafka.plugin.library.paths": "/tmp/x.so",
+        "zookeper.root": "/x",
+        "checkpointlocation": "/fine",
+    }
+    with pytest.raises(ConfigError) as refused:
+        stream_writer(options, schema(value="string"), overwrite=False)
+    for fault in (
+        "kafka.bootstrap.servers: is missing",
+        "zookeeper: is missing",
+        "stream: ",
+        "is named twice",
+        "group: ",
+        "client.name: ",
+        "compression: unknown compression 'zip'",
+        "includeHeaders: 'maybe' is none of true, false",
+        "lease.hours: 1000 is more than 168",
+        "commit.timeout.seconds: 'soon' is no whole number",
+        "kafka.plugin.library.paths: is not a security setting",
+        "zookeper.root: is unknown; did you mean zookeeper.root?",
+    ):
+        assert fault in str(refused.value)
+    assert "checkpointlocation" not in str(refused.value)
+
+
+def test_settings_are_read_and_secrets_are_not_shown() -> None:
+    found = settings(
+        stream="sales/orders, sales/items",
+        group="sales/default",
+        client_name="loader",
+        compression="ZSTD",
+        includeHeaders="False",
+        kafka_security_protocol="SASL_PLAINTEXT",
+        kafka_sasl_mechanism="PLAIN",
+        kafka_sasl_username="me",
+        kafka_sasl_password="hunter2",
+    )
+    assert found.streams == STREAMS
+    assert found.group == GroupName("sales", "default")
+    assert (found.client_name, found.include_headers) == ("loader", False)
+    assert found.options.codec is Compression.ZSTD
+    assert found.connected_as("other").client_name == "other"
+    assert found.connection.kafka["sasl.password"] == "hunter2"
+    assert "hunter2" not in repr(found)
+    assert settings().include_headers is None
+
+
+def test_a_batch_is_appended_and_its_label_is_one_of_a_client() -> None:
+    with pytest.raises(InvalidRequestError, match="never overwritten"):
+        batch_writer(NEEDED, schema(value="string"), overwrite=True)
+    with pytest.raises(ConfigError, match=r"label: needs client\.name"):
+        batch_writer({**NEEDED, "label": "x"}, schema(value="string"), overwrite=False)
+    with pytest.raises(ConfigError, match="label: is unknown"):
+        stream_writer({**NEEDED, "label": "x", "client.name": "c"}, schema(value="string"), overwrite=False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "streams", "complaint"),
+    [
+        ({"key": "string"}, 1, "column value is missing; there are key"),
+        ({"value": "int", "key": "double"}, 1, "column value is int.*column key is double, but string or binary"),
+        ({"value": "string", "headers": "map<string,string>"}, 1, "column headers is map<string,string>, but array"),
+        ({"value": "string", "timestamp": "date"}, 1, "column timestamp is date, but timestamp is"),
+        ({"value": "string", "VALUE": "string"}, 1, "column value is there twice"),
+        ({"value": "string"}, 2, "column topic is missing, which says for each row to which of sales/orders, sales/it"),
+        ({"value": "string", "topic": "binary"}, 2, "column topic is binary"),
+    ],
+)
+def test_columns_of_other_types_are_refused(columns: dict[str, str], streams: int, complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint):
+        Columns.of(schema(**columns), STREAMS[:streams], include_headers=True)
+
+
+def test_columns_are_found_whatever_else_there_is() -> None:
+    whole = schema(offset="int", Key="binary", value="varchar(9)", headers=HEADERS, timestamp="timestamp", topic="int")
+    assert Columns.of(whole, STREAMS[:1], include_headers=True) == Columns(2, 1, 3, 4, None)
+    assert Columns.of(whole, STREAMS[:1], include_headers=False).headers is None
+
+
+def test_a_query_is_known_by_its_id_its_run_and_its_batch() -> None:
+    properties = {QUERY_ID: "q-1", BATCH_ID: "17", RUN_ID: "run-9"}
+    assert work_of_query(properties.get, None, "x") == Work("spark-q-1", "run-9", "q-1", 17)
+    assert work_of_query(properties.get, "mine", "x").client_name == "mine"
+    del properties[RUN_ID]
+    assert work_of_query(properties.get, None, "stand-in").session == "stand-in"
+    with pytest.raises(InvalidRequestError, match="Spark does not say"):
+        work_of_query(lambda _: None, None, "x")
+
+
+def test_a_job_is_something_of_its_own_unless_it_has_a_label() -> None:
+    one, other = work_of_job(None, ""), work_of_job(None, "")
+    assert one.once
+    assert len({one.client_name, other.client_name, one.series, other.series}) == 4
+    first, again = work_of_job("loader", "2013"), work_of_job("loader", "2013")
+    assert (first.client_name, first.series, first.number, first.once) == ("loader", "2013", 0, False)
+    assert first.session != again.session, "the later of two jobs with one name fences the other"
+    with pytest.raises(InvalidNameError):
+        work_of_job("no name", "")
+
+
+class HeldPart:
+    """A part whose frames are kept here instead of being sent."""
+
+    def __init__(self, segments: int, *, record_bytes_max: int = 100_000, frame_bytes: int = 20_000) -> None:
+        self.frames: list[tuple[int, FrameHeader, bytes]] = []
+        self.id, self.number, self.compression = TransactionId.of(0, 99), 3, Compression.NONE
+        cuts = [place / segments for place in range(segments)]
+        routes = [
+            Route(
+                stream,
+                0,
+                GroupName("sales", "default"),
+                tuple(range(segments)),
+                hash_bounds(cuts),
+                "b",
+                1,
+                record_bytes_max,
+            )
+            for stream in STREAMS
+        ]
+        self.writer = PartWriter(Completion(self.id.bytes), 3, routes, FrameLimits(frame_bytes=frame_bytes), self.emit)
+
+    def emit(self, place: int, key: bytes, value: bytes) -> None:
+        header = unpack_header(key)
+        assert header is not None
+        self.frames.append((place, header, value))
+
+    def lane(self, stream: str) -> Lane:
+        return self.writer.lanes[stream]
+
+    def put_batch(self, *arguments: Any) -> None:
+        self.writer.put_batch(*arguments)
+
+    def finish(self) -> PartHandle:
+        return PartHandle(self.id, self.number, tuple(self.writer.pieces()))
+
+    def found(self) -> dict[tuple[int, int], list[tuple[bytes | None, bytes | None]]]:
+        """Key and value of each record, by stream and segment, in order."""
+        found: dict[tuple[int, int], list[tuple[bytes | None, bytes | None]]] = {}
+        for place, header, value in self.frames:
+            records = [(record.key, record.value) for record in read_records(value)]
+            assert len(records) == header.records
+            found.setdefault((place, header.segment), []).extend(records)
+        return found
+
+
+def batch(count: int, first: int = 0, **more: Any) -> Any:
+    rows = range(first, first + count)
+    return pa.RecordBatch.from_pydict(
+        {"key": [f"k{row % 13}" for row in rows], "value": [b"%d" % row for row in rows], **more}
+    )
+
+
+def writer(part: Any, *, streams: int = 1) -> PartitionWriter:
+    columns = Columns(1, 0, None, None, 2 if streams > 1 else None)
+    return PartitionWriter(part, columns, STREAMS[:streams])
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_rows_reach_the_segments_that_the_client_would_choose(segments: int) -> None:
+    ours, usual = HeldPart(segments), HeldPart(segments)
+    sink = writer(ours)
+    for first in range(0, 2_000, 500):
+        rows = batch(500, first)
+        sink.write(rows)
+        for key, value in zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), strict=True):
+            usual.writer.write(STREAMS[0], key.encode(), value, (), None)
+    handle = sink.finish()
+    usual.writer.cut_all()
+    assert ours.found() == usual.found()
+    assert handle.pieces == usual.finish().pieces
+    assert max(len(value) for _, _, value in ours.frames) <= 20_000
+
+
+def test_every_row_goes_to_the_stream_that_it_names() -> None:
+    part = HeldPart(2)
+    sink = writer(part, streams=2)
+    sink.write(batch(100, topic=[STREAMS[row % 2] for row in range(100)]))
+    sink.finish()
+    found = part.found()
+    for stream in (0, 1):
+        values = {value for place, records in found.items() if place[0] == stream for _, value in records}
+        assert values == {b"%d" % row for row in range(stream, 100, 2)}
+    for name, what in ((None, "null"), ("sales/others", "'sales/others'")):
+        with pytest.raises(RowRefused, match=f"its topic is {what}") as refused:
+            sink.write(batch(2, topic=[STREAMS[0], name]))
+        assert refused.value.row == 101
+
+
+def test_rows_without_a_key_are_spread_and_large_ones_get_frames_of_their_own() -> None:
+    part = HeldPart(2)
+    sink = writer(part)
+    for _ in range(4):
+        sink.write(pa.RecordBatch.from_pydict({"key": pa.nulls(10, pa.string()), "value": [b"x" * 15_000] * 10}))
+    sink.finish()
+    assert {place: len(records) for place, records in part.found().items()} == {(0, 0): 20, (0, 1): 20}
+    assert all(header.records == 1 for _, header, _ in part.frames)
+
+
+def test_a_row_over_the_limit_is_named() -> None:
+    sink = writer(HeldPart(1, record_bytes_max=1_000))
+    sink.write(batch(10))
+    with pytest.raises(RowRefused, match=r"it takes 10\d\d bytes .* limit of 1000 of stream sales/orders") as refused:
+        sink.write(pa.RecordBatch.from_pydict({"key": ["k", "k"], "value": [b"", b"x" * 1_000]}))
+    assert refused.value.row == 11
+
+
+def test_headers_and_times_that_can_not_be_are_refused() -> None:
+    columns = Columns(0, None, 1, 2, None)
+    kinds = [
+        ("value", pa.large_string()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+    shape = pa.schema([*kinds, ("timestamp", pa.timestamp("us", "UTC"))])
+
+    def rows(headers: Any, time_us: int | None) -> Any:
+        whole = pa.RecordBatch.from_pydict({"value": ["v"], "headers": [headers], "timestamp": [time_us]}, shape)
+        return columns.rows(whole, 5, 777)
+
+    fine = rows([{"key": "h", "value": None}], None)
+    assert (fine.timestamps.tolist(), fine.header_counts.tolist(), fine.values.to_pylist()) == ([777], [1], [b"v"])
+    assert rows(None, 5_000).timestamps.tolist() == [5]
+    for headers, time_us, complaint in (
+        ([{"key": None, "value": b""}], 0, "has no name"),
+        ([{"key": "rollbridge", "value": b""}], 0, "rollbridge's own"),
+        ([], -1_000_000, "lies before 1970"),
+    ):
+        with pytest.raises(RowRefused, match=complaint) as refused:
+            rows(headers, time_us)
+        assert refused.value.row == 5

@@ -1,0 +1,44 @@
+"""What the tests of the Spark formats share: one JVM for each test process, and options that lead to a site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.embedded.jars import JarCache
+from bridge.embedded.java import find_java
+from integration_tests.clients import Site
+from spark_examples.session import local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def spark_session(scratch: Path) -> Iterator[SparkSession]:
+    """A Spark of two threads, which tries each task twice."""
+    session = local_session(
+        str(Path(find_java().executable).resolve().parent.parent),
+        JarCache.default().ensure("spark", quiet=True),
+        scratch,
+        name="rollbridge tests",
+        master="local[2,2]",
+        settings={"spark.sql.session.timeZone": "UTC"},
+    )
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def options_of(site: Site, stream: str, **more: str) -> dict[str, str]:
+    """The options that every use of the formats needs; names in ``more`` have ``_`` for a dot."""
+    return {
+        "kafka.bootstrap.servers": site.cluster.bootstrap_servers,
+        "zookeeper": site.cluster.zookeeper,
+        "zookeeper.root": site.root,
+        "stream": stream,
+        **{name.replace("_", "."): value for name, value in more.items()},
+    }

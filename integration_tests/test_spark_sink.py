@@ -1,0 +1,222 @@
+"""The sink on a real Spark: every row is in the stream exactly once, whatever is killed; bad input writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import bridge
+from bridge.kafka.topics import TopicAdmin, TopicSpec
+from bridge.model.identifiers import TransactionId
+from integration_tests.adapter_tools import eventually, read_values
+from integration_tests.clients import Site, header_of, headers_of
+from integration_tests.coordinators import coordinator
+from integration_tests.spark_driver import await_batch, start_numbers
+from integration_tests.spark_tools import options_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = 50
+
+
+def numbers_in(site: Site, stream: str) -> list[int]:
+    return sorted(int(message.value() or b"") for message in site.committed(stream))
+
+
+def transactions_in(site: Site, stream: str) -> dict[TransactionId, list[int]]:
+    """What each transaction holds, in the order in which a segment first shows them."""
+    found: dict[TransactionId, list[int]] = {}
+    for message in site.committed(stream):
+        found.setdefault(header_of(message)[0], []).append(int(message.value() or b""))
+    return found
+
+
+def check_whole_batches(site: Site, stream: str, batches: int) -> None:
+    """Each micro-batch is one transaction, and nothing is missing or there twice."""
+    numbers = numbers_in(site, stream)
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= batches * ROWS
+    for members in transactions_in(site, stream).values():
+        assert sorted(members) == list(range(min(members), min(members) + ROWS))
+
+
+def test_a_batch_job_is_one_transaction_of_several_streams(
+    spark: SparkSession, site: Site, orders: str, payments: str
+) -> None:
+    rows = spark.range(0, 1000, 1, 4).selectExpr(
+        "CASE WHEN id % 4 > 0 THEN concat('k', id % 10) END AS key",
+        "CASE WHEN id = 6 THEN NULL ELSE binary(string(id)) END AS value",
+        "timestamp_millis(1700000000000 + id) AS timestamp",
+        "array(named_struct('key', 'n', 'value', binary(string(id)))) AS headers",
+        f"IF(id % 2 = 0, '{orders}', '{payments}') AS topic",
+        "id AS offset",
+    )
+    options = options_of(
+        site, f"{orders}, {payments}", compression="lz4", client_name=f"job-{orders.replace('/', '-')}"
+    )
+    for _ in range(2):  # the second time its label says that it is done
+        rows.write.format("rollbridge").options(**options, label="once").mode("append").save()
+    even, odd = site.committed(orders), site.committed(payments)
+    assert len({header_of(message)[0] for message in [*even, *odd]}) == 1
+    found = {int(headers_of(message)[0][1] or b""): message for message in [*even, *odd]}
+    assert set(found) == set(range(1000))
+    assert len(even) == len(odd) == 500
+    for number, message in found.items():
+        assert message.value() == (None if number == 6 else b"%d" % number)
+        assert message.key() == (b"k%d" % (number % 10) if number % 4 else None)
+        assert message.timestamp()[1] == 1_700_000_000_000 + number
+
+
+def test_every_row_once_wherever_the_driver_dies(
+    spark: SparkSession, site: Site, client: bridge.Bridge, orders: str, tmp_path: Path
+) -> None:
+    options, checkpoint = options_of(site, orders), str(tmp_path / "checkpoint")
+    arguments = {"options": options, "checkpoint": checkpoint, "rows": ROWS, "batches": 9}
+    for done, point in ((1, "before-commit:1"), (3, "inside-commit:2")):
+        driver = subprocess.run(
+            [sys.executable, "-m", "integration_tests.spark_driver", json.dumps(arguments)],
+            env={**os.environ, "ROLLBRIDGE_SPARK_CRASH_AT": point},
+            capture_output=True,
+            timeout=250,
+            check=False,
+        )
+        assert driver.returncode != 0, "it was to be killed"
+        assert len(numbers_in(site, orders)) == done * ROWS, driver.stderr.decode()[-2000:]
+        if done == 1:
+            client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+    for last in (4, 6):
+        query = start_numbers(spark, options, checkpoint, ROWS)
+        try:
+            await_batch(query, last)
+        finally:
+            query.stop()
+        # What a driver leaves that dies after the commit, before Spark has noted it.
+        max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda file: int(file.name)).unlink()
+    check_whole_batches(site, orders, 7)
+
+
+def test_every_row_once_while_the_stream_is_scaled_and_the_coordinator_is_killed(
+    spark: SparkSession, site: Site, client: bridge.Bridge, orders: str, tmp_path: Path
+) -> None:
+    query = start_numbers(spark, options_of(site, orders), str(tmp_path / "checkpoint"), ROWS)
+    try:
+        await_batch(query, 0)
+        for _ in range(2):
+            active = [segment.id.number for segment in client.admin.history(orders).active.segments]
+            client.admin.scale(orders, seal=active, ranges=[(0.0, 1.0)])
+            await_batch(query, (query.lastProgress or {})["batchId"] + 2)
+        site.stop_coordinator()
+        with coordinator(site.cluster, site.root, "victim", tmp_path) as victim:
+            await_batch(query, (query.lastProgress or {})["batchId"] + 2)
+            victim.kill()
+            victim.wait(10)
+            site.start_coordinator()
+            await_batch(query, (query.lastProgress or {})["batchId"] + 2)
+    finally:
+        query.stop()
+    check_whole_batches(site, orders, 8)
+    assert client.admin.history(orders).active.epoch >= 2
+
+
+def test_a_task_that_is_killed_in_the_middle_leaves_nothing_behind(
+    spark: SparkSession, site: Site, orders: str, tmp_path: Path, topic_prefix: str
+) -> None:
+    topic = f"{topic_prefix}.stock"
+    TopicAdmin(site.cluster.bootstrap_servers).create_topics([TopicSpec(name=topic)])
+    stock = {"kafka.bootstrap.servers": site.cluster.bootstrap_servers, "topic": topic}
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
+    try:
+        for form, options in (("rollbridge", options_of(site, orders)), ("kafka", stock)):
+            rows = dying_once(spark, tmp_path / f"{form}-died")
+            rows.write.format(form).options(**options).mode("append").save()
+            assert (tmp_path / f"{form}-died").exists()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert numbers_in(site, orders) == list(range(1000))
+    assert len(read_values(site.cluster.bootstrap_servers, topic)) > 1000, "at least once"
+
+
+def dying_once(spark: SparkSession, mark: Path) -> DataFrame:
+    """A thousand rows in two partitions; the process that makes those of the second one dies once, at row 900."""
+
+    def through(batches):  # type: ignore[no-untyped-def]  # pickled by value: it must not need this module
+        import os
+        import signal
+
+        for batch in batches:
+            if 900 in batch.column(0).to_pylist() and not os.path.exists(place):
+                open(place, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            # Padded, so that what comes before the death does not wait in a buffer of the process that dies.
+            yield batch.append_column("pad", ["x" * 2_000] * batch.num_rows)
+
+    place = str(mark)
+    rows = spark.range(0, 1000, 1, 2).mapInArrow(through, "id long, pad string")
+    return rows.selectExpr("string(id % 7) AS key", "string(id) AS value")
+
+
+def test_of_two_queries_with_one_client_name_the_older_one_ends(
+    spark: SparkSession, site: Site, orders: str, payments: str, tmp_path: Path, unique_name: Callable[[str], str]
+) -> None:
+    name = unique_name("client")
+    older = start_numbers(spark, options_of(site, orders, client_name=name), str(tmp_path / "older"), ROWS)
+    await_batch(older, 1)
+    newer = start_numbers(spark, options_of(site, payments, client_name=name), str(tmp_path / "newer"), ROWS)
+    try:
+        await_batch(newer, 1)
+        eventually(lambda: not older.isActive, "the older query ends")
+        assert "newer session" in str(older.exception())
+        await_batch(newer, 2)
+    finally:
+        newer.stop()
+        older.stop()
+    check_whole_batches(site, orders, 1)
+    check_whole_batches(site, payments, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "complaint"),
+    [
+        ("string(id) AS value", {"stream": "nobody/nothing"}, "no scope nobody"),
+        ("string(id) AS value", {"group": "other/group"}, "belongs to group"),
+        ("repeat('x', IF(id = 7, 2000000, 1)) AS value", {}, r"row 2 of partition 1 can not be written: it takes 2000"),
+        ("string(id) AS value, IF(id = 3, NULL, '{stream}') AS topic", {"stream": "{stream},{other}"}, "topic is null"),
+        ("id AS value", {}, "column value is bigint"),
+        ("string(id) AS value", {"strem": "x", "zookeeper": ""}, "zookeeper: is missing; strem: is unknown; did you"),
+    ],
+    ids=["unknown stream", "another group", "too large", "null stream", "wrong type", "options"],
+)
+def test_bad_input_is_refused_and_nothing_is_written(
+    spark: SparkSession, site: Site, orders: str, ledger: str, rows: str, more: dict[str, str], complaint: str
+) -> None:
+    names = {"stream": orders, "other": ledger}
+    options = options_of(site, orders) | {key: value.format(**names) for key, value in more.items()}
+    frame = spark.range(0, 10, 1, 2).selectExpr(*rows.format(**names).split(", ", 1 if "topic" in rows else 0))
+    with pytest.raises(Exception, match=complaint):
+        frame.write.format("rollbridge").options(**options).mode("append").save()
+    assert site.committed(orders) == site.committed(ledger) == []
+
+
+def test_without_a_coordinator_the_commit_is_not_known_and_the_next_run_finds_out(
+    spark: SparkSession, site: Site, orders: str, unique_name: Callable[[str], str]
+) -> None:
+    options = options_of(site, orders, client_name=unique_name("client")) | {"label": "load"}
+    rows = spark.range(0, 10, 1, 2).selectExpr("string(id) AS value")
+    site.stop_coordinator()
+    try:
+        with pytest.raises(Exception, match=r"was asked for, but not answered within 1 s"):
+            rows.write.format("rollbridge").options(**options).option("commit.timeout.seconds", "1").mode(
+                "append"
+            ).save()
+    finally:
+        site.start_coordinator()
+    rows.write.format("rollbridge").options(**options).mode("append").save()
+    assert numbers_in(site, orders) == list(range(10))

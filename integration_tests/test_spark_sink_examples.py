@@ -1,0 +1,36 @@
+"""The examples of the sink, as whoever has typed ``make up`` runs them, on fewer flights and in the tests' own JVM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration_tests.clients import Site
+from spark_examples import spark_backfill, spark_flights
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS = 6_000
+
+
+@pytest.fixture(autouse=True)
+def environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLBRIDGE_BOOTSTRAP_SERVERS", site.cluster.bootstrap_servers)
+    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER", site.cluster.zookeeper)
+    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER_ROOT", site.root)
+
+
+def test_a_backfill_is_one_transaction_beside_live_traffic(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert spark_backfill.show(spark, ROWS), capsys.readouterr().out
+    assert capsys.readouterr().out.count("  ok: ") == 3
+
+
+def test_flights_are_there_once_although_the_driver_is_killed(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert spark_flights.show(spark, ROWS), capsys.readouterr().out
+    assert capsys.readouterr().out.count("  ok: ") == 3

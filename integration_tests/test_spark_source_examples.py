@@ -1,0 +1,34 @@
+"""The examples of the source, as whoever has typed ``make up`` runs them, in the tests' own JVM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration_tests.clients import Site
+from spark_examples import spark_change_feed, spark_pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(autouse=True)
+def environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLBRIDGE_BOOTSTRAP_SERVERS", site.cluster.bootstrap_servers)
+    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER", site.cluster.zookeeper)
+    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER_ROOT", site.root)
+
+
+def test_consume_transform_produce_is_exactly_once_across_scales(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert spark_pipeline.show(spark, 6), capsys.readouterr().out
+    assert capsys.readouterr().out.count("  ok: ") == 3
+
+
+def test_a_change_feed_has_every_transaction_whole_and_in_the_order_of_commits(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert spark_change_feed.show(spark, 25), capsys.readouterr().out
+    assert capsys.readouterr().out.count("  ok: ") == 4
