@@ -34,7 +34,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     left = False
     if requests:
         left = yield from handle_requests(group, now_ms)
-    deadline = group.fold.next_deadline_ms()
+    deadline = group.fold.ages.next_deadline_ms()
     if deadline is not None and deadline < now_ms:
         yield from expire_overdue(group, now_ms)
     yield from drain(group, now_ms)

@@ -147,7 +147,7 @@ class WarmTail:
             del self._terminated[transaction]
             self._aborted.discard(transaction)
             late.pop(transaction, None)
-        self.fold.tidy()
+        self.fold.ages.tidy()
         return True
 
     def fits(self, topic_ids: Mapping[Partition, str], needed: Mapping[Partition, int], start: int) -> bool:
@@ -189,7 +189,7 @@ class WarmTail:
         fold.positions = {**cold.positions, **fold.positions}
         for item in fold.open.values():
             item.log_position = since
-        fold.tidy()
+        fold.ages.tidy()
         return LogSummary(self._terminated, frozenset(self._begun), frozenset(self._aborted), self.log_end)
 
     def _topic_ids(self) -> dict[Partition, str]:

@@ -10,13 +10,13 @@ marked, so that waiting transactions can be collected).
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
 from bridge.errors import CorruptDataError
+from bridge.model.ages import Ages
 from bridge.model.buffered import BufferedTransaction, FrameRef, LateBegin, Partition
 from bridge.model.control import EXPIRED, FENCED, resumed_reason
 from bridge.model.fences import Fences
@@ -35,7 +35,6 @@ from bridge.model.ongoing import OngoingTransaction
 from bridge.model.transaction import Event, Move, State, step
 
 TOMBSTONES_MAX: Final = 100_000
-DEADLINES_MIN: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,7 @@ class BufferFold:
     Attributes:
         limits: bounds of what is held.
         open: transactions that are open, committing or aborting, by the 16 bytes of their id.
+        ages: how long they have been so.
         decided: those of them whose end is decided, in the order of the decisions, until :meth:`settle` removes them.
         positions: per buffer partition the next offset to fold.
         dropped: counts of messages that changed nothing, by reason.
@@ -85,9 +85,8 @@ class BufferFold:
         self._check_batch = check_batch
         self._terminated = terminated
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
-        self._deadlines: list[tuple[int, bytes]] = []
-        self._young: deque[BufferedTransaction] = deque()
         self.open: dict[bytes, BufferedTransaction] = {}
+        self.ages = Ages(self.open)
         self.decided: OrderedDict[bytes, BufferedTransaction] = OrderedDict()
         self.positions: dict[Partition, int] = {}
         self.dropped: Counter[str] = Counter()
@@ -144,34 +143,6 @@ class BufferFold:
         if item.state is State.OPEN or item.state is State.COMMITTING:
             self._end(item, Event.REFUSE, reason, now_ms)
 
-    def overdue(self, now_ms: int) -> list[BufferedTransaction]:
-        """Open transactions whose lease has run out, oldest deadline first. Decide with :meth:`expire`."""
-        found: list[BufferedTransaction] = []
-        kept: list[tuple[int, bytes]] = []
-        while self._deadlines and self._deadlines[0][0] < now_ms:
-            entry = heapq.heappop(self._deadlines)
-            item = self.open.get(entry[1])
-            if item is not None and item.state is State.OPEN:
-                found.append(item)
-                kept.append(entry)
-        for entry in kept:
-            heapq.heappush(self._deadlines, entry)
-        return found
-
-    def come_of_age(self, begun_before_ms: int) -> list[BufferedTransaction]:
-        """Transactions begun before a time that are still open; each is given once, oldest first."""
-        young = self._young
-        found = []
-        while young and (young[0].state is not State.OPEN or young[0].begun_ms < begun_before_ms):
-            item = young.popleft()
-            if item.state is State.OPEN:
-                found.append(item)
-        return found
-
-    def next_deadline_ms(self) -> int | None:
-        """The earliest deadline that may still matter."""
-        return self._deadlines[0][0] if self._deadlines else None
-
     def expire(self, transaction: bytes, now_ms: int) -> None:
         """Decide that a lease has run out; changes nothing unless the transaction is still open."""
         item = self.open.get(transaction)
@@ -192,9 +163,7 @@ class BufferFold:
         del self.decided[transaction]
         self.cached_bytes -= item.cached_bytes
         item.frames = []  # whoever still holds the transaction shall not hold its bytes
-        if len(self._deadlines) > 2 * len(self.open) + DEADLINES_MIN:
-            # Most transactions end long before their lease; without this their deadlines would stay until then.
-            self._sort_deadlines()
+        self.ages.shed()
         # A BEGIN frame of it may still stand unread, in another stream's buffer or doubled by a writer that is not
         # idempotent: it must not open the transaction again, which would end it a second time.
         self._bury(transaction)
@@ -240,11 +209,6 @@ class BufferFold:
                 self.late[transaction] = LateBegin(tuple(item.begin.streams), dict(item.first_offsets))
             self.discard(transaction)
 
-    def tidy(self) -> None:
-        """Forget the deadlines, and the youth, of transactions that are not open any more."""
-        self._sort_deadlines()
-        self._young = deque(self.open.values())
-
     def log_floor(self) -> dict[Partition, int]:
         """Per partition with open transactions: what became of those that began after them is said from here on."""
         floor: dict[Partition, int] = {}
@@ -268,10 +232,6 @@ class BufferFold:
             for stream, epoch in item.begin.streams.items():
                 lowest[stream] = min(lowest.get(stream, epoch), epoch)
         return lowest
-
-    def _sort_deadlines(self) -> None:
-        self._deadlines = [(item.deadline_ms, item.id) for item in self.open.values()]
-        heapq.heapify(self._deadlines)
 
     def _bury(self, transaction: bytes) -> None:
         self._tombstones[transaction] = None
@@ -375,8 +335,7 @@ class BufferFold:
 
     def _open(self, item: BufferedTransaction) -> BufferedTransaction:
         self.open[item.id] = item
-        heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
-        self._young.append(item)
+        self.ages.add(item)
         return item
 
     def _data(

@@ -20,7 +20,7 @@ from bridge.errors import CorruptDataError, InvalidNameError
 from bridge.model.buffered import BufferedTransaction, FrameRef, Partition
 from bridge.model.frames import BeginFrame, PieceKey
 from bridge.model.names import StreamName
-from bridge.model.snapshots import Age, Snapshot, age_of, partition_name, seal, unseal
+from bridge.model.snapshots import Age, Snapshot, age_of, decode_all, partition_name, seal, unseal
 
 FRAME_BYTES: Final = 16
 """About what a frame takes in a record, at most."""
@@ -160,15 +160,8 @@ def choose_ongoing(found: Iterable[bytes | None], snapshot: Snapshot) -> Ongoing
     """
     best: OngoingTransactions | None = None
     used = -1
-    faults: dict[int, str] = {}
-    for place, value in enumerate(found):
-        if value is None:
-            continue
-        try:
-            record = decode_ongoing(value)
-        except CorruptDataError as fault:
-            faults[place] = str(fault)
-            continue
+    records, faults = decode_all(found, decode_ongoing)
+    for place, record in records.items():
         if record.partition != snapshot.partition or record.topic_id != snapshot.topic_id:
             faults[place] = f"it is of another topic, with id {record.topic_id}"
         elif (

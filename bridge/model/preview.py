@@ -51,7 +51,7 @@ class PreviewFold:
         if header is None or value is None:
             return
         self._fold.fold(stream, partition, offset, appended_ms, key, value)
-        self._fold.come_of_age(appended_ms + 1)  # nobody asks here which have
+        self._fold.ages.come_of_age(appended_ms + 1)  # nobody asks here which have
         item = self._fold.open.get(header.transaction)
         if item is None:
             return

@@ -11,10 +11,10 @@ offset; an index entry says which transaction ids its segment can hold.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import schemas
 from bridge.errors import CorruptDataError
@@ -29,6 +29,7 @@ _LOW_BITS: Final = 64
 _LOW_MASK: Final = (1 << _LOW_BITS) - 1
 _LOW_HALF: Final = 1 << (_LOW_BITS - 1)
 Age = tuple[int, int]
+Record = TypeVar("Record")
 _NO_IDS: Final[Mapping[str, list[int]]] = {"epochs": [], "counters_high": [], "counters_low": []}
 """Takes a byte for each array."""
 
@@ -240,15 +241,8 @@ def choose(
     """
     best: Snapshot | None = None
     used = -1
-    faults: dict[int, str] = {}
-    for place, value in enumerate(found):
-        if value is None:
-            continue
-        try:
-            snapshot = decode_snapshot(value)
-        except CorruptDataError as fault:
-            faults[place] = str(fault)
-            continue
+    snapshots, faults = decode_all(found, decode_snapshot)
+    for place, snapshot in snapshots.items():
         if snapshot.partition != partition or snapshot.topic_id != topic_id:
             faults[place] = f"it is of another topic, with id {snapshot.topic_id}"
         elif snapshot.position > buffer_end or snapshot.commit_log_end > commit_log_end:
@@ -256,6 +250,21 @@ def choose(
         elif best is None or snapshot.age < best.age:
             best, used = snapshot, place
     return Choice(best, used, faults)
+
+
+def decode_all(
+    found: Iterable[bytes | None], decode: Callable[[bytes], Record]
+) -> tuple[dict[int, Record], dict[int, str]]:
+    """The records in some values by their places, and what is wrong with those that hold none; None is left out."""
+    records: dict[int, Record] = {}
+    faults: dict[int, str] = {}
+    for place, value in enumerate(found):
+        if value is not None:
+            try:
+                records[place] = decode(value)
+            except CorruptDataError as fault:
+                faults[place] = str(fault)
+    return records, faults
 
 
 def counter_of(transaction: bytes) -> int:

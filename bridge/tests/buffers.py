@@ -126,7 +126,7 @@ def snapshot(fold: BufferFold) -> dict[str, Any]:
         "dropped": {reason: count for reason, count in fold.dropped.items() if reason != "repeated"},
         "cached_bytes": fold.cached_bytes,
         "low_water": fold.low_water(),
-        "next_deadline_ms": fold.next_deadline_ms(),
+        "next_deadline_ms": fold.ages.next_deadline_ms(),
     }
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from bridge.errors import InvalidTransitionError
 from bridge.model import buffer as buffer_module
-from bridge.model.buffer import DEADLINES_MIN, BufferFold, BufferLimits
+from bridge.model.ages import DEADLINES_MIN
+from bridge.model.buffer import BufferFold, BufferLimits
 from bridge.model.control import EXPIRED
 from bridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
 from bridge.model.identifiers import TransactionId
@@ -331,16 +332,16 @@ def test_a_lease_over_the_limit_is_cut() -> None:
     buffer.now_ms = 7
     long, short = buffer.begin(1, lease_ms=10**12), buffer.begin(2, lease_ms=99)
     assert [buffer.fold.open[t].deadline_ms for t in (long, short)] == [107, 106]
-    assert buffer.fold.next_deadline_ms() == 106
+    assert buffer.fold.ages.next_deadline_ms() == 106
 
 
 def test_a_lease_runs_out_after_its_deadline_in_order() -> None:
     buffer = Buffer()
     late, soon, ended = (buffer.begin(counter, lease_ms=lease) for counter, lease in enumerate((30, 10, 20)))
     buffer.abort(ended)
-    assert buffer.fold.overdue(10) == []
-    assert [item.id for item in buffer.fold.overdue(11)] == [soon]
-    assert [item.id for item in buffer.fold.overdue(99)] == [soon, late]
+    assert buffer.fold.ages.overdue(10) == []
+    assert [item.id for item in buffer.fold.ages.overdue(11)] == [soon]
+    assert [item.id for item in buffer.fold.ages.overdue(99)] == [soon, late]
     buffer.fold.expire(soon, 99)
     assert (buffer.fold.open[soon].state, buffer.fold.open[soon].reason) == (State.ABORTING, EXPIRED)
     assert list(buffer.fold.decided) == [ended, soon]
@@ -350,7 +351,7 @@ def test_a_commit_that_was_asked_for_does_not_expire() -> None:
     buffer = Buffer()
     t = buffer.begin(1, lease_ms=10)
     buffer.commit(t, {(0, 0, 0): 1})
-    assert buffer.fold.overdue(99) == []
+    assert buffer.fold.ages.overdue(99) == []
     buffer.fold.expire(t, 99)
     assert buffer.fold.open[t].state is State.COMMITTING
 
@@ -429,8 +430,8 @@ def test_deadlines_of_ended_transactions_are_forgotten_long_before_they_pass() -
             buffer.fold.fold(A, ("x", 0), 4 * counter + kind, 0, FrameHeader(kind, t).pack(), value)
         buffer.fold.settle(t)
     assert list(buffer.fold.open) == [stays]
-    assert len(buffer.fold._deadlines) <= DEADLINES_MIN + 3
-    assert [item.id for item in buffer.fold.overdue(10**10)] == [stays]
+    assert len(buffer.fold.ages._deadlines) <= DEADLINES_MIN + 3
+    assert [item.id for item in buffer.fold.ages.overdue(10**10)] == [stays]
 
 
 def test_outcomes_from_the_commit_log_hold_after_the_fold_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,7 +459,7 @@ def test_a_transaction_that_had_an_outcome_after_all_is_discarded() -> None:
     assert not buffer.fold.open
     assert not buffer.fold.decided
     assert buffer.fold.cached_bytes == 0
-    assert buffer.fold.come_of_age(10**9) == []
+    assert buffer.fold.ages.come_of_age(10**9) == []
     buffer.begin(1)
     assert not buffer.fold.open
 

@@ -232,11 +232,11 @@ def test_expiry_takes_exactly_the_open_ones_in_order_of_their_deadlines(world: W
     fold = fold_all(new_fold(), world.interleaved(data.draw))
     now = data.draw(st.integers(0, 200))
     due = [item for item in fold.open.values() if item.state is State.OPEN and item.deadline_ms < now]
-    found = fold.overdue(now)
+    found = fold.ages.overdue(now)
     assert {item.id for item in found} == {item.id for item in due}
     assert [item.deadline_ms for item in found] == sorted(item.deadline_ms for item in due)
-    assert [item.id for item in fold.overdue(now)] == [item.id for item in found], "asking changes nothing"
+    assert [item.id for item in fold.ages.overdue(now)] == [item.id for item in found], "asking changes nothing"
     for item in found:
         fold.expire(item.id, now)
         assert item.state is State.ABORTING
-    assert fold.overdue(now) == []
+    assert fold.ages.overdue(now) == []

@@ -154,7 +154,7 @@ def test_what_was_written_down_is_put_back() -> None:
     assert (item.owners.part, item.owners.session) == (0, ("loader", 4)), "the home stream says whose it is"
     assert (item.bytes, item.last_count) == (15_360, {PieceKey(0, 1, 2): 0, PieceKey(9, 1, 3): 100})
     assert fold.fences.epoch_of("loader") == 4
-    assert [item.id for item in fold.overdue(86_402_000)] == [item.id]
+    assert [item.id for item in fold.ages.overdue(86_402_000)] == [item.id]
     home = ("sales.payments.transaction-buffer", 0)
     fold.restore("sales/payments", home, ongoing(frames=(frame(1, 0, 0, 0, 1, 9, 0),), first_position=3))
     assert (item.owners.part, item.owners.session) == (9, ("loader", 5))

@@ -26,7 +26,7 @@ def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
 
     The end is asked for after the deadline, so a commit that was asked for in time is always seen first.
     """
-    overdue = group.fold.overdue(now_ms)
+    overdue = group.fold.ages.overdue(now_ms)
     yield from _set_barriers(group, overdue)
     for transaction in overdue:
         barrier = group.barriers.get(transaction.id)
@@ -51,7 +51,7 @@ def record_long(group: GroupState, now_ms: int) -> Steps[None]:
 
     One that was aborted long ago, and whose BEGIN frame in another buffer comes only now, is forgotten instead.
     """
-    aged = group.fold.come_of_age(now_ms - group.settings.record_after_ms)
+    aged = group.fold.ages.come_of_age(now_ms - group.settings.record_after_ms)
     yield from drop_aborted(group, aged)
     aged = [item for item in aged if item.id in group.fold.open]
     due = [item for item in aged if item.id not in group.recorded]

@@ -101,8 +101,8 @@ def test_what_a_leader_goes_on_with() -> None:
     assert fold.positions == {PARTITION: 15, OTHER: 7}
     assert fold.fences.epoch_of("teller") == 3
     assert {item.log_position for item in fold.open.values()} == {90}
-    assert [item.id for item in fold.overdue(10_000)] == list(IDS[1:5])
-    assert [item.id for item in fold.come_of_age(10_000)] == list(IDS[1:5])
+    assert [item.id for item in fold.ages.overdue(10_000)] == list(IDS[1:5])
+    assert [item.id for item in fold.ages.come_of_age(10_000)] == list(IDS[1:5])
 
 
 FITTING: dict[str, tuple[Mapping[Any, str], Mapping[Any, int], int, bool]] = {
