@@ -57,6 +57,15 @@ class Site:
     ) -> None:
         self.stop_coordinator()
 
+    def environment(self) -> dict[str, str]:
+        """For examples in this site; topics are the cluster's, so their scope is no other site's."""
+        return {
+            "ROLLBRIDGE_BOOTSTRAP_SERVERS": self.cluster.bootstrap_servers,
+            "ROLLBRIDGE_ZOOKEEPER": self.cluster.zookeeper,
+            "ROLLBRIDGE_ZOOKEEPER_ROOT": self.root,
+            "ROLLBRIDGE_EXAMPLES_SCOPE": f"examples{self.root.replace('/', '-')}",
+        }
+
     def start_coordinator(self) -> None:
         """Start a coordinator, in the background."""
         self._started += 1

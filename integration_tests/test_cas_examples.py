@@ -17,14 +17,9 @@ from spark_examples.competing import Stuck, check, finish, play, start
     [("box_office", ["--seats=80"], 3), ("copy_file", ["--lines=400"], 1), ("one_writer", ["--rounds=20"], 4)],
 )
 def test_an_example_does_what_it_says(site: Site, example: str, arguments: list[str], checks: int) -> None:
-    environment = {
-        "ROLLBRIDGE_BOOTSTRAP_SERVERS": site.cluster.bootstrap_servers,
-        "ROLLBRIDGE_ZOOKEEPER": site.cluster.zookeeper,
-        "ROLLBRIDGE_ZOOKEEPER_ROOT": site.root,
-    }
     done = subprocess.run(
         [sys.executable, "-m", f"spark_examples.{example}", *arguments],
-        env={**os.environ, **environment},
+        env={**os.environ, **site.environment()},
         capture_output=True,
         text=True,
         timeout=200,

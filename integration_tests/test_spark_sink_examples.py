@@ -17,9 +17,8 @@ ROWS = 6_000
 
 @pytest.fixture(autouse=True)
 def environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLBRIDGE_BOOTSTRAP_SERVERS", site.cluster.bootstrap_servers)
-    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER", site.cluster.zookeeper)
-    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER_ROOT", site.root)
+    for name, value in site.environment().items():
+        monkeypatch.setenv(name, value)
 
 
 def test_a_backfill_is_one_transaction_beside_live_traffic(

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLBRIDGE_BOOTSTRAP_SERVERS", site.cluster.bootstrap_servers)
-    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER", site.cluster.zookeeper)
-    monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER_ROOT", site.root)
+    for name, value in site.environment().items():
+        monkeypatch.setenv(name, value)
 
 
 def test_consume_transform_produce_is_exactly_once_across_scales(

@@ -7,6 +7,7 @@ They run against the cluster that ``make up`` has started, or the one that the e
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -38,8 +39,8 @@ def connect(name: str) -> bridge.Bridge:
 
 
 def new_stream(b: bridge.Bridge, stem: str) -> str:
-    """A stream of one segment that no other run of an example has."""
-    stream = f"examples/{stem}-{uuid.uuid4().hex[:8]}"
+    """A stream of one segment that no other run of an example has; ``ROLLBRIDGE_EXAMPLES_SCOPE`` names its scope."""
+    stream = f"{os.environ.get('ROLLBRIDGE_EXAMPLES_SCOPE', 'examples')}/{stem}-{uuid.uuid4().hex[:8]}"
     b.admin.create_stream(stream)
     return stream
 

@@ -28,10 +28,11 @@ from bridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, 
 from bridge.kafka.clients import admin_config
 from bridge.kafka.compacted import read_latest
 from bridge.kafka.errors import NotAuthorizedError
-from bridge.kafka.metadata import Cluster
+from bridge.kafka.metadata import Broker, Cluster
 from bridge.kafka.security import Security
 from bridge.kafka.topics import TopicAdmin
 from bridge.kafka.translate import translate
+from bridge.kafka.views import view_cluster
 from bridge.kafka.wire import Connection
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
@@ -59,27 +60,27 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
     topics = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
     config = admin_config(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
     admin = AdminClient(config, logger=logger)
-    description = _wait(admin.describe_cluster(include_authorized_operations=True), "describe the cluster")
     with (
         ZooKeeperSession(settings.zookeeper, root=settings.zookeeper_root, name=settings.client_name) as session,
         Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name) as cluster,
     ):
+        view = view_cluster(cluster, _ANSWER_S)
         metadata = Metadata(session)
         recorded = metadata.cluster()
         streams = [_stream(metadata, config) for config in metadata.streams()]
         found = _topics(topics, _names(admin))
         return ClusterFacts(
-            kafka_cluster_id=str(description.cluster_id),
+            kafka_cluster_id=view.cluster_id,
             recorded_cluster_id=None if recorded is None else recorded.kafka_cluster_id,
             now_ms=int(time.time() * 1000),
-            brokers=[_broker(admin, settings, node) for node in description.nodes],
+            brokers=[_broker(admin, settings, node, place) for node, place in view.brokers.items()],
             coordinators=metadata.coordinators(),
             groups=[_group(settings, metadata, name, found) for name in metadata.groups()],
             streams=streams,
             topics=found,
             snapshots=list(_snapshots(settings, streams)),
             open_natives=[item for name in found for item in _open_natives(cluster, name)],
-            operations=_operations(description.authorized_operations),
+            operations=view.operations,
         )
 
 
@@ -90,18 +91,14 @@ def _wait(future: Any, doing: str, resource: str = "") -> Any:
         raise translate(fault, doing, resource) from fault
 
 
-def _operations(operations: Iterable[Any] | None) -> frozenset[str]:
-    return frozenset(operation.name for operation in operations or ())
-
-
-def _broker(admin: AdminClient, settings: ConnectionSettings, node: Any) -> BrokerFacts:
-    resource = ConfigResource(ResourceType.BROKER, str(node.id))
-    entries = _wait(admin.describe_configs([resource])[resource], f"describe broker {node.id}")
+def _broker(admin: AdminClient, settings: ConnectionSettings, node: int, place: Broker) -> BrokerFacts:
+    resource = ConfigResource(ResourceType.BROKER, str(node))
+    entries = _wait(admin.describe_configs([resource])[resource], f"describe broker {node}")
     config = {name: str(entry.value) for name, entry in entries.items() if entry.value is not None}
     security = Security.from_config(settings.kafka)
-    connection = Connection(node.host, node.port, security=security, client_id=settings.client_name)
+    connection = Connection(place.host, place.port, security=security, client_id=settings.client_name)
     try:
-        return BrokerFacts(node.id, connection.transaction_version, config)
+        return BrokerFacts(node, connection.transaction_version, config)
     finally:
         connection.close()
 

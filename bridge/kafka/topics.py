@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import KafkaError, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -30,6 +30,7 @@ from bridge.kafka.log_offsets import list_offsets
 from bridge.kafka.metadata import Cluster, Isolation
 from bridge.kafka.seal import SEALED, Sealer
 from bridge.kafka.translate import kafka_error, translate
+from bridge.kafka.views import view_cluster, view_topics
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +118,8 @@ class TopicAdmin:
 
     def cluster_id(self) -> str:
         """Identity of the Kafka cluster, which its brokers keep for ever."""
-        description = self._result(
-            self._call(lambda: self._admin.describe_cluster(request_timeout=self._timeout_s), "describe the cluster"),
-            "describe the cluster",
-        )
-        return str(description.cluster_id)
+        with self._cluster() as cluster:
+            return view_cluster(cluster, self._timeout_s).cluster_id
 
     def create_topics(self, specs: Iterable[TopicSpec]) -> frozenset[str]:
         """Create topics and wait until brokers know them; returns the names of those that were not there before.
@@ -291,42 +289,24 @@ class TopicAdmin:
         names = list(dict.fromkeys(topics))
         if not names:
             return {}
-        with Cluster(self._bootstrap_servers, security=self._security, client_id=self._client_id) as cluster:
+        with self._cluster() as cluster:
             return Sealer(cluster, self.set_topic_config, timeout_s=timeout_s).seal(names)
 
     def _describe_topics(self, names: Iterable[str], *, with_operations: bool = False) -> dict[str, TopicDescription]:
         wanted = sorted(set(names))
         if not wanted:
             return {}
-        futures = self._call(
-            lambda: self._admin.describe_topics(
-                TopicCollection(wanted),
-                include_authorized_operations=with_operations,
-                request_timeout=self._timeout_s,
-            ),
-            "describe topics",
-        )
-        described = {}
-        for name, future in futures.items():
-            try:
-                topic = self._result(
-                    future, f"describe topic {name}", f"topic {name}", ignoring=KafkaError.UNKNOWN_TOPIC_OR_PART
-                )
-            except _Ignored:
-                continue
-            high, low = topic.topic_id.get_most_significant_bits(), topic.topic_id.get_least_significant_bits()
-            topic_id = uuid.UUID(int=(high % (1 << 64)) << 64 | low % (1 << 64))
-            replicas = min((len(partition.replicas) for partition in topic.partitions), default=0)
-            described[name] = TopicDescription(
-                name,
-                topic_id,
-                len(topic.partitions),
-                replicas,
-                {},
-                min((len(partition.isr) for partition in topic.partitions), default=0),
-                frozenset(operation.name for operation in topic.authorized_operations or ()),
+        with self._cluster() as cluster:
+            views = view_topics(cluster, wanted, self._timeout_s, with_operations=with_operations)
+        return {
+            name: TopicDescription(
+                name, view.topic_id, view.partitions, view.replicas, {}, view.in_sync, view.operations
             )
-        return described
+            for name, view in views.items()
+        }
+
+    def _cluster(self) -> Cluster:
+        return Cluster(self._bootstrap_servers, security=self._security, client_id=self._client_id)
 
     def _await_described(self, wanted: Mapping[str, TopicSpec]) -> dict[str, TopicDescription]:
         """The controller has the topics; wait until the brokers have heard of them."""

@@ -1,0 +1,150 @@
+"""What brokers say of topics and of the cluster: who is there, and what one may do.
+
+Asked over our own connections. librdkafka's DescribeTopics and DescribeCluster end the process by a failed assertion
+(``rko_result`` in rdkafka_admin.c, seen with 2.16) when a broker that has just been started answers that it knows of no
+brokers and no topics yet.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AclOperation
+from kio.schema.describe_cluster.v0 import DescribeClusterRequest, DescribeClusterResponse
+from kio.schema.errors import ErrorCode
+from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
+from kio.schema.metadata.v12.request import MetadataRequestTopic
+from kio.schema.metadata.v12.response import MetadataResponseTopic
+from kio.schema.types import TopicName
+
+from bridge.kafka.errors import KafkaUnavailable
+from bridge.kafka.metadata import Broker, Cluster, CodeError
+from bridge.kafka.translate import translate
+
+_NOT_SAID: Final = -(1 << 31)
+"""In place of operations, where they were not asked for."""
+_PAUSE_S: Final = 0.1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """A topic.
+
+    Attributes:
+        replicas, in_sync: The fewest of any partition.
+        operations: What the caller's principal may do with it, by Kafka's names; empty unless that was asked for.
+    """
+
+    topic_id: uuid.UUID
+    partitions: int
+    replicas: int
+    in_sync: int
+    operations: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """A cluster: its identity, its brokers by id, and what the caller's principal may do with it."""
+
+    cluster_id: str
+    brokers: Mapping[int, Broker]
+    operations: frozenset[str]
+
+
+def view_topics(
+    cluster: Cluster, names: Iterable[str], timeout_s: float, *, with_operations: bool = False
+) -> dict[str, TopicView]:
+    """Those of some topics that exist.
+
+    Raises:
+        KafkaUnavailable: no broker that knows the cluster has answered in time.
+        NotAuthorizedError, InvalidRequestError: for a topic.
+    """
+    request = MetadataRequest(
+        topics=tuple(MetadataRequestTopic(topic_id=None, name=TopicName(name)) for name in names),
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=with_operations,
+    )
+
+    def ask() -> dict[str, TopicView]:
+        answer = cluster.ask_any(request, MetadataResponse)
+        if not answer.brokers:
+            raise KafkaUnavailable("the broker that was asked knows of no brokers yet")
+        known = {str(item.name): item for item in answer.topics}
+        return {name: _view(item) for name, item in known.items() if not _is_missing(item)}
+
+    return _patiently(ask, timeout_s, "describe topics")
+
+
+def view_cluster(cluster: Cluster, timeout_s: float) -> ClusterView:
+    """The cluster.
+
+    Raises:
+        KafkaUnavailable: no broker that knows it has answered in time.
+        NotAuthorizedError
+    """
+    request = DescribeClusterRequest(include_cluster_authorized_operations=True)
+
+    def ask() -> ClusterView:
+        answer = cluster.ask_any(request, DescribeClusterResponse)
+        _check(answer.error_code, "the cluster")
+        if not answer.brokers:
+            raise KafkaUnavailable("the broker that was asked knows of no brokers yet")
+        brokers = {int(item.broker_id): Broker(item.host, item.port) for item in answer.brokers}
+        return ClusterView(answer.cluster_id, brokers, _operations(answer.cluster_authorized_operations))
+
+    return _patiently(ask, timeout_s, "describe the cluster")
+
+
+def _patiently(ask: Callable[[], T], timeout_s: float, doing: str) -> T:
+    """Ask again for as long as nobody answers."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return ask()
+        except KafkaUnavailable as fault:
+            if time.monotonic() >= deadline:
+                raise KafkaUnavailable(f"cannot {doing} within {timeout_s:g} s: {fault}; nothing was done") from fault
+        except CodeError as fault:
+            raise translate(KafkaException(KafkaError(fault.code.value)), doing, fault.subject) from fault
+        time.sleep(_PAUSE_S)
+
+
+def _is_missing(topic: MetadataResponseTopic) -> bool:
+    """Whether it does not exist; raises for what else can be wrong with it."""
+    if topic.error_code is ErrorCode.unknown_topic_or_partition:
+        return True
+    _check(topic.error_code, f"topic {topic.name}")
+    return False
+
+
+def _check(code: ErrorCode, subject: str) -> None:
+    if code is ErrorCode.none:
+        return
+    if code.retriable:
+        raise KafkaUnavailable(f"{subject}: {code.name.upper()}")
+    raise CodeError(code, subject)
+
+
+def _view(topic: MetadataResponseTopic) -> TopicView:
+    partitions = topic.partitions
+    return TopicView(
+        topic.topic_id or uuid.UUID(int=0),
+        len(partitions),
+        min((len(item.replica_nodes) for item in partitions), default=0),
+        min((len(item.isr_nodes) for item in partitions), default=0),
+        _operations(topic.topic_authorized_operations),
+    )
+
+
+def _operations(bits: int) -> frozenset[str]:
+    if bits == _NOT_SAID:
+        return frozenset()
+    return frozenset(item.name for item in AclOperation if bits >> item.value & 1)
