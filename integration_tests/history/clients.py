@@ -1,6 +1,8 @@
 """Clients of a history: a writer or a reader, as a process of its own that can be killed and paused.
 
-``python -m integration_tests.history.clients JSON`` runs one until it is asked to end (SIGTERM) or has done enough.
+``python -m integration_tests.history.clients JSON`` runs one until it is asked to end (SIGTERM), has done enough, or
+its standard input ends, because whoever has started it is gone.
+
 Each thing is noted when it is asked for, as unknown, and again when it is answered, so a killed client leaves an
 operation without an answer.
 """
@@ -8,6 +10,7 @@ operation without an answer.
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import sys
@@ -252,12 +255,19 @@ def main(raw: str) -> None:
     task = Task.from_json(raw)
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with Path(task.out).open("w", buffering=1) as out:
 
         def note(line: dict[str, Any]) -> None:
             out.write(json.dumps(line) + "\n")
 
         {"writer": write, "reader": read}[task.role](task, note, stopping)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):  # and not sys.stdin, whose lock a thread may not hold when the interpreter ends
+        pass
+    os._exit(1)
 
 
 if __name__ == "__main__":

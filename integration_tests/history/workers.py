@@ -34,6 +34,8 @@ class Workers:
                 os.kill(process.pid, signal.SIGCONT)
                 process.kill()
                 process.wait(10)
+            assert process.stdin is not None
+            process.stdin.close()
 
     def start(self, role: str, streams: tuple[str, ...]) -> None:
         """One more client; its choices follow from the seed and its number."""
@@ -43,7 +45,7 @@ class Workers:
         task = Task(name, role, self._bootstrap_servers, self._zookeeper, streams, self._seed * 1_000 + number, out)
         command = [sys.executable, "-m", "integration_tests.history.clients", task.to_json()]
         with (self._folder / f"{name}.log").open("wb") as log:
-            self._processes[name] = (task, subprocess.Popen(command, stdout=log, stderr=log))
+            self._processes[name] = (task, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log))
 
     def writers(self) -> list[subprocess.Popen[bytes]]:
         """Those writers that are alive."""
