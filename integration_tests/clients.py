@@ -100,14 +100,16 @@ class Site:
         )
 
 
-def read_committed(bootstrap_servers: str, topics: Sequence[str]) -> list[Message]:
-    """All committed records of single-partition topics, topic by topic."""
+def read_committed(
+    bootstrap_servers: str, topics: Sequence[str], *, isolation: str = "read_committed"
+) -> list[Message]:
+    """The committed records of single-partition topics, topic by topic, or all records if those are asked for."""
     found: dict[str, list[Message]] = {topic: [] for topic in topics}
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
             "group.id": "plain-reader",
-            "isolation.level": "read_committed",
+            "isolation.level": isolation,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 20,

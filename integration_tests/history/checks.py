@@ -222,7 +222,7 @@ def chain(facts: Facts) -> Iterator[Fault]:
 
 
 def sealed(facts: Facts) -> Iterator[Fault]:
-    """Sealed segments do not grow."""
+    """Sealed segments do not grow, not even by records that nobody commits."""
     for stream, state in facts.history.streams.items():
         for segment, rows in state.rows.items():
             end = state.history.sealed_end(segment)

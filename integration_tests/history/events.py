@@ -113,7 +113,7 @@ class StreamState:
     Attributes:
         history: Its epochs.
         rows: By segment, in order of offset.
-        ends: End offset of each segment's topic.
+        ends: Offset behind the last record of each segment, committed or not; markers may follow, also in sealed ones.
     """
 
     history: EpochHistory

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from confluent_kafka import Message
 
-from bridge.kafka.topics import TopicAdmin
 from bridge.model.control import ControlRecord, decode_control
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
@@ -30,8 +29,11 @@ def stream_states(bootstrap_servers: str, zookeeper: str, streams: Sequence[str]
         rows: dict[SegmentId, list[Row]] = {segment: [] for segment in segments}
         for message in read_committed(bootstrap_servers, list(topics)):
             rows[parse_segment_topic(message.topic() or "")[1]].append(_row(message))
-        ends = TopicAdmin(bootstrap_servers).end_offsets(list(topics))
-        found[stream] = StreamState(history, rows, {segment: ends[topic] for topic, segment in topics.items()})
+        ends = dict.fromkeys(segments, 0)
+        for message in read_committed(bootstrap_servers, list(topics), isolation="read_uncommitted"):
+            segment = parse_segment_topic(message.topic() or "")[1]
+            ends[segment] = max(ends[segment], (message.offset() or 0) + 1)
+        found[stream] = StreamState(history, rows, ends)
     return found
 
 
