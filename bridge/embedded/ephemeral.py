@@ -190,7 +190,7 @@ class EmbeddedCluster:
             NotFoundError: it does not run.
         """
         for process in self._running()[0].processes(part):
-            processes.send(process, signal.SIGSTOP)
+            processes.pause(process)
 
     def resume(self, part: str) -> None:
         """SIGCONT a paused part.

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,8 @@ _log = logging.getLogger(__name__)
 MARK: Final = "ROLLBRIDGE_EMBEDDED"
 
 _POLL_SECONDS = 0.02
+_STOPPED_SECONDS = 10.0
+"""Longest wait for the threads of a process to stop."""
 _FOREIGN = ("ROLLBRIDGE_CONFIG", "ROLLBRIDGE_KAFKA_", "ROLLBRIDGE_ZOOKEEPER", "ROLLBRIDGE_BOOTSTRAP_SERVERS")
 """Settings of another cluster, which the processes of this one must not inherit."""
 
@@ -109,6 +112,24 @@ def send(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
     except psutil.NoSuchProcess:
         reap()
+
+
+def pause(process: psutil.Process) -> None:
+    """SIGSTOP a process, and return when none of its threads runs any more: they stop one after the other."""
+    send(process, signal.SIGSTOP)
+    deadline = time.monotonic() + _STOPPED_SECONDS
+    while _runs(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a thread of a process is not stopped; where there is no /proc, nobody knows."""
+    for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            state = file.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+            if state not in "TtZX":
+                return True
+    return False
 
 
 def stop(processes: Iterable[psutil.Process], patience_seconds: float) -> bool:
