@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -43,8 +43,8 @@ _UPDATE: Final = 1_000
 _AT_ONCE: Final = 20_000
 _FIRST: Final = 1 << 32
 """The counter of the first one, beyond those of real transactions."""
-_TAIL_MAX: Final = 90_000
-_PART: Final = 25_000
+_TAIL_MAX: Final = 50_000
+_PART: Final = 500_000
 """So many are aborted between two snapshots of the largest history, which no leader reads in one go."""
 
 
@@ -189,7 +189,7 @@ class History:
             return
         for which in ("history", "empty"):
             name = self._stream(which)
-            with self._connect(which) as b, self._coordinator(which):
+            with self._connect(which) as b, self._running(which):
                 b.admin.create_stream(str(name))
                 if which == "history":
                     # Without it, the buffer would soon be truncated, and nothing would be left to read again.
@@ -227,8 +227,11 @@ class History:
     @contextmanager
     def _coordinator(self, which: str) -> Iterator[tuple[int, float]]:
         """A coordinator that has taken over: its process id, and the seconds that it has needed for that."""
-        with logged_coordinator(self._site, f"/recovery-{which}", self._logs) as (process, log):
+        with self._running(which) as (process, log):
             yield process.pid, took_s(log)
+
+    def _running(self, which: str) -> AbstractContextManager[tuple[subprocess.Popen[bytes], Path]]:
+        return logged_coordinator(self._site, f"/recovery-{which}", self._logs)
 
 
 @contextmanager
