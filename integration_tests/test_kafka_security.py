@@ -96,7 +96,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
         "listener.name.password.plain.sasl.jaas.config": (
             f'org.apache.kafka.common.security.plain.PlainLoginModule required user_bob="{PASSWORD}";'
         ),
-        "listener.name.password.plain.connections.max.reauth.ms": "1000",
+        "listener.name.password.plain.connections.max.reauth.ms": "3000",
         "listener.name.scram.sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512",
         **{
             f"listener.name.scram.{mechanism}.sasl.jaas.config": (
