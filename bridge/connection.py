@@ -22,7 +22,6 @@ from bridge.cas.shape import Shape
 from bridge.cas.writer import CasWriter
 from bridge.client.catalog import Catalog
 from bridge.client.counters import CounterSupply
-from bridge.client.futures import Completion
 from bridge.client.housekeeping import Housekeeper
 from bridge.client.introduction import find_cluster_id, own_name
 from bridge.client.options import ClientOptions
@@ -275,7 +274,7 @@ class Bridge(Resuming):
             routes=tuple(self._catalog.route(name, epoch) for name, epoch in record.streams.items()),
             generation=self._catalog.generation,
         )
-        completion = self._outcomes.waiting.setdefault(identifier.bytes, Completion(identifier.bytes))
+        completion = self._outcomes.completion(identifier)
         return Part(self._runtime, plan, completion, self._metadata.claim_part(record.group, identifier))
 
     def share(self, client_name: str, session: str) -> SharedClient:

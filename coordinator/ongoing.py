@@ -21,12 +21,15 @@ def plan_ongoing(group: GroupState, plan: Plan) -> OngoingTransactions | None:
     """The record to write with a snapshot; None if it is not worth it, or not now."""
     partition, draft = plan.partition, plan.draft
     known = group.snapshots.partitions[partition]
-    needed = needed_with(known, plan) or Needed(draft.max_read_position, draft.commit_log_position)
+    lag = known.lag(draft.position, draft.commit_log_end)
+    known.frames = 0
+    if lag <= group.settings.snapshots.transaction_buffer_snapshot_replay_max:
+        return None
     found = [item for item in group.fold.open.values() if partition in item.first_offsets]
     known.frames = sum(len(item.frames) for item in found)
-    lag = known.lag(draft.position, draft.commit_log_end)
-    if lag <= max(group.settings.snapshots.transaction_buffer_snapshot_replay_max, known.frames):
+    if lag <= known.frames:
         return None
+    needed = needed_with(known, plan) or Needed(draft.max_read_position, draft.commit_log_position)
     found.sort(key=lambda item: item.first_offsets[partition])
     if any(item.state is not State.OPEN and item.first_offsets[partition] < needed.position for item in found):
         return None  # it is about to go

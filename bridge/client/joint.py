@@ -15,7 +15,7 @@ from bridge.client.runtime import Plan, Runtime
 from bridge.client.transaction import Transaction
 from bridge.client.writing import Part
 from bridge.errors import TransactionClosed
-from bridge.model.frames import HEADER, MAGIC, VERSION, FrameKind
+from bridge.model.frames import FrameHeader, FrameKind
 from bridge.model.identifiers import OWNER_PART, TransactionId
 from bridge.model.joint import JointWork, label_of
 from bridge.model.names import GroupName
@@ -73,9 +73,7 @@ class JointPart(Part):
 
     def __init__(self, runtime: Runtime, plan: Plan, completion: Completion, part: int) -> None:
         super().__init__(runtime, plan, completion, part)
-        header = HEADER.pack(
-            MAGIC, VERSION, FrameKind.BEGIN, completion.key, OWNER_PART, 0, 0, 0, plan.begin.client_epoch
-        )
+        header = FrameHeader(FrameKind.BEGIN, completion.key, OWNER_PART, client_epoch=plan.begin.client_epoch).pack()
         with self._lock:
             for place in range(len(self._buffers)):
                 self._emit(place, header, plan.begin_value)
@@ -87,6 +85,6 @@ class JointEnding(Transaction):
     __slots__ = ()
 
     def __init__(self, runtime: Runtime, plan: Plan, transaction: TransactionId) -> None:
-        completion = runtime.outcomes.waiting.setdefault(transaction.bytes, Completion(transaction.bytes))
+        completion = runtime.outcomes.completion(transaction)
         self._prepare(runtime, plan, completion, transaction.counter, OWNER_PART)
         self._sent = self._acked = 1

@@ -21,6 +21,7 @@ from bridge.kafka.clients import assign_more, consumer_config, open_consumer
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.control import ControlKind, peek_kind
+from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,10 @@ class OutcomeTail:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def completion(self, transaction: TransactionId) -> Completion:
+        """How a transaction ends, for whoever writes a part of it here."""
+        return self.waiting.setdefault(transaction.bytes, Completion(transaction.bytes))
 
     def follow(self, group: GroupName, timeout_s: float) -> None:
         """Tail the commit log of a group from its present end on.

@@ -14,7 +14,6 @@ from datetime import timedelta
 
 from bridge.client.catalog import Catalog
 from bridge.client.counters import CounterSupply
-from bridge.client.futures import Completion
 from bridge.client.joint import JointEnding, JointPart, JointTicket, JointTransaction
 from bridge.client.planner import Planner
 from bridge.client.results import CommitResult, PartHandle
@@ -198,7 +197,7 @@ class SharedClient:
 
     def _part(self, plan: Plan, transaction: TransactionId) -> Part:
         """A part with a number of its own."""
-        completion = self._runtime.outcomes.waiting.setdefault(transaction.bytes, Completion(transaction.bytes))
+        completion = self._runtime.outcomes.completion(transaction)
         number = self._metadata.claim_part(plan.group, transaction)
         return JointPart(self._runtime, plan, completion, number)
 

@@ -30,7 +30,7 @@ from bridge.kafka.log_offsets import list_offsets
 from bridge.kafka.metadata import Cluster, Isolation
 from bridge.kafka.seal import SEALED, Sealer
 from bridge.kafka.translate import kafka_error, translate
-from bridge.kafka.views import view_cluster, view_topics
+from bridge.kafka.views import TopicDescription, view_cluster, view_topics
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ Partition = str | tuple[str, int]
 
 _BROKER_DEFAULT: Final = -1
 _POLL_S: Final = 0.02
+_CONNECT_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,29 +54,6 @@ class TopicSpec:
     replication_factor: int = _BROKER_DEFAULT
     """-1: the broker's ``default.replication.factor``. Not compared with an existing topic's."""
     config: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TopicDescription:
-    """A topic as it is.
-
-    Attributes:
-        in_sync: The fewest replicas that are in sync of any partition.
-        operations: What the caller's principal may do with it, by Kafka's names; empty unless that was asked for.
-    """
-
-    name: str
-    topic_id: uuid.UUID
-    partitions: int
-    replication_factor: int
-    config: Mapping[str, str]
-    in_sync: int = 0
-    operations: frozenset[str] = frozenset()
-
-    @property
-    def sealed(self) -> bool:
-        """Whether no record can be written any more."""
-        return all(self.config.get(key) == value for key, value in SEALED.items())
 
 
 class TopicAdmin:
@@ -175,11 +153,18 @@ class TopicAdmin:
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
         """Ids of the topics that exist; a topic that was deleted and made anew has another id."""
-        return {name: topic.topic_id for name, topic in self._describe_topics(names).items()}
+        with self._cluster() as cluster:
+            return {name: topic.topic_id for name, topic in self._describe_topics(cluster, names).items()}
 
     def describe(self, names: Iterable[str], *, with_operations: bool = False) -> dict[str, TopicDescription]:
         """Describe the topics that exist, with all their settings, defaults included."""
-        topics = self._describe_topics(names, with_operations=with_operations)
+        with self._cluster() as cluster:
+            return self._describe(cluster, names, with_operations=with_operations)
+
+    def _describe(
+        self, cluster: Cluster, names: Iterable[str], *, with_operations: bool = False
+    ) -> dict[str, TopicDescription]:
+        topics = self._describe_topics(cluster, names, with_operations=with_operations)
         if not topics:
             return {}
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
@@ -292,46 +277,48 @@ class TopicAdmin:
         with self._cluster() as cluster:
             return Sealer(cluster, self.set_topic_config, timeout_s=timeout_s).seal(names)
 
-    def _describe_topics(self, names: Iterable[str], *, with_operations: bool = False) -> dict[str, TopicDescription]:
+    def _describe_topics(
+        self, cluster: Cluster, names: Iterable[str], *, with_operations: bool = False
+    ) -> dict[str, TopicDescription]:
         wanted = sorted(set(names))
-        if not wanted:
-            return {}
-        with self._cluster() as cluster:
-            views = view_topics(cluster, wanted, self._timeout_s, with_operations=with_operations)
-        return {
-            name: TopicDescription(
-                name, view.topic_id, view.partitions, view.replicas, {}, view.in_sync, view.operations
-            )
-            for name, view in views.items()
-        }
+        return view_topics(cluster, wanted, self._timeout_s, with_operations=with_operations) if wanted else {}
 
     def _cluster(self) -> Cluster:
-        return Cluster(self._bootstrap_servers, security=self._security, client_id=self._client_id)
+        return Cluster(
+            self._bootstrap_servers,
+            security=self._security,
+            client_id=self._client_id,
+            connect_timeout_s=min(self._timeout_s, _CONNECT_TIMEOUT_S),
+            request_timeout_s=self._timeout_s,
+        )
 
     def _await_described(self, wanted: Mapping[str, TopicSpec]) -> dict[str, TopicDescription]:
         """The controller has the topics; wait until the brokers have heard of them."""
         deadline = time.monotonic() + self._timeout_s
-        while True:
-            described = self.describe(wanted)
-            missing = sorted(set(wanted) - set(described))
-            if not missing:
-                return described
-            if time.monotonic() >= deadline:
-                raise KafkaUnavailable(
-                    f"topics {', '.join(missing)} were created, but no broker knows them after {self._timeout_s:g} s"
-                )
-            time.sleep(_POLL_S)
+        with self._cluster() as cluster:
+            while True:
+                described = self._describe(cluster, wanted)
+                missing = sorted(set(wanted) - set(described))
+                if not missing:
+                    return described
+                if time.monotonic() >= deadline:
+                    raise KafkaUnavailable(
+                        f"topics {', '.join(missing)} were created, but no broker knows them after "
+                        f"{self._timeout_s:g} s"
+                    )
+                time.sleep(_POLL_S)
 
     def _await_gone(self, names: list[str]) -> None:
         """The controller has deleted the topics; wait until the brokers have heard of it."""
         deadline = time.monotonic() + self._timeout_s
-        while left := self._describe_topics(names):
-            if time.monotonic() >= deadline:
-                raise KafkaUnavailable(
-                    f"topics {', '.join(sorted(left))} were deleted, but brokers still know them after "
-                    f"{self._timeout_s:g} s"
-                )
-            time.sleep(_POLL_S)
+        with self._cluster() as cluster:
+            while left := self._describe_topics(cluster, names):
+                if time.monotonic() >= deadline:
+                    raise KafkaUnavailable(
+                        f"topics {', '.join(sorted(left))} were deleted, but brokers still know them after "
+                        f"{self._timeout_s:g} s"
+                    )
+                time.sleep(_POLL_S)
 
     @staticmethod
     def _compare(spec: TopicSpec, actual: TopicDescription) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -24,6 +24,7 @@ from kio.schema.types import TopicName
 
 from bridge.kafka.errors import KafkaUnavailable
 from bridge.kafka.metadata import Broker, Cluster, CodeError
+from bridge.kafka.seal import SEALED
 from bridge.kafka.translate import translate
 
 _NOT_SAID: Final = -(1 << 31)
@@ -34,19 +35,28 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class TopicView:
-    """A topic.
+class TopicDescription:
+    """A topic as it is.
 
     Attributes:
-        replicas, in_sync: The fewest of any partition.
+        replication_factor: The fewest replicas of any partition.
+        in_sync: The fewest replicas that are in sync of any partition.
         operations: What the caller's principal may do with it, by Kafka's names; empty unless that was asked for.
+        config: Its settings, defaults included, if they were asked for.
     """
 
+    name: str
     topic_id: uuid.UUID
     partitions: int
-    replicas: int
+    replication_factor: int
     in_sync: int
     operations: frozenset[str]
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether no record can be written any more."""
+        return all(self.config.get(key) == value for key, value in SEALED.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ class ClusterView:
 
 def view_topics(
     cluster: Cluster, names: Iterable[str], timeout_s: float, *, with_operations: bool = False
-) -> dict[str, TopicView]:
+) -> dict[str, TopicDescription]:
     """Those of some topics that exist.
 
     Raises:
@@ -73,12 +83,11 @@ def view_topics(
         include_topic_authorized_operations=with_operations,
     )
 
-    def ask() -> dict[str, TopicView]:
+    def ask() -> dict[str, TopicDescription]:
         answer = cluster.ask_any(request, MetadataResponse)
         if not answer.brokers:
             raise KafkaUnavailable("the broker that was asked knows of no brokers yet")
-        known = {str(item.name): item for item in answer.topics}
-        return {name: _view(item) for name, item in known.items() if not _is_missing(item)}
+        return {str(item.name): _description(item) for item in answer.topics if not _is_missing(item)}
 
     return _patiently(ask, timeout_s, "describe topics")
 
@@ -133,9 +142,10 @@ def _check(code: ErrorCode, subject: str) -> None:
     raise CodeError(code, subject)
 
 
-def _view(topic: MetadataResponseTopic) -> TopicView:
+def _description(topic: MetadataResponseTopic) -> TopicDescription:
     partitions = topic.partitions
-    return TopicView(
+    return TopicDescription(
+        str(topic.name),
         topic.topic_id or uuid.UUID(int=0),
         len(partitions),
         min((len(item.replica_nodes) for item in partitions), default=0),

@@ -270,9 +270,8 @@ class Course(Generic[P]):
                 if lane.phase is not Phase.ENDED:
                     self._ended.append(lane)
                 lane.phase = TRANSITIONS[lane.phase, Event.END]
-                if not history.is_dropped(
-                    lane.id
-                ):  # nobody has answered for so long that its end is not known any more
+                # Of a dropped one the end is not known any more: nobody has answered for that long.
+                if not history.is_dropped(lane.id):
                     lane.sealed_end = history.sealed_end(lane.id)
         self._ended.sort(key=lambda lane: lane.id.epoch)
         self.active = [lanes.get(item.id) or Lane(self, item, self._topic_of(item.id)) for item in current]

@@ -10,12 +10,13 @@ from collections.abc import Container, Mapping
 from bridge.model.aborted import AbortedTransactions
 from bridge.model.buffered import LateBegin, Partition
 from bridge.model.identifiers import TransactionId
-from bridge.model.ongoing import choose_ongoing, ongoing_keys
+from bridge.model.ongoing import OngoingTransactions, choose_ongoing, ongoing_keys
 from bridge.model.records import StreamState as Lifecycle
 from bridge.model.snapshots import Snapshot, choose, index_keys, partition_name, segment_key
 from coordinator.effects import LogSummary
 from coordinator.group import GroupState
 from coordinator.metrics import Op
+from coordinator.places import Place, log_start
 from coordinator.procedures.aborted import drop_aborted, in_batches, load_segments
 from coordinator.procedures.snapshots import partitions_of
 from coordinator.snapshots import SINGLE_BYTES_MAX, Needed, PartitionSnapshots
@@ -28,46 +29,48 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
     Gives the offset from which the commit log says everything that they do not.
     """
     state = group.snapshots
-    streams = [item for item in group.streams.values() if item.config.state is not Lifecycle.DELETING]
-    ids = {partition: item.config.buffer_topic_id for item in streams for partition in item.partitions()}
+    configs = {
+        partition: item.config
+        for item in group.streams.values()
+        if item.config.state is not Lifecycle.DELETING
+        for partition in item.partitions()
+    }
     state.topics = set((yield from topic_ids([state.segments_topic, state.indexes_topic, state.single_topic])))
     found: dict[str, Mapping[bytes, bytes]] = {}
     for topic in (state.indexes_topic, state.single_topic):
         found[topic] = (yield from read_compacted(topic)) if topic in state.topics else {}
-    ends = yield from end_offsets([*sorted(ids), (group.commit_log, 0)])
-    starts = yield from start_offsets(sorted(ids))
-    log_starts = [ends[group.commit_log, 0]]
-    for partition, topic_id in ids.items():
+    ends = yield from end_offsets([*sorted(configs), (group.commit_log, 0)])
+    starts = yield from start_offsets(sorted(configs))
+    log_end = ends[group.commit_log, 0]
+    places: dict[Partition, Place] = {}
+    for partition, config in configs.items():
+        topic_id = config.buffer_topic_id
         known = state.of(partition, topic_id)
         known.log_start = starts[partition]
-        places = [(topic, key) for topic in found for key in index_keys(partition)]
-        values = [found[topic].get(key) for topic, key in places]
-        choice = choose(values, partition, topic_id, ends[partition], ends[group.commit_log, 0])
+        keys = [(topic, key) for topic in found for key in index_keys(partition)]
+        values = [found[topic].get(key) for topic, key in keys]
+        choice = choose(values, partition, topic_id, ends[partition], log_end)
         state.metrics.index_ops[Op.READ] += sum(value is not None for value in values)
-        for place, fault in choice.faults.items():
+        for at, fault in choice.faults.items():
             name = partition_name(partition)
             state.warn(
                 f"a snapshot of {name} is not usable: {fault}; an older one or the buffer itself is used instead"
             )
-            known.remains += (places[place],)
+            known.remains += (keys[at],)
             known.changes += 1
+        ongoing = None
         if choice.snapshot is not None:
             yield from _adopt(group, partition, known, choice.snapshot, found)
-            _choose_ongoing(group, partition, known, choice.snapshot, found[state.index_topic])
-            needed = known.spared or known.needed
-            group.fold.positions[partition] = max(needed.position, starts[partition])
-            if known.spared is not None or ends[partition] > needed.position:
-                log_starts.append(needed.log_position)
-        else:
-            group.fold.positions[partition] = starts[partition]
-            if ends[partition] > starts[partition]:
-                log_starts.append(0)
-    return min(log_starts)
+            ongoing = _choose_ongoing(group, partition, known, choice.snapshot, found[state.index_topic])
+        place = Place(topic_id, str(config.name), choice.snapshot, ongoing, starts[partition], ends[partition])
+        if ongoing is not None:
+            known.spared = Needed(ongoing.replay_position, place.log_floor(log_end))
+        group.fold.positions[partition] = place.floor
+        places[partition] = place
+    return log_start(places, log_end, 0)
 
 
-def restore_ongoing(
-    group: GroupState, terminated: Container[bytes], followed: Container[Partition] = frozenset()
-) -> None:
+def restore_ongoing(group: GroupState, terminated: Container[bytes], followed: Container[Partition]) -> None:
     """Put back the open transactions that were written down and have no outcome, but for ``followed`` partitions.
 
     Nothing of the others has been folded yet.
@@ -156,8 +159,8 @@ def _choose_ongoing(
     known: PartitionSnapshots,
     snapshot: Snapshot,
     found: Mapping[bytes, bytes],
-) -> None:
-    """Read on from a record of ongoing transactions if that spares something."""
+) -> OngoingTransactions | None:
+    """The record of ongoing transactions to read on from, if that spares something."""
     state = group.snapshots
     keys = ongoing_keys(partition)
     choice = choose_ongoing([found.get(key) for key in keys], snapshot)
@@ -169,7 +172,6 @@ def _choose_ongoing(
         known.remains += ((state.index_topic, keys[place]),)
         known.changes += 1
     if choice.record is not None:
-        log_position = min(choice.record.commit_log_position, snapshot.commit_log_end)
-        known.spared = Needed(choice.record.replay_position, log_position)
         known.ongoing_place = 1 - choice.place
         state.ongoing.append(choice.record)
+    return choice.record

@@ -124,14 +124,14 @@ def _read_logs(
     group.snapshots.replication_factor = replication_factor
     start = yield from restore_snapshots(group)
     summary = yield from _go_on(group, start, tail)
-    is_warm = summary is not None
+    followed = tail.partitions if tail is not None and summary is not None else ()
     if summary is None:
         summary = yield from read_commit_log(group.commit_log, max(start - group.settings.outcomes_again, 0))
         terminated.update(summary.terminated)
         group.fold.late = {}
     group.fold.log_position = start
     group.begun = set(summary.begun)
-    restore_ongoing(group, summary.terminated, tail.partitions if tail is not None and is_warm else ())
+    restore_ongoing(group, summary.terminated, followed)
     group.snapshots.summary = summary
 
 

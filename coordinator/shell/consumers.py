@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -75,10 +75,7 @@ class BufferTail:
 
     def poll(self, timeout_s: float) -> Iterator[Message]:
         """What has arrived; waits for the first message at most ``timeout_s``."""
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return
-        for message in (first, *self._consumer.consume(MESSAGES_AT_ONCE, 0)):
+        for message in _arrived(self._consumer, timeout_s):
             error = message.error()
             if error is None:
                 yield message
@@ -99,6 +96,11 @@ class BufferTail:
         self._consumer.close()
 
 
+def _arrived(consumer: Consumer, timeout_s: float) -> Sequence[Message]:
+    first = consumer.poll(timeout_s)
+    return () if first is None else (first, *consumer.consume(MESSAGES_AT_ONCE, 0))
+
+
 class LogTail:
     """Reads a commit log from an offset on, as it grows; committed records only."""
 
@@ -113,11 +115,8 @@ class LogTail:
             CorruptDataError: a message in it can not be a control record, or what comes next was deleted.
             KafkaUnavailable: no broker answers.
         """
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return None
         messages = []
-        for message in (first, *self._consumer.consume(MESSAGES_AT_ONCE, 0)):
+        for message in _arrived(self._consumer, timeout_s):
             error = message.error()
             if error is None:
                 messages.append(message)

@@ -26,10 +26,11 @@ from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 from coordinator.config import CoordinatorSettings
 from coordinator.metrics import standby_lines
+from coordinator.places import Place, log_start
 from coordinator.procedures.takeover import MakeFold
 from coordinator.shell.consumers import BufferTail, LogTail
 from coordinator.shell.metrics_file import MetricsFile
-from coordinator.tail import Place, WarmTail, log_start
+from coordinator.tail import WarmTail
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from bridge.model.ongoing import choose_ongoing, ongoing_keys
 from bridge.model.records import StreamConfig
 from bridge.model.snapshots import choose, index_keys
 from coordinator.effects import LogSummary
-from coordinator.tail import Place, WarmTail, log_start
+from coordinator.places import Place, log_start
+from coordinator.tail import WarmTail
 from coordinator.tests.sim_world import World
 
 STANDBY_DEFECTS = ("dirty-standby", "deaf-standby", "credulous-standby")

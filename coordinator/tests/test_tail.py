@@ -17,7 +17,8 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.snapshots import Snapshot
 from coordinator.effects import LogSummary
 from coordinator.metrics import standby_lines
-from coordinator.tail import Place, WarmTail, log_start
+from coordinator.places import Place, log_start
+from coordinator.tail import WarmTail
 
 STREAM = "sales/orders"
 PARTITION = ("sales.orders.transaction-buffer", 0)
