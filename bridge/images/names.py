@@ -1,4 +1,4 @@
-"""Names of the container images that rollbridge uses, and the labels on those that it has built. Imports nothing else.
+"""Names of the container images that rollbridge uses, and the labels on those that it has built. Imports no other module.
 
 ``KAFKA``, ``ZOOKEEPER`` and ``PYTHON`` are official images; where they can not be had, stand-ins of the same name and
 contract are built. The others are ours.
@@ -7,6 +7,7 @@ contract are built. The others are ours.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Final
 
@@ -25,10 +26,23 @@ namespace of another one. Its label :data:`LABEL_TOOLS` says which tools it has.
 JAVA: Final = f"rollbridge/java:{VERSION}"
 """The toolbox with a Java, on which the stand-ins of Kafka and ZooKeeper are based."""
 
+OFFICIAL: Final = frozenset({KAFKA, ZOOKEEPER, PYTHON})
+"""Of these, what rollbridge builds is a stand-in."""
+
 LABEL: Final = "io.rollbridge.image"
-"""On every image that rollbridge has built, and on no other; its value is what it is: ``stand-in`` of an official
-image, or ``own``."""
+"""The name under which rollbridge has built an image. Other images may inherit it with another name on themselves, so
+see :func:`is_ours`."""
 LABEL_INPUTS: Final = "io.rollbridge.inputs"
 """A digest of what the image was built from: with the same one there is nothing to do."""
 LABEL_TOOLS: Final = "io.rollbridge.tools"
 """On the toolbox: the names of its programs, separated by spaces."""
+
+
+def is_ours(name: str, labels: Mapping[str, str]) -> bool:
+    """Whether rollbridge has built the image that has this name and these labels."""
+    return labels.get(LABEL) == name
+
+
+def is_stand_in(name: str, labels: Mapping[str, str]) -> bool:
+    """Whether the image that has this name and these labels is our stand-in for an official one."""
+    return name in OFFICIAL and is_ours(name, labels)
