@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import RollbridgeError
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.history.workers import Workers
 
 SESSION_S: Final = 2.0
@@ -22,9 +22,7 @@ SESSION_S: Final = 2.0
 class Nemesis:
     """Breaks one thing at a time. What is broken stays so for the length of a ``with`` block."""
 
-    def __init__(
-        self, cluster: EmbeddedCluster, workers: Workers, streams: tuple[str, ...], choice: random.Random
-    ) -> None:
+    def __init__(self, cluster: AnyCluster, workers: Workers, streams: tuple[str, ...], choice: random.Random) -> None:
         self._cluster = cluster
         self._workers = workers
         self._streams = streams

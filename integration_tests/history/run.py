@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Final
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import RollbridgeError
 from bridge.model.names import GroupName, StreamName
 from integration_tests.adapter_tools import await_settled, eventually
+from integration_tests.backends.choice import new_cluster
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.histories import FOREVER
 from integration_tests.history.checks import find_faults
 from integration_tests.history.events import Answer, Fault, History, Kind, Operation, StreamState, Write
@@ -71,7 +72,7 @@ class Report:
 class Run:
     """One run; made by :func:`running`."""
 
-    def __init__(self, cluster: EmbeddedCluster, workers: Workers, seed: int) -> None:
+    def __init__(self, cluster: AnyCluster, workers: Workers, seed: int) -> None:
         self._cluster = cluster
         self._workers = workers
         self._choice = random.Random(seed)
@@ -184,7 +185,7 @@ class Run:
 def running(seed: int, folder: Path) -> Iterator[Run]:
     """A run that has begun, with servers and clients that are gone afterwards."""
     with (
-        EmbeddedCluster() as cluster,
+        new_cluster() as cluster,
         Workers(cluster.bootstrap_servers, cluster.zookeeper, folder, seed) as workers,
     ):
         run = Run(cluster, workers, seed)

@@ -1,0 +1,120 @@
+"""The container engine: whether there is one, where its published ports are, and the images that tests use."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from fcntl import LOCK_EX, flock
+from functools import cache
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import docker
+from docker.errors import DockerException, ImageNotFound
+from testcontainers.core.config import testcontainers_config
+
+from bridge.images.names import COORDINATOR, KAFKA, TOOLBOX, ZOOKEEPER, is_ours, is_stand_in
+from integration_tests.backends import reaper
+from integration_tests.backends.interface import Unsupported
+
+SESSION: Final = uuid.uuid4().hex
+"""Of this test process: everything that it makes on the engine carries it."""
+IMAGES: Final = (KAFKA, ZOOKEEPER, COORDINATOR, TOOLBOX)
+HOST_VARIABLE: Final = "TESTCONTAINERS_HOST_OVERRIDE"
+"""Environment variable with the address at which published ports are reached."""
+
+_LOOPBACK = "127.0.0.1"
+_RYUK_VARIABLE = "TESTCONTAINERS_RYUK_DISABLED"
+_BUILD_S = 280.0
+
+
+@cache
+def engine() -> docker.DockerClient:
+    """The engine; one connection pool for this process.
+
+    Raises:
+        Unsupported: none answers.
+    """
+    try:
+        client = docker.from_env(timeout=120)
+        client.ping()
+    except DockerException as exc:
+        raise Unsupported(f"no container engine answers: {exc}") from exc
+    return client
+
+
+@cache
+def prepare() -> None:
+    """Sweep what dead test processes have left, have the watcher stand by, and have current images; once.
+
+    Raises:
+        Unsupported: there is no engine, or an image can be neither had nor built.
+    """
+    engine()
+    reaper.remove_stale()
+    reaper.watch(SESSION)
+    with open(Path(tempfile.gettempdir()) / f"rollbridge-images-{os.getuid()}.lock", "w") as lock:
+        flock(lock, LOCK_EX)  # test processes side by side: the first one builds
+        command = [sys.executable, "-m", "bridge.cli.main", "images", "build"]
+        built = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
+    if built.returncode:
+        raise Unsupported(f"the images cannot be had: {built.stderr.strip()[-1000:]}")
+    testcontainers_config.ryuk_disabled = not _ryuk_can_be_had()
+
+
+def _ryuk_can_be_had() -> bool:
+    """Whether to have Ryuk watch too; asking a registry costs time, so only where Kafka's image came from one."""
+    if _RYUK_VARIABLE in os.environ:
+        return not testcontainers_config.ryuk_disabled
+    name = testcontainers_config.ryuk_image
+    try:
+        engine().images.get(name)
+    except ImageNotFound:
+        if is_stand_in(KAFKA, engine().images.get(KAFKA).labels):
+            return False
+        try:
+            engine().images.pull(name)
+        except DockerException:
+            return False
+    return True
+
+
+def descriptions() -> Iterator[str]:
+    """A line for each image: its name, its id, and whether it stands in for an official one."""
+    for name in IMAGES:
+        try:
+            image = engine().images.get(name)
+        except ImageNotFound:
+            yield f"{name}: missing"
+        else:
+            kind = (
+                "stand-in" if is_stand_in(name, image.labels) else "own" if is_ours(name, image.labels) else "official"
+            )
+            yield f"{name}: {kind}, {image.short_id.removeprefix('sha256:')}"
+
+
+@cache
+def host() -> str:
+    """Where published ports are reached from here.
+
+    Not testcontainers' own guess, which takes every machine with a file ``/.dockerenv`` for a container.
+    """
+    if HOST_VARIABLE in os.environ:
+        return os.environ[HOST_VARIABLE]
+    if remote := urlsplit(os.environ.get("DOCKER_HOST", "")).hostname:
+        return remote
+    if engine().info().get("Name") == socket.gethostname() or not Path("/.dockerenv").exists():
+        return _LOOPBACK
+    # In a container beside those of the tests: the machine's ports are at the gateway of the default network.
+    return str(engine().networks.get("bridge").attrs["IPAM"]["Config"][0]["Gateway"])
+
+
+def publishing_address() -> str:
+    """On which address of the engine's machine to publish: servers without authentication stay local if they can."""
+    return _LOOPBACK if host() == _LOOPBACK else "0.0.0.0"
