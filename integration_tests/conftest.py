@@ -29,6 +29,7 @@ from integration_tests.spark_tools import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SMALL_DISK_MIB = 512
 _run = uuid.uuid4().hex[:8]
 _numbers = itertools.count(1)
 
@@ -80,9 +81,9 @@ def _needs(request: pytest.FixtureRequest) -> None:
 def ensemble() -> Iterator[ContainerCluster]:
     """Three brokers and three ZooKeeper servers in containers, for all tests that ask for several of them.
 
-    They share it, so each leaves it whole, and without coordinators of its own.
+    They share it, so each leaves it whole, and without coordinators of its own. The disk of the last broker is small.
     """
-    with ContainerCluster(brokers=3, zookeepers=3) as shared:
+    with ContainerCluster(brokers=3, zookeepers=3, disk_mib={"kafka-3": SMALL_DISK_MIB}) as shared:
         yield shared
 
 

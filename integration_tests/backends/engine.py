@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
-from fcntl import LOCK_EX, flock
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -19,19 +15,19 @@ import docker
 from docker.errors import DockerException, ImageNotFound
 from testcontainers.core.config import testcontainers_config
 
-from bridge.images.names import COORDINATOR, KAFKA, TOOLBOX, ZOOKEEPER, is_ours, is_stand_in
+from bridge.errors import RollbridgeError
+from bridge.images.names import IN_USE, KAFKA, OFFICIAL, is_stand_in
+from bridge.images.provide import look, provide
 from integration_tests.backends import reaper
 from integration_tests.backends.interface import Unsupported
 
 SESSION: Final = uuid.uuid4().hex
 """Of this test process: everything that it makes on the engine carries it."""
-IMAGES: Final = (KAFKA, ZOOKEEPER, COORDINATOR, TOOLBOX)
 HOST_VARIABLE: Final = "TESTCONTAINERS_HOST_OVERRIDE"
 """Environment variable with the address at which published ports are reached."""
 
 _LOOPBACK = "127.0.0.1"
 _RYUK_VARIABLE = "TESTCONTAINERS_RYUK_DISABLED"
-_BUILD_S = 280.0
 
 
 @cache
@@ -59,12 +55,10 @@ def prepare() -> None:
     engine()
     reaper.remove_stale()
     reaper.watch(SESSION)
-    with open(Path(tempfile.gettempdir()) / f"rollbridge-images-{os.getuid()}.lock", "w") as lock:
-        flock(lock, LOCK_EX)  # test processes side by side: the first one builds
-        command = [sys.executable, "-m", "bridge.cli.main", "images", "build"]
-        built = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
-    if built.returncode:
-        raise Unsupported(f"the images cannot be had: {built.stderr.strip()[-1000:]}")
+    try:
+        provide(IN_USE)
+    except RollbridgeError as exc:
+        raise Unsupported(f"the images cannot be had: {exc}") from exc
     testcontainers_config.ryuk_disabled = not _ryuk_can_be_had()
 
 
@@ -87,16 +81,12 @@ def _ryuk_can_be_had() -> bool:
 
 def descriptions() -> Iterator[str]:
     """A line for each image: its name, its id, and whether it stands in for an official one."""
-    for name in IMAGES:
-        try:
-            image = engine().images.get(name)
-        except ImageNotFound:
+    for name, image in look(IN_USE).items():
+        if image is None:
             yield f"{name}: missing"
         else:
-            kind = (
-                "stand-in" if is_stand_in(name, image.labels) else "own" if is_ours(name, image.labels) else "official"
-            )
-            yield f"{name}: {kind}, {image.short_id.removeprefix('sha256:')}"
+            kind = "stand-in" if image.stand_in else "official" if name in OFFICIAL else "built here"
+            yield f"{name}: {kind}, {image.id.removeprefix('sha256:')[:12]}"
 
 
 @cache
