@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from types import FrameType
 
 import click
 
@@ -38,8 +39,15 @@ def main(log_level: str, **flags: str | float | None) -> None:
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     try:
         daemon = Daemon(load_coordinator_settings(flags))
-        signal.signal(signal.SIGTERM, lambda _number, _frame: daemon.stop())
-        signal.signal(signal.SIGINT, lambda _number, _frame: daemon.stop())
+
+        def end(_number: int, _frame: FrameType | None) -> None:
+            daemon.stop()
+            if not daemon.is_serving:
+                # It waits for servers that may not be there for long, and has nothing to hand over.
+                raise SystemExit(0)
+
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGINT, end)
         daemon.run()
     except RollbridgeError as fault:
         click.echo(f"rollbridge coordinator: {fault}", err=True)

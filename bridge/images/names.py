@@ -1,5 +1,6 @@
-"""Names of the container images that rollbridge uses, and the labels on those that it has built. Imports no other module.
+"""Names of the container images that rollbridge uses, and the labels on those that it has built.
 
+This module imports no other one, so that whoever only needs the names needs no Docker library either.
 ``KAFKA``, ``ZOOKEEPER`` and ``PYTHON`` are official images; where they can not be had, stand-ins of the same name and
 contract are built. The others are ours.
 """
@@ -28,6 +29,9 @@ JAVA: Final = f"rollbridge/java:{VERSION}"
 
 OFFICIAL: Final = frozenset({KAFKA, ZOOKEEPER, PYTHON})
 """Of these, what rollbridge builds is a stand-in."""
+
+IN_USE: Final = (KAFKA, ZOOKEEPER, COORDINATOR, TOOLBOX)
+"""What tests and ``compose.yaml`` use; what these stand on is made when it is needed."""
 
 LABEL: Final = "io.rollbridge.image"
 """The name under which rollbridge has built an image. Other images may inherit it with another name on themselves, so
