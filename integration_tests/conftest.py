@@ -34,6 +34,11 @@ _run = uuid.uuid4().hex[:8]
 _numbers = itertools.count(1)
 
 
+def pytest_configure() -> None:
+    """A backend that there is not ends the run before it begins."""
+    chosen()
+
+
 def pytest_report_header() -> str:
     """Which backend was asked for."""
     return f"servers: {BACKEND_VARIABLE}={chosen()}"
@@ -41,13 +46,13 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests that ask for containers end here where there are none."""
+    """Tests that ask for containers end here where there are none, before anything is started for them."""
     if item.get_closest_marker("containers") is not None and (reason := why_no_containers()):
         lacking(reason)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_call() -> Generator[None, object, object]:
     """A fault that turns out to be impossible here is no failure, unless that is asked for."""
     try:
         return (yield)

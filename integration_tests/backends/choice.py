@@ -57,6 +57,8 @@ def new_cluster(*, kafka_settings: Mapping[str, str] | None = None) -> AnyCluste
     """Servers of a test's own, one broker and one ZooKeeper, on the backend that was chosen; not started yet."""
     if chosen() is not Backend.DOCKER:
         return LocalCluster(kafka_settings=kafka_settings)
+    if reason := why_no_containers():
+        lacking(reason)
     return ContainerCluster(kafka_settings=kafka_settings)
 
 

@@ -75,7 +75,7 @@ class ContainerCluster:
         self._disk_mib = dict(disk_mib or {})
         self._id = uuid.uuid4().hex[:12]
         self.labels: Final = reaper.labels(SESSION, self._id)
-        self._network = Network(docker_network_kw={"labels": self.labels})
+        self._network: Network | None = None
         self._nodes: dict[str, Node] = {}
         self._disks: dict[str, Container] = {}
 
@@ -89,15 +89,15 @@ class ContainerCluster:
         """
         prepare()
         try:
-            self._network.create()
+            self._network = network = Network(docker_network_kw={"labels": self.labels}).create()
             servers: list[Node] = [
-                ZooKeeper(number, self.zookeepers, self._network, self.labels)
+                ZooKeeper(number, self.zookeepers, network, self.labels)
                 for number in range(1, len(self.zookeepers) + 1)
             ]
             for number in range(1, len(self.brokers) + 1):
                 settings, heap = self._kafka_settings, self._kafka_heap
                 servers.append(
-                    Broker(number, self.brokers, self._network, self.labels, self.kafka_cluster_id, settings, heap)
+                    Broker(number, self.brokers, network, self.labels, self.kafka_cluster_id, settings, heap)
                 )
             for server in servers:
                 self._nodes[server.part] = server.keep_data_in(self._volume(server.part))
@@ -116,7 +116,9 @@ class ContainerCluster:
         reaper.remove(f"{reaper.CLUSTER_LABEL}={self._id}")
         for node in self._nodes.values():
             node.get_docker_client().client.close()
-        self._network._docker.client.close()
+        if self._network is not None:
+            self._network._docker.client.close()
+            self._network = None
         self._nodes.clear()
         self._disks.clear()
 
@@ -246,8 +248,8 @@ class ContainerCluster:
 
     def gateway(self) -> str:
         """The address from which clients on this machine come, in its network."""
-        self._network._unwrap_network.reload()
-        return str(self._network._unwrap_network.attrs["IPAM"]["Config"][0]["Gateway"])
+        network = engine().networks.get(self._started().name)
+        return str(network.attrs["IPAM"]["Config"][0]["Gateway"])
 
     def disk_of(self, part: str) -> Container:
         """A container that has the disk of a part at ``/disk``.
@@ -281,7 +283,7 @@ class ContainerCluster:
             as_root: As root, who may change that network.
             timeout_s: How long it may take.
         """
-        network = f"container:{beside.id}" if beside is not None else self._network.name
+        network = f"container:{beside.id}" if beside is not None else self._started().name
         container = engine().containers.create(
             image,
             list(command),
@@ -358,8 +360,6 @@ class ContainerCluster:
             node.get_docker_client().client.close()
 
     def _coordinator(self, part: str, root: str, environment: Mapping[str, str]) -> CoordinatorNode:
-        if not self._nodes:
-            raise EnvironmentProblem("the cluster of containers is not started")
         where = {
             "ROLLBRIDGE_BOOTSTRAP_SERVERS": self.bootstrap_servers_inside,
             "ROLLBRIDGE_ZOOKEEPER": self.zookeeper_inside,
@@ -369,7 +369,12 @@ class ContainerCluster:
         def registered() -> frozenset[tuple[str, int]]:
             return probes.registered_coordinators(self.zookeeper, root) or frozenset()
 
-        return CoordinatorNode(part, self._network, self.labels, {**where, **environment}, registered)
+        return CoordinatorNode(part, self._started(), self.labels, {**where, **environment}, registered)
+
+    def _started(self) -> Network:
+        if self._network is None:
+            raise EnvironmentProblem("the cluster of containers is not started")
+        return self._network
 
 
 class _ContainerClock:

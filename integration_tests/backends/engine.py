@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import uuid
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -37,12 +39,23 @@ def engine() -> docker.DockerClient:
     Raises:
         Unsupported: none answers.
     """
-    try:
-        client = docker.from_env(timeout=120)
-        client.ping()
-    except DockerException as exc:
-        raise Unsupported(f"no container engine answers: {exc}") from exc
-    return client
+    found = _connect()
+    if isinstance(found, str):
+        raise Unsupported(f"no container engine answers: {found}")
+    return found
+
+
+def _connect() -> docker.DockerClient | str:
+    """The engine, or why there is none."""
+    with warnings.catch_warnings():
+        # The library forgets to close its socket when nobody answers.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            return docker.from_env(timeout=120)  # which asks it for its version
+        except DockerException as exc:
+            reason = str(exc)
+        gc.collect()
+    return reason
 
 
 @cache

@@ -157,7 +157,7 @@ def test_a_thin_pipe_makes_packets_wait(ensemble: ContainerCluster, topic: str) 
 def test_a_broker_whose_disk_is_full_is_missed_by_nobody_and_catches_up(ensemble: ContainerCluster, topic: str) -> None:
     part = ensemble.brokers[-1]
     others = ",".join(address_of(ensemble, broker) for broker in ensemble.brokers[:-1])
-    acknowledged = []
+    acknowledged: list[bytes] = []
 
     def gone() -> bool:
         value = b"%d" % len(acknowledged)

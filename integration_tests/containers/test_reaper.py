@@ -28,7 +28,7 @@ sys.stdin.read()
 
 def left(label: str, value: str) -> list[str]:
     """The names of all that has a label."""
-    wanted = {"label": f"{label}={value}"}
+    wanted: dict[str, str | list[str] | bool] = {"label": f"{label}={value}"}
     return [
         *(str(one.name) for one in engine().containers.list(all=True, filters=wanted, ignore_removed=True)),
         *(str(one.name) for one in engine().networks.list(filters=wanted)),
@@ -86,6 +86,6 @@ def test_a_cluster_that_cannot_start_leaves_nothing_and_shows_its_logs() -> None
     assert left(reaper.CLUSTER_LABEL, broken.labels[reaper.CLUSTER_LABEL]) == []
 
 
-@pytest.mark.parametrize("owner", ["", "somebody", "a/b/c/d", f"{reaper.owner_of(os.getpid())}"])
-def test_who_is_not_known_to_be_gone_is_left_alone(owner: str) -> None:
-    assert not reaper.is_gone(owner)
+def test_who_is_not_known_to_be_gone_is_left_alone() -> None:
+    for owner in ("", "somebody", "host/boot/x/1", "another-machine/boot/1/1", reaper.owner_of(os.getpid())):
+        assert not reaper.is_gone(owner)

@@ -14,7 +14,7 @@ from pathlib import Path
 from integration_tests.backends.choice import Backend
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.engine import descriptions, prepare
-from integration_tests.backends.interface import Unsupported
+from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.backends.local import LocalCluster
 from integration_tests.history.run import running
 
@@ -49,7 +49,7 @@ def main() -> int:
         folder = Path(tempfile.mkdtemp(prefix=f"history-{seed}-", dir=arguments.keep))
         with ExitStack() as ending:
             docker = arguments.backend == Backend.DOCKER
-            servers = ContainerCluster(brokers=3, zookeepers=3) if docker else LocalCluster()
+            servers: AnyCluster = ContainerCluster(brokers=3, zookeepers=3) if docker else LocalCluster()
             run = ending.enter_context(running(seed, folder, ending.enter_context(servers)))
             for _ in range(WINDOWS_PER_RUN):
                 if time.monotonic() < deadline:

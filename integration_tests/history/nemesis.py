@@ -50,13 +50,14 @@ class Nemesis:
             "scale": self._scale,
         }
         if Ability.PARTITION in cluster.can:
-            self.faults |= {
+            cuts: dict[str, Callable[[], Iterator[None]]] = {
                 f"cut {broker} off from the others": lambda: self._cut_off(cluster.brokers),
                 f"cut {server} off from the others": lambda: self._cut_off(cluster.zookeepers),
                 "cut a coordinator off from ZooKeeper": lambda: self._cut_coordinator(cluster.zookeepers),
                 "cut a coordinator off from Kafka": lambda: self._cut_coordinator(cluster.brokers),
                 f"nobody hears {broker}": self._silence_broker,
             }
+            self.faults.update(cuts)
         if Ability.LOSS in cluster.can:
             self.faults[f"{broker} loses packets"] = self._lose_packets
 
