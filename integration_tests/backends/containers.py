@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
 
-from docker.errors import ImageNotFound
 from docker.models.containers import Container
 from docker.models.volumes import Volume
 from testcontainers.core.network import Network
@@ -134,7 +133,7 @@ class ContainerCluster:
         if size is not None:
             # A file system in memory is gone when no container uses it any more, so one does all the time.
             self._disks[part] = engine().containers.run(
-                TOOLBOX,
+                prepare()[TOOLBOX],
                 ["sleep", "infinity"],
                 detach=True,
                 init=True,
@@ -169,12 +168,9 @@ class ContainerCluster:
     @cached_property
     def can(self) -> frozenset[Ability]:
         """What this backend can do with this engine and its kernel."""
-        found = {Ability.CONTAINERS, Ability.SEVERAL_SERVERS, Ability.CLOCK, Ability.DISK_FULL}
+        found = {Ability.CONTAINERS, Ability.CLOCK, Ability.DISK_FULL}
         script = "; ".join(f"{probe} 2>/dev/null && echo '{ability}'" for ability, probe in _PROBES.items())
-        try:
-            said = self.run(TOOLBOX, ["sh", "-c", f"{script}; true"], as_root=True)
-        except ImageNotFound:
-            return frozenset(found - {Ability.DISK_FULL})
+        said = self.run(TOOLBOX, ["sh", "-c", f"{script}; true"], as_root=True)
         return frozenset(found | {Ability(line) for line in said.out.decode().splitlines()})
 
     def node(self, part: str) -> Node:
@@ -285,7 +281,7 @@ class ContainerCluster:
         """
         network = f"container:{beside.id}" if beside is not None else self._started().name
         container = engine().containers.create(
-            image,
+            prepare()[image],
             list(command),
             entrypoint=entrypoint,
             environment=dict(environment or {}),

@@ -22,7 +22,7 @@ from bridge.embedded.servers import SMALL_BROKER
 from bridge.errors import NotFoundError
 from bridge.images.names import COORDINATOR, KAFKA, ZOOKEEPER
 from integration_tests.adapter_tools import eventually
-from integration_tests.backends.engine import engine, host, publishing_address
+from integration_tests.backends.engine import engine, host, prepare, publishing_address
 
 INSIDE: Final = 19092
 """Port of a broker for the other containers."""
@@ -49,7 +49,7 @@ class Node(DockerContainer):
     """Directory of its volume."""
 
     def __init__(self, image: str, part: str, network: Network, labels: Mapping[str, str], **options: Any) -> None:
-        super().__init__(image)
+        super().__init__(prepare()[image])
         self.part = part
         self._labels = dict(labels)
         self._attached = network
