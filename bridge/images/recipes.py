@@ -98,11 +98,10 @@ def _server_inputs(name: str, *jar_sets: str) -> Iterator[str]:
     yield from (jar.sha256 for jar in JarCache.default().jars(*jar_sets))
 
 
-def _kafka_context(_: Path) -> Tree:
+def kafka_files() -> Tree:
+    """Everything in Kafka's image but the jars."""
     definition = host.DEFINITIONS / "kafka"
     context = Tree(files={DOCKERFILE: definition / DOCKERFILE})
-    for jar in JarCache.default().ensure("kafka", "tools"):
-        context.add(jar, f"opt/libs/{jar.name}")
     for name in ("kafka-run-class.sh", "kafka-server-start.sh"):
         context.write((definition / name).read_text(encoding="utf-8"), f"opt/bin/{name}", executable=True)
     tool = (definition / "tool.sh").read_text(encoding="utf-8")
@@ -112,6 +111,13 @@ def _kafka_context(_: Path) -> Tree:
         context.write((definition / name).read_text(encoding="utf-8"), f"docker/{name}", executable=True)
     for name in ("server.properties", "log4j2.yaml", "tools-log4j2.yaml"):
         context.add(definition / name, f"docker/{name}")
+    return context
+
+
+def _kafka_context(_: Path) -> Tree:
+    context = kafka_files()
+    for jar in JarCache.default().ensure("kafka", "tools"):
+        context.add(jar, f"opt/libs/{jar.name}")
     return context
 
 
