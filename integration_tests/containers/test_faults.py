@@ -106,10 +106,10 @@ def test_a_coordinator_that_is_cut_off_from_zookeeper_is_replaced_and_changes_no
             faults.partitioned(ensemble, old.part, ensemble.zookeepers),
             ensemble.coordinator(root, unique_name("new"), tmp_path, {}) as new,
         ):
-            eventually(lambda: _leader(session, group) == new.part, "the new one leads")
+            eventually(lambda: _leader(session, group) == new.name, "the new one leads")
             positions += [commit(client, stream) for _ in range(3)]
             assert old.alive
-        eventually(lambda: _leader(session, group) == old.part, "the old one leads again, the new one being gone")
+        eventually(lambda: _leader(session, group) == old.name, "the old one leads again, the new one being gone")
         positions.append(commit(client, stream))
     assert positions == sorted(set(positions))
 
