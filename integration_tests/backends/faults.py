@@ -177,10 +177,8 @@ def _containers(cluster: AnyCluster, what: str) -> ContainerCluster:
 
 def _addresses(cluster: AnyCluster, names: str | Sequence[str]) -> list[str]:
     network = _containers(cluster, "cut a network")
-    return [
-        network.surroundings.gateway() if name == HOST else network.node(name).address_inside()
-        for name in _names(names)
-    ]
+    gateway = network.surroundings.gateway
+    return [gateway() if name == HOST else network.node(name).address_inside() for name in _names(names)]
 
 
 def _names(names: str | Sequence[str]) -> Sequence[str]:
