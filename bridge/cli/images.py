@@ -81,7 +81,7 @@ def _answer(context: CliContext, present: Sequence[Provided], missing: Sequence[
     rows += [(name, "missing", "", "", "") for name in missing]
     context.answer(
         {"images": [asdict(image) for image in present], "missing": list(missing)},
-        table(("image", "", "kind", "size", "id"), rows, right=("size",)),
+        table(("IMAGE", "ORIGIN", "KIND", "SIZE", "ID"), rows, right=("SIZE",)),
     )
 
 
