@@ -8,6 +8,8 @@ FROM ${PYTHON_IMAGE} AS build
 ARG PIP_NO_INDEX
 ARG PIP_FIND_LINKS
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+# By which what is left of this stage is found and removed.
+LABEL io.rollbridge.stage=build
 WORKDIR /source
 COPY . .
 RUN python3 -m venv /opt/rollbridge \

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Final
 
@@ -30,7 +31,7 @@ from coordinator.metrics import coordinator_lines, joined, process_lines
 from coordinator.shell.endpoint import Endpoint
 from coordinator.shell.leadership import Leadership
 from coordinator.shell.metrics_file import MetricsBoard
-from coordinator.shell.pulse import Pulse
+from coordinator.shell.pulse import Pulse, PulseWatch
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Daemon:
         self._leaderships: dict[GroupName, Leadership] = {}
         self._pulse = Pulse(settings)
         self._board = MetricsBoard() if settings.metrics_endpoint else None
+        self._watch = PulseWatch(settings, self._is_leading)
         self._registered_in: int | None = None
         self._answered = True
         self.is_fit = True
@@ -116,12 +118,12 @@ class Daemon:
         self._changed.set()
 
     def faults(self) -> list[str]:
-        """What keeps this coordinator from leading; may be asked for from any thread."""
+        """What keeps this coordinator from leading, while health is served; may be asked for from any thread."""
         session = self._session.session_id
         vitals = Vitals(
             connected=self._session.is_connected,
             registered=session is not None and session == self._registered_in,
-            answered=self.is_fit,
+            answered=self.is_fit and self._watch.is_answered,
             ended=[str(group) for group, leadership in self._leaderships.copy().items() if not leadership.is_alive()],
         )
         return list(faults(vitals))
@@ -147,9 +149,18 @@ class Daemon:
         )
         return joined([about, own, *(self._board.sheets() if self._board else ())])
 
-    def _endpoint(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def _endpoint(self) -> Iterator[None]:
+        """Metrics and health are served in this block, if there is an address for them."""
         address = self._settings.metrics_endpoint
-        return nullcontext() if address is None else Endpoint(*address, self.metrics, self.faults)
+        if address is None:
+            yield
+        else:
+            with Endpoint(*address, self.metrics, self.faults), self._watch:
+                yield
+
+    def _is_leading(self) -> bool:
+        return any(leadership.is_leading for leadership in self._leaderships.copy().values())
 
     def _look_for_kafka(self) -> None:
         if self.is_fit:

@@ -295,8 +295,16 @@ def test_a_coordinator_is_healthy_only_while_it_could_lead(
 
         eventually(lambda: health(container) == "healthy", f"it is healthy: {container.logs()!r}")
         assert container.exec_run(["sh", "-c", "id -u; id -un"]).output.split() == [b"10001", b"rollbridge"]
-        rollbridge("stream", "create", stream)
         port = container.attrs["NetworkSettings"]["Ports"][METRICS][0]["HostPort"]
+
+        def without_kafka() -> None:
+            with servers.paused("kafka"):
+                eventually(lambda: get(port, "/healthz")[0] == 503, "it is not healthy without Kafka")
+                assert "Kafka does not answer" in get(port, "/healthz")[1]
+            eventually(lambda: health(container) == "healthy", "it is healthy again")
+
+        without_kafka()  # while it leads nothing
+        rollbridge("stream", "create", stream)
         eventually(lambda: "rollbridge_coordinator_groups_led 1\n" in get(port, "/metrics")[1], "it leads")
         status, text = get(port, "/metrics")
         assert status == 200
@@ -307,10 +315,7 @@ def test_a_coordinator_is_healthy_only_while_it_could_lead(
             eventually(lambda: health(container) == "unhealthy", "it is not healthy without ZooKeeper")
             assert get(port, "/healthz") == (503, "not connected to ZooKeeper\n")
         eventually(lambda: health(container) == "healthy", "it is healthy again")
-        with servers.paused("kafka"):
-            eventually(lambda: get(port, "/healthz")[0] == 503, "it is not healthy without Kafka")
-            assert "Kafka does not answer" in get(port, "/healthz")[1]
-        eventually(lambda: health(container) == "healthy", "it is healthy again")
+        without_kafka()
 
         container.stop(timeout=30)
         assert container.wait()["StatusCode"] == 0

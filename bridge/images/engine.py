@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from bridge.errors import EnvironmentProblem
+from bridge.images import names
 from bridge.images.tree import Tree
 
 try:
@@ -147,6 +148,13 @@ class Engine:
             self._client.images.remove(image_id)
         except (docker.errors.ImageNotFound, docker.errors.APIError):
             return
+
+    def forget_stages(self) -> None:
+        """Remove what builds with several stages have left, unless something needs it."""
+        with _translated("the engine can not look for what builds have left"):
+            left = self._client.images.list(filters={"dangling": True, "label": names.LABEL_STAGE})
+        for image in left:
+            self.forget(str(image.id))
 
 
 def _built(event: Mapping[str, Any]) -> str:

@@ -38,6 +38,8 @@ LABEL: Final = "io.rollbridge.image"
 see :func:`is_ours`."""
 LABEL_INPUTS: Final = "io.rollbridge.inputs"
 """A digest of what the image was built from: with the same one there is nothing to do."""
+LABEL_STAGE: Final = "io.rollbridge.stage"
+"""On what a build with several stages leaves without a name."""
 LABEL_TOOLS: Final = "io.rollbridge.tools"
 """On the toolbox: the names of its programs, separated by spaces."""
 

@@ -90,6 +90,7 @@ class Store(Protocol):
     def build(self, context: Tree, arguments: Mapping[str, str], labels: Mapping[str, str]) -> str: ...
     def name(self, image_id: str, name: str) -> None: ...
     def forget(self, image_id: str) -> None: ...
+    def forget_stages(self) -> None: ...
 
 
 class Provider:
@@ -154,6 +155,7 @@ class Provider:
         labels = {names.LABEL: name, names.LABEL_INPUTS: self._digest(name), **recipe.labels()}
         with tempfile.TemporaryDirectory(prefix="rollbridge-image-") as scratch:
             made = self._engine.build(recipe.context(Path(scratch)), arguments, labels)
+        self._engine.forget_stages()
         meanwhile = self._engine.find(name)
         if meanwhile is not None and not names.is_ours(name, meanwhile.labels):
             self._engine.forget(made)

@@ -35,7 +35,10 @@ PROJECT_FILES: Final = (
     "schemas",
 )
 """What the coordinator's image is built from; ``.dockerignore`` lists the same."""
-_SOURCES: Final = tuple(sorted(Path(__file__).parent.glob("*.py")))
+_SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("host.py", "recipes.py", "tree.py"))
+"""The code on which an image depends."""
+_KAFKA_JARS: Final = ("kafka", "kafka-image", "tools")
+_ZOOKEEPER_JARS: Final = ("zookeeper", "zookeeper-image")
 _TOOL: Final = re.compile(r"^  (kafka-[a-z-]+\.sh)\)", re.MULTILINE)
 _LEFT_OUT: Final = re.compile(r"(^|/)(__pycache__|tests)/")
 
@@ -116,7 +119,7 @@ def kafka_files() -> Tree:
 
 def _kafka_context(_: Path) -> Tree:
     context = kafka_files()
-    for jar in JarCache.default().ensure("kafka", "tools"):
+    for jar in JarCache.default().ensure(*_KAFKA_JARS):
         context.add(jar, f"opt/libs/{jar.name}")
     return context
 
@@ -124,7 +127,7 @@ def _kafka_context(_: Path) -> Tree:
 def _zookeeper_context(_: Path) -> Tree:
     definition = host.DEFINITIONS / "zookeeper"
     context = Tree(files={DOCKERFILE: definition / DOCKERFILE, "conf/logback.xml": definition / "logback.xml"})
-    for jar in JarCache.default().ensure("zookeeper"):
+    for jar in JarCache.default().ensure(*_ZOOKEEPER_JARS):
         context.add(jar, f"home/lib/{jar.name}")
     for name in ("zkServer.sh", "zkCli.sh", "record-classes"):
         context.write((definition / name).read_text(encoding="utf-8"), f"home/bin/{name}", executable=True)
@@ -186,12 +189,10 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         inputs=_python_inputs,
         context=lambda scratch: _with_files("python", host.python(), scratch),
     ),
-    names.KAFKA: Recipe(
-        base=names.JAVA, inputs=lambda: _server_inputs("kafka", "kafka", "tools"), context=_kafka_context
-    ),
+    names.KAFKA: Recipe(base=names.JAVA, inputs=lambda: _server_inputs("kafka", *_KAFKA_JARS), context=_kafka_context),
     names.ZOOKEEPER: Recipe(
         base=names.JAVA,
-        inputs=lambda: _server_inputs("zookeeper", "zookeeper"),
+        inputs=lambda: _server_inputs("zookeeper", *_ZOOKEEPER_JARS),
         context=_zookeeper_context,
         arguments={"HOME_DIR": f"/apache-zookeeper-{names.ZOOKEEPER.rpartition(':')[2]}-bin"},
     ),

@@ -179,6 +179,9 @@ class Shelf:
     def forget(self, image_id: str) -> None:
         self.forgotten.append(image_id)
 
+    def forget_stages(self) -> None:
+        """There are none."""
+
     def ensure(self, name: str, *, pull: bool = True, rebuild: bool = False) -> tuple[str, Origin, bool]:
         provided = Provider(self, pull=pull, rebuild=rebuild, report=str).ensure(name)
         return provided.id, provided.origin, provided.stand_in

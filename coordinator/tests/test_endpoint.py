@@ -170,7 +170,7 @@ def test_a_coordinator_that_waits_for_zookeeper_says_so_and_ends_when_it_is_told
             assert any("metrics and health at port" in line for line in process.stderr)
             # It tries to connect, so what it does first is over.
             silent.accept()[0].close()
-            assert check(environment) == (1, "not connected to ZooKeeper")
+            assert check(environment) == (1, "not connected to ZooKeeper\nKafka does not answer")
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
         finally:
