@@ -14,7 +14,9 @@ WORKDIR /source
 COPY . .
 RUN python3 -m venv /opt/rollbridge \
  && /opt/rollbridge/bin/pip install --quiet --require-hashes -r requirements/base.lock \
- && /opt/rollbridge/bin/pip install --quiet --no-build-isolation --no-deps .
+ && /opt/rollbridge/bin/pip install --quiet --no-build-isolation --no-deps . \
+ # What only the installation needs.
+ && /opt/rollbridge/bin/pip uninstall --quiet --yes editables hatchling trove-classifiers setuptools pip
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="rollbridge" org.opencontainers.image.licenses="Apache-2.0"

@@ -36,6 +36,8 @@ def main(log_level: str, **flags: str | float | None) -> None:
     ROLLBRIDGE_CONFIG names.
     """
     logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    # The command line has a handler of its own, and a level that suits short commands.
+    logging.getLogger().setLevel(log_level.upper())
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     try:
         daemon = Daemon(load_coordinator_settings(flags))
