@@ -50,6 +50,10 @@ class ContainerCluster:
         self._kafka_heap = kafka_heap
         self._disk_mib = dict(disk_mib or {})
         self.surroundings: Final = Surroundings()
+        self.labels: Final = self.surroundings.labels
+        """On everything that it makes."""
+        self.run: Final = self.surroundings.run
+        """Runs a program in a container of its own in this network."""
         self._nodes: dict[str, Node] = {}
 
     # -- life -------------------------------------------------------------------------------------------
@@ -62,7 +66,7 @@ class ContainerCluster:
         """
         prepare()
         try:
-            network, labels = self.surroundings.make(), self.surroundings.labels
+            network, labels = self.surroundings.make(), self.labels
             servers: list[Node] = [
                 ZooKeeper(number, self.zookeepers, network, labels) for number in range(1, len(self.zookeepers) + 1)
             ]

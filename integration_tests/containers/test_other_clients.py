@@ -60,7 +60,7 @@ EXPECTED = sorted(b"%d-%d" % (number, key) for number in range(3) for key in ran
 def kafka_tool(cluster: ContainerCluster, tool: str, *arguments: str) -> Said:
     """A program of Kafka's image, against the brokers of its network."""
     command = ["--bootstrap-server", cluster.bootstrap_servers_inside, *arguments]
-    return cluster.surroundings.run(KAFKA, command, entrypoint=f"{TOOLS}/{tool}")
+    return cluster.run(KAFKA, command, entrypoint=f"{TOOLS}/{tool}")
 
 
 def test_kafkas_console_consumer_reads_what_is_committed(ensemble: ContainerCluster, stream: str) -> None:
@@ -106,6 +106,6 @@ def test_our_command_line_reads_what_is_committed(ensemble: ContainerCluster, st
         "ROLLBRIDGE_ZOOKEEPER": ensemble.zookeeper_inside,
         "ROLLBRIDGE_ZOOKEEPER_ROOT": ROOT,
     }
-    read = ensemble.surroundings.run(COORDINATOR, ["consume", stream, "--format", "{value}"], environment=where)
+    read = ensemble.run(COORDINATOR, ["consume", stream, "--format", "{value}"], environment=where)
     assert read.code == 0, read.err.decode()
     assert sorted(read.out.splitlines()) == EXPECTED

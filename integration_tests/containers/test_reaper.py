@@ -21,7 +21,7 @@ import sys
 from integration_tests.backends.containers import ContainerCluster
 cluster = ContainerCluster(disk_mib={"kafka": 256}).start()
 coordinator = cluster.start_coordinator()
-print(cluster.surroundings.labels["%s"], flush=True)
+print(cluster.labels["%s"], flush=True)
 sys.stdin.read()
 """
 
@@ -83,7 +83,7 @@ def test_a_cluster_that_cannot_start_leaves_nothing_and_shows_its_logs() -> None
     with pytest.raises(AssertionError, match="kafka has ended") as caught:
         broken.start()
     assert any("num.io.threads" in note for note in caught.value.__notes__)
-    assert left(reaper.CLUSTER_LABEL, broken.surroundings.labels[reaper.CLUSTER_LABEL]) == []
+    assert left(reaper.CLUSTER_LABEL, broken.labels[reaper.CLUSTER_LABEL]) == []
 
 
 def test_who_is_not_known_to_be_gone_is_left_alone() -> None:
