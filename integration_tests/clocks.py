@@ -1,6 +1,7 @@
-"""The wall clock of a Python process, which can be set from outside; nothing but the wall clock changes.
+"""Wrong wall clocks for single processes; nothing but the wall clock changes.
 
-libfaketime would do this for any process, but Python 3.11 sleeps until an absolute time, which it makes wrong.
+For Python, the clock can be set from outside while the process runs. libfaketime does this for any program, but Python
+3.11 sleeps until an absolute time, which it makes wrong; so it is for servers in Java.
 """
 
 from __future__ import annotations
@@ -26,6 +27,16 @@ time.time = _fake
 time.time_ns = lambda: int(_fake() * 1e9)
 """
 """Python imports a module ``sitecustomize`` first of all, from wherever it finds one."""
+
+
+def library() -> Path | None:
+    """libfaketime for programs with threads, if this machine has it (Debian: faketime)."""
+    return next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+
+
+def variables(library: str, offset_s: int) -> dict[str, str]:
+    """Environment of a program whose clock is ahead by this much, or behind; ``library`` is where it finds that."""
+    return {"LD_PRELOAD": library, "FAKETIME": f"{offset_s:+d}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
 class FileClock:

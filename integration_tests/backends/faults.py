@@ -54,6 +54,21 @@ def stopped(cluster: AnyCluster, part: str) -> Iterator[None]:
         node.signal(signal.SIGCONT)
 
 
+@contextmanager
+def clock_off(cluster: AnyCluster, part: str, offset_s: int) -> Iterator[None]:
+    """The clock of a server is ahead of the true time by this much, or behind it; it is restarted for that, twice.
+
+    Raises:
+        Unsupported: the servers are no containers, or there is no libfaketime.
+    """
+    node = _containers(cluster, "set the clock of a server").node(part)
+    try:
+        node.set_clock(offset_s)
+        yield
+    finally:
+        node.set_clock(0)
+
+
 # -- networks -----------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,8 @@ class Ability(StrEnum):
     """A server's data directory has no room left."""
     CLOCK = "clock"
     """The clock of one coordinator is set."""
+    SERVER_CLOCK = "clock of a server"
+    """The clock of one broker or ZooKeeper server is wrong."""
 
 
 class Unsupported(Exception):

@@ -21,8 +21,10 @@ from bridge.embedded.ports import free_port
 from bridge.embedded.servers import SMALL_BROKER
 from bridge.errors import NotFoundError
 from bridge.images.names import COORDINATOR, KAFKA, ZOOKEEPER
+from integration_tests import clocks
 from integration_tests.adapter_tools import eventually
 from integration_tests.backends.engine import host, prepare, publishing_address
+from integration_tests.backends.interface import Unsupported
 
 INSIDE: Final = 19092
 """Port of a broker for the other containers."""
@@ -35,6 +37,8 @@ _ZOOKEEPER: Final = 2181
 _ANSWER_S: Final = 120.0
 _STOP_S: Final = 20
 _SMALL_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k"
+_FAKETIME: Final = "/tmp/libfaketimeMT.so.1"
+"""Where it is in a container."""
 _PORT_TAKEN: Final = ("port is already allocated", "address already in use")
 
 
@@ -104,6 +108,24 @@ class Node(DockerContainer):
         self.discard()
         self.start()
         self.await_answer()
+
+    def set_clock(self, offset_s: int) -> None:
+        """Make it anew with a clock that is ahead of the true time by this much, or behind it; 0 is the true time.
+
+        Raises:
+            Unsupported: this machine has no libfaketime.
+        """
+        library = clocks.library()
+        if library is None:
+            raise Unsupported("clocks of servers are set by libfaketime, which is not installed (Debian: faketime)")
+        self.stop_gracefully()
+        wrong = clocks.variables(_FAKETIME, offset_s)
+        self._transferable_specs.clear()
+        for name in wrong:
+            self.env.pop(name, None)
+        if offset_s:
+            self.with_envs(**wrong).with_copy_into_container(library.read_bytes(), _FAKETIME)
+        self.anew()
 
     def await_answer(self) -> None:
         """Return when a client can work with it; AssertionError with its last words if it ends or takes too long."""

@@ -14,6 +14,7 @@ from testcontainers.core.network import Network
 
 from bridge.errors import EnvironmentProblem
 from bridge.images.names import TOOLBOX
+from integration_tests import clocks
 from integration_tests.backends import reaper
 from integration_tests.backends.engine import SESSION, engine, prepare
 from integration_tests.backends.interface import Ability, Unsupported
@@ -72,6 +73,8 @@ class Surroundings:
     def can(self) -> frozenset[Ability]:
         """What this backend can do with this engine and its kernel."""
         found = {Ability.CONTAINERS, Ability.CLOCK, Ability.DISK_FULL}
+        if clocks.library() is not None:
+            found.add(Ability.SERVER_CLOCK)
         script = "; ".join(f"{probe} 2>/dev/null && echo '{ability}'" for ability, probe in _PROBES.items())
         said = self.run(TOOLBOX, ["sh", "-c", f"{script}; true"], as_root=True)
         return frozenset(found | {Ability(line) for line in said.out.decode().splitlines()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from integration_tests.backends.local import LocalCluster
 from integration_tests.kafka_tools import produce, read_all
 
 OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
+DAY_S = 86_400
 PARTITIONS = 6
 """So that each broker leads some of them."""
 
@@ -205,11 +207,25 @@ def test_the_clock_of_a_coordinator_is_set_and_ends_no_lease(
         long.write(stream, key=b"k", value=b"long")
         long.flush()
         positions = []
-        for jump_s in (400 * 86_400, -400 * 86_400, 0):
+        for jump_s in (400 * DAY_S, -400 * DAY_S, 0):
             clock.set(jump_s)
             positions.append(commit(client, stream))
         positions.append(long.commit().position)
     assert positions == sorted(set(positions))
+
+
+@pytest.mark.containers
+@pytest.mark.needs(Ability.SERVER_CLOCK)
+def test_a_broker_whose_clock_is_off_serves_as_before(ensemble: ContainerCluster, topic: str) -> None:
+    victim, ahead_s = ensemble.brokers[0], 2 * DAY_S
+    produce(ensemble.bootstrap_servers, topic, [b"before"])
+    with faults.clock_off(ensemble, victim, ahead_s):
+        told = ensemble.node(victim).container.exec_run(["date", "+%s"])
+        assert abs(int(told.output) - time.time() - ahead_s) < DAY_S / 2
+        eventually(lambda: in_sync(ensemble, topic), "all replicas are there")
+        produce(address_of(ensemble, victim), topic, [b"meanwhile"])
+    eventually(lambda: in_sync(ensemble, topic), "all replicas are there")
+    assert read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0)) == [b"before", b"meanwhile"]
 
 
 def test_what_a_backend_cannot_do_is_said() -> None:
@@ -220,6 +236,7 @@ def test_what_a_backend_cannot_do_is_said() -> None:
         faults.lossy(local, "kafka", 0.5),
         faults.narrowed(local, "kafka", 100),
         faults.full_disk(local, "kafka"),
+        faults.clock_off(local, "kafka", 60),
     ]
     for cut in cuts:
         with pytest.raises(Unsupported, match="the local backend cannot"), cut:
