@@ -20,6 +20,10 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import produce, read_all
 
 
+QUICK = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": "1"}
+"""Coordinators are missed soon."""
+
+
 @pytest.fixture(params=["cluster", pytest.param("ensemble", marks=pytest.mark.containers)])
 def servers(request: pytest.FixtureRequest) -> AnyCluster:
     """Those that all tests share, and three of each kind in containers."""
@@ -77,7 +81,7 @@ def test_faults_for_a_part_that_does_not_run_are_refused(servers: AnyCluster) ->
 
 
 def test_coordinators_come_and_go(servers: AnyCluster) -> None:
-    first, second = servers.start_coordinator(), servers.start_coordinator()
+    first, second = servers.start_coordinator(env=QUICK), servers.start_coordinator(env=QUICK)
     try:
         assert first.name != second.name
         registered = probes.registered_coordinators(servers.zookeeper)
@@ -97,8 +101,7 @@ def test_coordinators_come_and_go(servers: AnyCluster) -> None:
 def test_a_coordinator_ends_at_its_crash_point_and_another_one_goes_on(
     servers: AnyCluster, unique_name: Callable[[str], str]
 ) -> None:
-    quick = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": "1"}
-    doomed = servers.start_coordinator(env=quick, crash_at="create_stream/CreateTopics:after")
+    doomed = servers.start_coordinator(env=QUICK, crash_at="create_stream/CreateTopics:after")
     with (
         ThreadPoolExecutor(1) as asking,
         bridge.connect(servers.bootstrap_servers, zookeeper=servers.zookeeper) as client,
@@ -106,7 +109,7 @@ def test_a_coordinator_ends_at_its_crash_point_and_another_one_goes_on(
         stream = f"{unique_name('crash')}/s"
         asked = asking.submit(client.admin.create_stream, stream)
         assert doomed.wait_exit(60) == -signal.SIGKILL
-        second = servers.start_coordinator(env=quick)
+        second = servers.start_coordinator(env=QUICK)
         asked.result(60)
         with client.transaction(stream) as transaction:
             transaction.write(stream, key=b"k", value=b"v")
