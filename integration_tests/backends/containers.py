@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
-
-from docker.errors import ImageNotFound
-from docker.models.containers import Container
-from docker.models.volumes import Volume
-from testcontainers.core.network import Network
 
 from bridge.embedded import CRASH_VARIABLE, probes
 from bridge.embedded.plan import new_cluster_id
 from bridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
-from bridge.errors import EnvironmentProblem, NotFoundError
-from bridge.images.names import TOOLBOX
-from integration_tests.backends import reaper
-from integration_tests.backends.engine import SESSION, engine, prepare
-from integration_tests.backends.interface import Ability, Clock, Coordinator, Unsupported
-from integration_tests.backends.nodes import Broker, CoordinatorNode, Node, ZooKeeper, new_volume
+from bridge.errors import NotFoundError
+from integration_tests.backends.engine import prepare
+from integration_tests.backends.interface import Ability, Clock, Coordinator
+from integration_tests.backends.nodes import Broker, CoordinatorNode, Node, ZooKeeper
+from integration_tests.backends.surroundings import Surroundings
 from integration_tests.clocks import OFFSET_VARIABLE, SITECUSTOMIZE
 from integration_tests.coordinators import SESSION_TIMEOUT_S
 
 _CLOCK: Final = "/tmp/clock"
-_PROBES: Final = {
-    Ability.PARTITION: "iptables -w -A OUTPUT -d 192.0.2.1 -j DROP",
-    Ability.LOSS: "iptables -w -A OUTPUT -d 192.0.2.1 -m statistic --mode random --probability 0.5 -j DROP",
-    Ability.BANDWIDTH: "tc qdisc add dev eth0 root tbf rate 1mbit burst 4kb latency 1s",
-}
-"""What the toolbox must be able to do for each fault; the kernel decides."""
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """How a container has ended."""
-
-    code: int
-    out: bytes
-    err: bytes
 
 
 class ContainerCluster:
@@ -73,11 +49,12 @@ class ContainerCluster:
         self._kafka_settings = dict(kafka_settings or {})
         self._kafka_heap = kafka_heap
         self._disk_mib = dict(disk_mib or {})
-        self._id = uuid.uuid4().hex[:12]
-        self.labels: Final = reaper.labels(SESSION, self._id)
-        self._network: Network | None = None
+        self.surroundings: Final = Surroundings()
+        self.labels: Final = self.surroundings.labels
+        """On everything that it makes."""
+        self.run: Final = self.surroundings.run
+        """Runs a program in a container of its own in this network."""
         self._nodes: dict[str, Node] = {}
-        self._disks: dict[str, Container] = {}
 
     # -- life -------------------------------------------------------------------------------------------
 
@@ -89,18 +66,17 @@ class ContainerCluster:
         """
         prepare()
         try:
-            self._network = network = Network(docker_network_kw={"labels": self.labels}).create()
+            network, labels = self.surroundings.make(), self.labels
             servers: list[Node] = [
-                ZooKeeper(number, self.zookeepers, network, self.labels)
-                for number in range(1, len(self.zookeepers) + 1)
+                ZooKeeper(number, self.zookeepers, network, labels) for number in range(1, len(self.zookeepers) + 1)
             ]
             for number in range(1, len(self.brokers) + 1):
                 settings, heap = self._kafka_settings, self._kafka_heap
-                servers.append(
-                    Broker(number, self.brokers, network, self.labels, self.kafka_cluster_id, settings, heap)
-                )
+                servers.append(Broker(number, self.brokers, network, labels, self.kafka_cluster_id, settings, heap))
             for server in servers:
-                self._nodes[server.part] = server.keep_data_in(self._volume(server.part))
+                self._nodes[server.part] = server.keep_data_in(
+                    self.surroundings.volume(server.part, self._disk_mib.get(server.part))
+                )
             with ThreadPoolExecutor(len(servers)) as together:  # a quorum needs all of them
                 list(together.map(Node.start, servers))
                 list(together.map(Node.await_answer, servers))
@@ -113,36 +89,16 @@ class ContainerCluster:
 
     def stop(self) -> None:
         """Remove everything that it has made; harmless when there is nothing."""
-        reaper.remove(f"{reaper.CLUSTER_LABEL}={self._id}")
+        self.surroundings.remove()
         for node in self._nodes.values():
             node.get_docker_client().client.close()
-        if self._network is not None:
-            self._network._docker.client.close()
-            self._network = None
         self._nodes.clear()
-        self._disks.clear()
 
     def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
-
-    def _volume(self, part: str) -> Volume:
-        size = self._disk_mib.get(part)
-        volume = new_volume(f"rollbridge-test-{self._id}-{part}", self.labels, size)
-        if size is not None:
-            # A file system in memory is gone when no container uses it any more, so one does all the time.
-            self._disks[part] = engine().containers.run(
-                TOOLBOX,
-                ["sleep", "infinity"],
-                detach=True,
-                init=True,
-                volumes={volume.name: {"bind": "/disk", "mode": "rw"}},
-                network_mode="none",
-                labels=self.labels,
-            )
-        return volume
 
     # -- where things are -------------------------------------------------------------------------------
 
@@ -166,16 +122,10 @@ class ContainerCluster:
         """ZooKeeper's address for containers of its network."""
         return ",".join(node.inside for node in self._nodes.values() if isinstance(node, ZooKeeper))
 
-    @cached_property
+    @property
     def can(self) -> frozenset[Ability]:
         """What this backend can do with this engine and its kernel."""
-        found = {Ability.CONTAINERS, Ability.SEVERAL_SERVERS, Ability.CLOCK, Ability.DISK_FULL}
-        script = "; ".join(f"{probe} 2>/dev/null && echo '{ability}'" for ability, probe in _PROBES.items())
-        try:
-            said = self.run(TOOLBOX, ["sh", "-c", f"{script}; true"], as_root=True)
-        except ImageNotFound:
-            return frozenset(found - {Ability.DISK_FULL})
-        return frozenset(found | {Ability(line) for line in said.out.decode().splitlines()})
+        return self.surroundings.can
 
     def node(self, part: str) -> Node:
         """The container of a part.
@@ -240,66 +190,7 @@ class ContainerCluster:
         Raises:
             Unsupported: it fails.
         """
-        container = self.node(part).container
-        said = self.run(TOOLBOX, ["sh", "-ec", script], beside=container, as_root=True)
-        if said.code:
-            raise Unsupported(f"in the network of {part}, {script!r} fails: {said.err.decode().strip()}")
-        return said.out.decode()
-
-    def gateway(self) -> str:
-        """The address from which clients on this machine come, in its network."""
-        network = engine().networks.get(self._started().name)
-        return str(network.attrs["IPAM"]["Config"][0]["Gateway"])
-
-    def disk_of(self, part: str) -> Container:
-        """A container that has the disk of a part at ``/disk``.
-
-        Raises:
-            Unsupported: that disk has no limit.
-        """
-        if part not in self._disks:
-            raise Unsupported(f"the disk of {part} has no limit; name it in disk_mib")
-        return self._disks[part]
-
-    def run(
-        self,
-        image: str,
-        command: Sequence[str],
-        *,
-        entrypoint: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        beside: Container | None = None,
-        as_root: bool = False,
-        timeout_s: int = 120,
-    ) -> Said:
-        """Run a program in a container of its own in this network, until it ends; the container is removed.
-
-        Args:
-            image: Its image.
-            command: Its arguments, or all of it if the image has no entry point.
-            entrypoint: In place of the image's own.
-            environment: Variables of the container.
-            beside: Run in the network namespace of this container.
-            as_root: As root, who may change that network.
-            timeout_s: How long it may take.
-        """
-        network = f"container:{beside.id}" if beside is not None else self._started().name
-        container = engine().containers.create(
-            image,
-            list(command),
-            entrypoint=entrypoint,
-            environment=dict(environment or {}),
-            network=network,
-            labels=self.labels,
-            user="root" if as_root else None,
-            cap_add=["NET_ADMIN"] if as_root else None,
-        )
-        try:
-            container.start()
-            code = container.wait(timeout=timeout_s)["StatusCode"]
-            return Said(code, container.logs(stderr=False), container.logs(stdout=False))
-        finally:
-            container.remove(force=True, v=True)
+        return self.surroundings.beside(self.node(part).container, script)
 
     # -- coordinators -------------------------------------------------------------------------------------
 
@@ -310,9 +201,10 @@ class ContainerCluster:
             env: Environment variables of the container.
             crash_at: The point at which it kills itself, as ``coordinator.shell.crash`` writes it.
         """
-        number = sum(isinstance(node, CoordinatorNode) for node in self._nodes.values()) + 1
+        number = sum(part.startswith(COORDINATOR_PREFIX) for part in self._nodes) + 1
         environment = {**(env or {}), **({CRASH_VARIABLE: crash_at} if crash_at else {})}
-        node = self._coordinator(f"{COORDINATOR_PREFIX}{number}", probes.ZOOKEEPER_ROOT, environment)
+        name = f"{COORDINATOR_PREFIX}{number}"
+        node = self._coordinator(name, name, probes.ZOOKEEPER_ROOT, environment)
         self._nodes[node.part] = node
         node.start()
         node.await_answer()
@@ -333,7 +225,7 @@ class ContainerCluster:
     ) -> Iterator[CoordinatorNode]:
         """A coordinator under any root path, started in the background; what it said is in ``logs/NAME.log`` after."""
         session = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_TIMEOUT_S)}
-        node = self._coordinator(name, root, {**session, **environment})
+        node = self._coordinator(_part(root, name), name, root, {**session, **environment})
         with self._in_background(node, logs):
             yield node
 
@@ -341,7 +233,7 @@ class ContainerCluster:
     def clocked_coordinator(self, root: str, name: str, logs: Path) -> Iterator[Clock]:
         """The same with a clock that can be set."""
         environment = {"PYTHONPATH": _CLOCK, OFFSET_VARIABLE: f"{_CLOCK}/offset"}
-        node = self._coordinator(name, root, environment)
+        node = self._coordinator(_part(root, name), name, root, environment)
         node.with_copy_into_container(SITECUSTOMIZE.encode(), f"{_CLOCK}/sitecustomize.py")
         node.with_copy_into_container(b"0", f"{_CLOCK}/offset")
         with self._in_background(node, logs):
@@ -349,17 +241,19 @@ class ContainerCluster:
 
     @contextmanager
     def _in_background(self, node: CoordinatorNode, logs: Path) -> Iterator[None]:
+        self._nodes[node.part] = node
         try:
             node.start()
             yield
             node.stop_gracefully()
         finally:
-            with (logs / f"{node.part}.log").open("a") as log:
+            del self._nodes[node.part]
+            with (logs / f"{node.name}.log").open("a") as log:
                 log.write(node.said("all"))
             node.discard()
             node.get_docker_client().client.close()
 
-    def _coordinator(self, part: str, root: str, environment: Mapping[str, str]) -> CoordinatorNode:
+    def _coordinator(self, part: str, name: str, root: str, environment: Mapping[str, str]) -> CoordinatorNode:
         where = {
             "ROLLBRIDGE_BOOTSTRAP_SERVERS": self.bootstrap_servers_inside,
             "ROLLBRIDGE_ZOOKEEPER": self.zookeeper_inside,
@@ -369,12 +263,9 @@ class ContainerCluster:
         def registered() -> frozenset[tuple[str, int]]:
             return probes.registered_coordinators(self.zookeeper, root) or frozenset()
 
-        return CoordinatorNode(part, self._started(), self.labels, {**where, **environment}, registered)
-
-    def _started(self) -> Network:
-        if self._network is None:
-            raise EnvironmentProblem("the cluster of containers is not started")
-        return self._network
+        return CoordinatorNode(
+            part, name, self.surroundings.network, self.surroundings.labels, {**where, **environment}, registered
+        )
 
 
 class _ContainerClock:
@@ -390,6 +281,11 @@ class _ContainerClock:
         )
         said = self._node.container.exec_run(["python", "-S", "-c", script], user="root")
         assert said.exit_code == 0, said.output
+
+
+def _part(root: str, name: str) -> str:
+    """Coordinators of several root paths may have the same name."""
+    return f"{root.strip('/').replace('/', '-')}-{name}"
 
 
 def _names(stem: str, count: int) -> tuple[str, ...]:

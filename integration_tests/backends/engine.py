@@ -7,7 +7,7 @@ import os
 import socket
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -59,8 +59,11 @@ def _connect() -> docker.DockerClient | str:
 
 
 @cache
-def prepare() -> None:
+def prepare() -> Mapping[str, str]:
     """Sweep what dead test processes have left, have the watcher stand by, and have current images; once.
+
+    Returns:
+        The ids of the images by name: what a name means may change while tests run.
 
     Raises:
         Unsupported: there is no engine, or an image can be neither had nor built.
@@ -69,10 +72,11 @@ def prepare() -> None:
     reaper.remove_stale()
     reaper.watch(SESSION)
     try:
-        provide(IN_USE)
+        images = {image.name: image.id for image in provide(IN_USE)}
     except RollbridgeError as exc:
         raise Unsupported(f"the images cannot be had: {exc}") from exc
     testcontainers_config.ryuk_disabled = not _ryuk_can_be_had()
+    return images
 
 
 def _ryuk_can_be_had() -> bool:

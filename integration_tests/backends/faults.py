@@ -133,7 +133,7 @@ def full_disk(cluster: AnyCluster, part: str) -> Iterator[None]:
     Raises:
         Unsupported: the backend has no disk of limited size for this part.
     """
-    disk = _containers(cluster, "fill a disk").disk_of(part)
+    disk = _containers(cluster, "fill a disk").surroundings.disk_of(part)
     fill = f"dd if=/dev/zero of={_BALLAST} bs=4k 2>/dev/null; cat /dev/zero >>{_BALLAST} 2>/dev/null; true"
     said = disk.exec_run(["sh", "-c", fill], user="root")
     assert said.exit_code == 0, said.output
@@ -177,7 +177,8 @@ def _containers(cluster: AnyCluster, what: str) -> ContainerCluster:
 
 def _addresses(cluster: AnyCluster, names: str | Sequence[str]) -> list[str]:
     network = _containers(cluster, "cut a network")
-    return [network.gateway() if name == HOST else network.node(name).address_inside() for name in _names(names)]
+    gateway = network.surroundings.gateway
+    return [gateway() if name == HOST else network.node(name).address_inside() for name in _names(names)]
 
 
 def _names(names: str | Sequence[str]) -> Sequence[str]:

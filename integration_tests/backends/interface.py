@@ -15,8 +15,6 @@ class Ability(StrEnum):
 
     CONTAINERS = "containers"
     """Servers and coordinators run in containers, from the images that users run."""
-    SEVERAL_SERVERS = "several servers"
-    """Three brokers, three ZooKeeper servers."""
     PARTITION = "partition"
     """The network between named parties is cut, both ways or one way."""
     LOSS = "packet loss"

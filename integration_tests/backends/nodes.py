@@ -22,7 +22,7 @@ from bridge.embedded.servers import SMALL_BROKER
 from bridge.errors import NotFoundError
 from bridge.images.names import COORDINATOR, KAFKA, ZOOKEEPER
 from integration_tests.adapter_tools import eventually
-from integration_tests.backends.engine import engine, host, publishing_address
+from integration_tests.backends.engine import host, prepare, publishing_address
 
 INSIDE: Final = 19092
 """Port of a broker for the other containers."""
@@ -49,12 +49,12 @@ class Node(DockerContainer):
     """Directory of its volume."""
 
     def __init__(self, image: str, part: str, network: Network, labels: Mapping[str, str], **options: Any) -> None:
-        super().__init__(image)
+        super().__init__(prepare()[image])
         self.part = part
         self._labels = dict(labels)
         self._attached = network
         self.with_network(network).with_network_aliases(part)
-        self.with_kwargs(hostname=part, labels=self._labels, detach=True, **options)
+        self.with_kwargs(labels=self._labels, detach=True, **options)
         self.published: dict[int, int] = {}
         """Port on the engine's machine, by port of the container."""
 
@@ -106,12 +106,16 @@ class Node(DockerContainer):
         self.await_answer()
 
     def await_answer(self) -> None:
-        """Return when a client can work with it; AssertionError with its last words if it ends instead."""
-        eventually(self._answers_or_is_gone, f"{self.part} answers; it says: {self.said()}", _ANSWER_S)
+        """Return when a client can work with it; AssertionError with its last words if it ends or takes too long."""
+        try:
+            eventually(self._answers_or_is_gone, f"{self.part} answers", _ANSWER_S)
+        except AssertionError as exc:
+            exc.add_note(self.said())
+            raise
 
     def _answers_or_is_gone(self) -> bool:
         if self.status_now() == "exited":
-            raise AssertionError(f"{self.part} has ended, and said: {self.said()}")
+            raise AssertionError(f"{self.part} has ended")
         return self.answers()
 
     # -- as the engine sees it --------------------------------------------------------------------------
@@ -296,11 +300,15 @@ class ZooKeeper(Node):
 
 
 class CoordinatorNode(Node):
-    """A coordinator of the project's image; it keeps nothing, so it has no volume."""
+    """A coordinator of the project's image; it keeps nothing, so it has no volume.
+
+    ``name`` is the one under which it registers.
+    """
 
     def __init__(
         self,
         part: str,
+        name: str,
         network: Network,
         labels: Mapping[str, str],
         environment: Mapping[str, str],
@@ -311,12 +319,8 @@ class CoordinatorNode(Node):
         super().__init__(COORDINATOR, part, network, labels, init=True, **options)
         self._registered = registered
         self._before: frozenset[tuple[str, int]] = frozenset()
-        self.with_envs(**environment, ROLLBRIDGE_COORDINATOR_NAME=part)
-
-    @property
-    def name(self) -> str:
-        """The part's name."""
-        return self.part
+        self.name: Final = name
+        self.with_envs(**environment, ROLLBRIDGE_COORDINATOR_NAME=name)
 
     @property
     def alive(self) -> bool:
@@ -333,7 +337,7 @@ class CoordinatorNode(Node):
 
     def answers(self) -> bool:
         """Whether it has registered in ZooKeeper since it was started."""
-        return any(name == self.part for name, _ in self._registered() - self._before)
+        return any(name == self.name for name, _ in self._registered() - self._before)
 
     def wait_exit(self, timeout_seconds: float) -> int:
         """Wait until it has ended; its exit code, negative when a signal ended it."""
@@ -352,11 +356,3 @@ def variable_of(key: str) -> str:
     Source: Kafka's ``KafkaDockerWrapper``: ``_`` is for a dot, ``__`` for an underscore, ``___`` for a dash.
     """
     return "KAFKA_" + key.replace("_", "__").replace("-", "___").replace(".", "_").upper()
-
-
-def new_volume(name: str, labels: Mapping[str, str], size_mib: int | None = None) -> Volume:
-    """A named volume; with a size, in memory, so that it can be filled."""
-    if size_mib is None:
-        return engine().volumes.create(name, labels=dict(labels))
-    options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size_mib}m,uid=1000,gid=1000,mode=0755"}
-    return engine().volumes.create(name, driver="local", driver_opts=options, labels=dict(labels))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, PartitionMetadata
 
 import bridge
 from bridge.kafka.topics import TopicAdmin, TopicSpec
@@ -36,14 +36,18 @@ def topic(ensemble: ContainerCluster, topic_prefix: str) -> str:
 
 def leaders(cluster: ContainerCluster, topic: str, asked: str) -> set[int]:
     """Who leads the partitions of a topic, as one broker says."""
-    admin = AdminClient({"bootstrap.servers": address_of(cluster, asked)})
-    return {partition.leader for partition in admin.list_topics(topic, timeout=10).topics[topic].partitions.values()}
+    return {partition.leader for partition in partitions_of(cluster, topic, asked).values()}
 
 
 def in_sync(cluster: ContainerCluster, topic: str) -> bool:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions.values()
+    partitions = partitions_of(cluster, topic).values()
     return all(len(partition.isrs) == len(cluster.brokers) for partition in partitions)
+
+
+def partitions_of(cluster: ContainerCluster, topic: str, asked: str | None = None) -> dict[int, PartitionMetadata]:
+    """What one broker, or any, knows of a topic's partitions."""
+    servers = cluster.bootstrap_servers if asked is None else address_of(cluster, asked)
+    return AdminClient({"bootstrap.servers": servers}).list_topics(topic, timeout=10).topics[topic].partitions
 
 
 def address_of(cluster: ContainerCluster, broker: str) -> str:
@@ -106,10 +110,10 @@ def test_a_coordinator_that_is_cut_off_from_zookeeper_is_replaced_and_changes_no
             faults.partitioned(ensemble, old.part, ensemble.zookeepers),
             ensemble.coordinator(root, unique_name("new"), tmp_path, {}) as new,
         ):
-            eventually(lambda: _leader(session, group) == new.part, "the new one leads")
+            eventually(lambda: _leader(session, group) == new.name, "the new one leads")
             positions += [commit(client, stream) for _ in range(3)]
             assert old.alive
-        eventually(lambda: _leader(session, group) == old.part, "the old one leads again, the new one being gone")
+        eventually(lambda: _leader(session, group) == old.name, "the old one leads again, the new one being gone")
         positions.append(commit(client, stream))
     assert positions == sorted(set(positions))
 
@@ -141,7 +145,7 @@ def test_packets_are_lost_and_nothing_else_is(ensemble: ContainerCluster, topic:
 @pytest.mark.containers
 @pytest.mark.needs(Ability.BANDWIDTH)
 def test_a_thin_pipe_makes_packets_wait(ensemble: ContainerCluster, topic: str) -> None:
-    victim = ensemble.brokers[0]
+    victim = ensemble.brokers[partitions_of(ensemble, topic)[0].leader - 1]
     with faults.narrowed(ensemble, victim, kbit_per_s=2000):
         produce(ensemble.bootstrap_servers, topic, [bytes(100_000)] * 3)
         assert len(read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0))) == 3

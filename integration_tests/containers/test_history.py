@@ -16,6 +16,7 @@ WINDOWS = (
     "kill a coordinator",
     "kill a ZooKeeper server",
     "cut a coordinator off from ZooKeeper",
+    "scale",
     "kill a broker",
 )
 
@@ -26,9 +27,4 @@ def test_no_promise_is_broken_under_faults_of_several_servers(ensemble: Containe
     with running(SEED, tmp_path, ensemble) as run:
         for fault in WINDOWS:
             run.window(fault, broken_s=4)
-        report = run.end()
-    text = "\n".join(report.lines())
-    assert not report.found, text
-    assert report.answers["transaction commit: ok"] > 100, text
-    assert report.answers["plain commit: ok"] > 50, text
-    assert report.answers["conditional commit: ok"] > 10, text
+        run.end().demand()

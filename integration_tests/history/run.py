@@ -48,6 +48,15 @@ class Report:
     epochs: int = 0
     found: list[Fault] = field(default_factory=list)
 
+    def demand(self) -> None:
+        """AssertionError with the report, if something was found, or if too little was done to find anything."""
+        text = "\n".join(self.lines())
+        assert not self.found, text
+        assert self.answers["transaction commit: ok"] > 100, text
+        assert self.answers["plain commit: ok"] > 50, text
+        assert self.answers["conditional commit: ok"] > 10, text
+        assert self.epochs > 2 or not self.faults["scale"], text
+
     def lines(self) -> Iterator[str]:
         """For people; Markdown."""
         yield (
