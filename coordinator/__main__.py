@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from types import FrameType
@@ -50,7 +51,10 @@ def main(log_level: str, **flags: str | float | None) -> None:
 
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, end)
-        daemon.run()
+        if not daemon.run():
+            # The library for Kafka would wait up to a minute for brokers that do not answer before it lets go.
+            logging.shutdown()
+            os._exit(0)
     except RollbridgeError as fault:
         click.echo(f"rollbridge coordinator: {fault}", err=True)
         sys.exit(fault.exit_code)

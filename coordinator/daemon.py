@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -35,6 +36,8 @@ from coordinator.shell.pulse import Pulse, PulseWatch
 
 logger = logging.getLogger(__name__)
 
+END_S: Final = 10.0
+"""How long a coordinator that is stopped waits for the work at hand; what is left of it is done by the next leader."""
 PROBE_S: Final = 1.0
 """How often a coordinator that Kafka does not answer asks again."""
 
@@ -72,8 +75,11 @@ class Daemon:
         self.is_serving = False
         """Whether it may have something to hand over, so that it must be stopped in good order."""
 
-    def run(self) -> None:
-        """Serve until :meth:`stop`.
+    def run(self) -> bool:
+        """Serve until :meth:`stop`; then nothing is led here any more.
+
+        Returns:
+            Whether all threads have ended. Those that have not wait for servers that do not answer.
 
         Raises:
             WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
@@ -87,9 +93,11 @@ class Daemon:
             finally:
                 for leadership in self._leaderships.values():
                     leadership.stop()
+                deadline = time.monotonic() + END_S
                 for leadership in self._leaderships.values():
-                    leadership.join(timeout=10)
+                    leadership.join(max(0.0, deadline - time.monotonic()))
                 self._session.close()
+        return not any(leadership.is_alive() for leadership in self._leaderships.values())
 
     def _serve(self) -> None:
         admin = TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)
