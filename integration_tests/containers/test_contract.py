@@ -19,7 +19,6 @@ from integration_tests.backends import faults
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import produce, read_all
 
-
 QUICK = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": "1"}
 """Coordinators are missed soon."""
 
