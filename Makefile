@@ -29,6 +29,7 @@ help:
 	@echo "make check     lint, format and types"
 	@echo "make bench     compare with native Kafka transactions"
 	@echo "make up        start Kafka, ZooKeeper and a coordinator on this machine; make down stops them"
+	@echo "make images    container images for compose.yaml and tests: pulled where they can be, built where not"
 	@echo "make example NAME=spark_flights  run one of the examples on that cluster (README.md lists them)"
 	@echo "make lock      pin the newest dependencies that pyproject.toml allows"
 	@echo "make clean     remove the virtual environment and caches of this checkout"
@@ -71,6 +72,10 @@ bench: $(VENV)/.dev $(VENV)/.demo servers
 .PHONY: up
 up: $(VENV)/.base servers
 	@$(BIN)/rollbridge up $(ARGS)
+
+.PHONY: images
+images: $(VENV)/.dev
+	@$(BIN)/rollbridge images build $(ARGS)
 
 # An example that runs on the cluster of `make up`: make example NAME=spark_flights
 .PHONY: example

@@ -30,6 +30,9 @@ LONGEST = (
 SPARK = "integration_tests/test_spark"
 """How files begin that need Spark: one process takes them all, before everything else, so that there is one JVM."""
 
+CONTAINERS = "integration_tests/containers/"
+"""Where tests on containers are: one process takes them all, so that there is one cluster of them."""
+
 SINGLY = ("coordinator/tests/test_simulation.py", "integration_tests/test_crash_points.py")
 """Files whose tests share nothing: they come last, test by test, wherever a process has nothing else to do."""
 
@@ -38,6 +41,8 @@ def _rank(item: pytest.Item) -> int:
     """When the file of a test is taken: those of integration tests wait for servers beside the others."""
     file = item.nodeid.partition("::")[0]
     if file.startswith(SPARK):
+        return -2
+    if file.startswith(CONTAINERS):
         return -1
     if file in LONGEST:
         return LONGEST.index(file)
@@ -54,12 +59,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _Scheduling(LoadFileScheduling):
-    """File by file, but for those whose tests are taken singly, and those of Spark, which are taken together."""
+    """File by file, but for those whose tests are taken singly, and those that are taken together."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        if file.startswith(SPARK):
-            return SPARK
+        for together in (SPARK, CONTAINERS):
+            if file.startswith(together):
+                return together
         return nodeid if file in SINGLY else file
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+from types import FrameType
 
 import click
 
@@ -35,12 +37,24 @@ def main(log_level: str, **flags: str | float | None) -> None:
     ROLLBRIDGE_CONFIG names.
     """
     logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    # The command line has a handler of its own, and a level that suits short commands.
+    logging.getLogger().setLevel(log_level.upper())
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     try:
         daemon = Daemon(load_coordinator_settings(flags))
-        signal.signal(signal.SIGTERM, lambda _number, _frame: daemon.stop())
-        signal.signal(signal.SIGINT, lambda _number, _frame: daemon.stop())
-        daemon.run()
+
+        def end(_number: int, _frame: FrameType | None) -> None:
+            daemon.stop()
+            if not daemon.is_serving:
+                # It waits for servers that may not be there for long, and has nothing to hand over.
+                raise SystemExit(0)
+
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGINT, end)
+        if not daemon.run():
+            # The library for Kafka would wait up to a minute for brokers that do not answer before it lets go.
+            logging.shutdown()
+            os._exit(0)
     except RollbridgeError as fault:
         click.echo(f"rollbridge coordinator: {fault}", err=True)
         sys.exit(fault.exit_code)

@@ -29,8 +29,9 @@ PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _TABLE: Final = "coordinator"
 _MAY_BE_ZERO: Final = {"transaction_meta_persist_count", "standby_transactions_max"}
 _SNAPSHOTS: Final = "snapshots"
-_TEXTS: Final = {"name", "metrics_dir"}
+_TEXTS: Final = {"name", "metrics_dir", "metrics_address"}
 _SWITCH: Final = "transaction_buffer_segmented_snapshot_enabled"
+_ADDRESS: Final = re.compile(r"(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 
 
@@ -67,6 +68,8 @@ class CoordinatorSettings:
     """Replication factor of commit logs; -1 is the brokers' default."""
     metrics_dir: str = ""
     """Directory for one file of metrics for each group that is led, in Prometheus' text format; none if empty."""
+    metrics_address: str = ""
+    """``HOST:PORT`` at which ``/metrics`` and ``/healthz`` are answered; port 0 is a free one, none if empty."""
     limits: BufferLimits = field(default_factory=BufferLimits)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     """Also holds when snapshots are taken, and how."""
@@ -98,8 +101,18 @@ class CoordinatorSettings:
             )
         if "/" in self.name:
             faults.append(f"name: {self.name!r} holds a slash")
+        if self.metrics_address and self.metrics_endpoint is None:
+            faults.append(f"metrics_address: {self.metrics_address!r} is not HOST:PORT")
         if faults:
             raise ConfigError("; ".join(faults))
+
+    @property
+    def metrics_endpoint(self) -> tuple[str, int] | None:
+        """Host and port of ``metrics_address``; None if there is none."""
+        found = _ADDRESS.fullmatch(self.metrics_address)
+        if found is None or int(found["port"]) > 65535:
+            return None
+        return found["host"].strip("[]"), int(found["port"])
 
 
 def load_coordinator_settings(

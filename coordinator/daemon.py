@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Final
 
+import psutil
 import xxhash
 
 from bridge.errors import RollbridgeError
@@ -22,11 +27,17 @@ from bridge.zookeeper.errors import NodeExists
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import SessionState, ZooKeeperSession
 from coordinator.config import CoordinatorSettings
+from coordinator.health import Vitals, faults
+from coordinator.metrics import coordinator_lines, joined, process_lines
+from coordinator.shell.endpoint import Endpoint
 from coordinator.shell.leadership import Leadership
-from coordinator.shell.pulse import Pulse
+from coordinator.shell.metrics_file import MetricsBoard
+from coordinator.shell.pulse import Pulse, PulseWatch
 
 logger = logging.getLogger(__name__)
 
+END_S: Final = 10.0
+"""How long a coordinator that is stopped waits for the work at hand; what is left of it is done by the next leader."""
 PROBE_S: Final = 1.0
 """How often a coordinator that Kafka does not answer asks again."""
 
@@ -55,38 +66,54 @@ class Daemon:
         self._members: list[str] = []
         self._leaderships: dict[GroupName, Leadership] = {}
         self._pulse = Pulse(settings)
+        self._board = MetricsBoard() if settings.metrics_endpoint else None
+        self._watch = PulseWatch(settings, self._is_leading)
+        self._registered_in: int | None = None
         self._answered = True
         self.is_fit = True
         """Whether Kafka answers, as far as is known; not while that is in doubt."""
+        self.is_serving = False
+        """Whether it may have something to hand over, so that it must be stopped in good order."""
 
-    def run(self) -> None:
-        """Serve until :meth:`stop`.
+    def run(self) -> bool:
+        """Serve until :meth:`stop`; then nothing is led here any more.
+
+        Returns:
+            Whether all threads have ended. Those that have not wait for servers that do not answer.
 
         Raises:
             WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
             KafkaUnavailable, ZooKeeperUnavailable: nobody answered at the start.
+            EnvironmentProblem: metrics can not be served at the address that is set.
         """
-        self._session.start()
-        try:
-            admin = TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)
-            self._metadata.claim_cluster(admin.cluster_id())
-            self._session.ensure(paths.COORDINATORS)
-            self._session.ensure(paths.GROUPS)
-            self._session.on_state(self._state_changed)
-            self._changed.set()
-            logger.info("coordinator %s serves %s", self._settings.name, self._settings.bootstrap_servers)
-            while not self._stopping.is_set():
-                self._changed.wait(None if self.is_fit else PROBE_S)
-                self._changed.clear()
-                if not self._stopping.is_set():
-                    self._look_for_kafka()
-                    self._refresh()
-        finally:
-            for leadership in self._leaderships.values():
-                leadership.stop()
-            for leadership in self._leaderships.values():
-                leadership.join(timeout=10)
-            self._session.close()
+        with self._endpoint():
+            try:
+                self._session.start()
+                self._serve()
+            finally:
+                for leadership in self._leaderships.values():
+                    leadership.stop()
+                deadline = time.monotonic() + END_S
+                for leadership in self._leaderships.values():
+                    leadership.join(max(0.0, deadline - time.monotonic()))
+                self._session.close()
+        return not any(leadership.is_alive() for leadership in self._leaderships.values())
+
+    def _serve(self) -> None:
+        admin = TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)
+        self._metadata.claim_cluster(admin.cluster_id())
+        self._session.ensure(paths.COORDINATORS)
+        self._session.ensure(paths.GROUPS)
+        self._session.on_state(self._state_changed)
+        self._changed.set()
+        self.is_serving = True
+        logger.info("coordinator %s serves %s", self._settings.name, self._settings.bootstrap_servers)
+        while not self._stopping.is_set():
+            self._changed.wait(None if self.is_fit else PROBE_S)
+            self._changed.clear()
+            if not self._stopping.is_set():
+                self._look_for_kafka()
+                self._refresh()
 
     def stop(self) -> None:
         """End: groups are handed over at once."""
@@ -97,6 +124,51 @@ class Daemon:
         """Something failed that may be due to the way to Kafka: lead nothing before it is known that it answers."""
         self.is_fit = False
         self._changed.set()
+
+    def faults(self) -> list[str]:
+        """What keeps this coordinator from leading, while health is served; may be asked for from any thread."""
+        session = self._session.session_id
+        vitals = Vitals(
+            connected=self._session.is_connected,
+            registered=session is not None and session == self._registered_in,
+            answered=self.is_fit and self._watch.is_answered,
+            ended=[str(group) for group, leadership in self._leaderships.copy().items() if not leadership.is_alive()],
+        )
+        return list(faults(vitals))
+
+    def metrics(self) -> str:
+        """Everything that is counted here, in Prometheus' text format; may be asked for from any thread."""
+        leaderships = list(self._leaderships.copy().values())
+        process = psutil.Process()
+        with process.oneshot():
+            spent = process.cpu_times()
+            own = process_lines(
+                cpu_s=spent.user + spent.system,
+                resident_bytes=process.memory_info().rss,
+                open_files=process.num_fds(),
+                started_s=process.create_time(),
+            )
+        about = coordinator_lines(
+            self._settings.name,
+            version("rollbridge"),
+            healthy=not self.faults(),
+            groups=len(leaderships),
+            led=sum(leadership.is_leading for leadership in leaderships),
+        )
+        return joined([about, own, *(self._board.sheets() if self._board else ())])
+
+    @contextmanager
+    def _endpoint(self) -> Iterator[None]:
+        """Metrics and health are served in this block, if there is an address for them."""
+        address = self._settings.metrics_endpoint
+        if address is None:
+            yield
+        else:
+            with Endpoint(*address, self.metrics, self.faults), self._watch:
+                yield
+
+    def _is_leading(self) -> bool:
+        return any(leadership.is_leading for leadership in self._leaderships.copy().values())
 
     def _look_for_kafka(self) -> None:
         if self.is_fit:
@@ -119,9 +191,9 @@ class Daemon:
             self._members = self._session.children(paths.COORDINATORS, self._changed.set)
             for group in self._metadata.groups(self._changed.set):
                 if group not in self._leaderships:
-                    leadership = Leadership(self._settings, group, self._session, self._is_preferred, self)
-                    self._leaderships[group] = leadership
+                    leadership = Leadership(self._settings, group, self._session, self._is_preferred, self, self._board)
                     leadership.start()
+                    self._leaderships[group] = leadership
             for leadership in self._leaderships.values():
                 leadership.poke()
         except RollbridgeError as fault:
@@ -133,19 +205,24 @@ class Daemon:
         path = paths.coordinator(self._settings.name)
         present = self._session.exists(path)
         if not self.is_fit:
+            self._registered_in = None
             if present is not None and present.owner_session_id == self._session.session_id:
                 self._session.delete(path)
             return
-        if present is not None and present.owner_session_id != self._session.session_id:
+        session = self._session.session_id
+        if present is not None and present.owner_session_id != session:
             # Left by an earlier session of ours, or a namesake's: it goes when that session ends.
             logger.info("coordinator %s is still registered by another session", self._settings.name)
             self._stopping.wait(0.5)
             self._changed.set()
+            return
         if present is None:
             try:
                 self._session.create(path, self._record(), ephemeral=True)
             except NodeExists:
                 self._changed.set()
+                return
+        self._registered_in = session
 
     def _record(self) -> bytes:
         snapshots = self._settings.leader.snapshots

@@ -1,4 +1,5 @@
-"""Metrics of a leader in Prometheus' text format. Pure; who leads writes them to a file, see :mod:`coordinator.shell`.
+"""Metrics of a coordinator in Prometheus' text format. Pure; :mod:`coordinator.shell` writes them to files, or serves
+them.
 
 Those of snapshots have PIP-196's names, with our prefix in place of ``pulsar``.
 """
@@ -6,7 +7,7 @@ Those of snapshots have PIP-196's names, with our prefix in place of ``pulsar``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -84,3 +85,38 @@ def count_lines(group: str, counts: Mapping[str, int]) -> Iterator[str]:
     for name in sorted(counts):
         yield f"# TYPE {PREFIX}_{name}_total counter"
         yield f'{PREFIX}_{name}_total{{group="{group}"}} {counts[name]}'
+
+
+def coordinator_lines(name: str, version: str, *, healthy: bool, groups: int, led: int) -> Iterator[str]:
+    """Of the coordinator itself: who it is, whether it is fit to lead, and of how many groups it leads how many."""
+    escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    yield f"# TYPE {PREFIX}_coordinator_info gauge"
+    yield f'{PREFIX}_coordinator_info{{name="{escaped}",version="{version}"}} 1'
+    for what, value in (("healthy", int(healthy)), ("groups", groups), ("groups_led", led)):
+        yield f"# TYPE {PREFIX}_coordinator_{what} gauge"
+        yield f"{PREFIX}_coordinator_{what} {value}"
+
+
+def process_lines(*, cpu_s: float, resident_bytes: int, open_files: int, started_s: float) -> Iterator[str]:
+    """Of the process, by the names that Prometheus' own clients use."""
+    for what, kind, value in (
+        ("cpu_seconds_total", "counter", cpu_s),
+        ("resident_memory_bytes", "gauge", resident_bytes),
+        ("open_fds", "gauge", open_files),
+        ("start_time_seconds", "gauge", started_s),
+    ):
+        yield f"# TYPE process_{what} {kind}"
+        yield f"process_{what} {value}"
+
+
+def joined(sheets: Iterable[Iterable[str]]) -> str:
+    """One document of the metrics of several groups, in which all samples of a metric stand together, as they must."""
+    families: dict[str, list[str]] = {}
+    for sheet in sheets:
+        samples: list[str] = []
+        for line in sheet:
+            if line.startswith("#"):
+                samples = families.setdefault(line, [])
+            else:
+                samples.append(line)
+    return "".join(f"{line}\n" for head, samples in families.items() for line in (head, *samples))

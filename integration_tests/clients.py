@@ -12,7 +12,6 @@ from typing import Self
 from confluent_kafka import Consumer, Message, TopicPartition
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.identifiers import TransactionId
@@ -20,7 +19,8 @@ from bridge.model.names import StreamName, parse_segment_topic
 from bridge.model.sequence import DLSN, RECORD_HEADER, unpack_record_header
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
-from integration_tests.coordinators import coordinator, until
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.coordinators import until
 
 __all__ = [
     "Site",
@@ -44,7 +44,7 @@ class Site:
     ``environment`` are settings of the coordinator.
     """
 
-    def __init__(self, cluster: EmbeddedCluster, root: str, logs: Path, **environment: str) -> None:
+    def __init__(self, cluster: AnyCluster, root: str, logs: Path, **environment: str) -> None:
         self.cluster = cluster
         self._environment = environment
         self.root = root
@@ -74,7 +74,7 @@ class Site:
         """Start a coordinator, in the background."""
         self._started += 1
         self._coordinators.enter_context(
-            coordinator(self.cluster, self.root, f"coordinator-{self._started}", self._logs, **self._environment)
+            self.cluster.coordinator(self.root, f"coordinator-{self._started}", self._logs, self._environment)
         )
 
     def stop_coordinator(self) -> None:
@@ -147,7 +147,7 @@ def read_committed(
     return [message for topic in topics for message in found[topic]]
 
 
-def consumer_of(cluster: EmbeddedCluster, root: str, group: str, stream: str) -> bridge.Consumer:
+def consumer_of(cluster: AnyCluster, root: str, group: str, stream: str) -> bridge.Consumer:
     """A member of a consumer group that begins at the earliest record and commits by itself."""
     consumer = bridge.Consumer(
         {

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bridge.cli.main import main
-from bridge.embedded import EmbeddedCluster
+from integration_tests.backends.interface import AnyCluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Answer:
 class Cli:
     """Runs ``rollbridge`` against one cluster, which it is told of by environment variables."""
 
-    def __init__(self, cluster: EmbeddedCluster, root: str = "/rollbridge") -> None:
+    def __init__(self, cluster: AnyCluster, root: str = "/rollbridge") -> None:
         self._environment = {
             "ROLLBRIDGE_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
             "ROLLBRIDGE_ZOOKEEPER": cluster.zookeeper,

@@ -5,31 +5,101 @@ from __future__ import annotations
 import itertools
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 import bridge
-from bridge.embedded import EmbeddedCluster
+from integration_tests.backends.choice import (
+    BACKEND_VARIABLE,
+    Backend,
+    chosen,
+    demand,
+    lacking,
+    new_cluster,
+    why_no_containers,
+)
+from integration_tests.backends.containers import ContainerCluster
+from integration_tests.backends.engine import descriptions
+from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.clients import Site
 from integration_tests.spark_tools import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SMALL_DISK_MIB = 512
 _run = uuid.uuid4().hex[:8]
 _numbers = itertools.count(1)
 
 
+def pytest_configure() -> None:
+    """A backend that there is not ends the run before it begins."""
+    chosen()
+
+
+def pytest_report_header() -> str:
+    """Which backend was asked for."""
+    return f"servers: {BACKEND_VARIABLE}={chosen()}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests that ask for containers end here where there are none, before anything is started for them."""
+    if item.get_closest_marker("containers") is not None and (reason := why_no_containers()):
+        lacking(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """A fault that turns out to be impossible here is no failure, unless that is asked for."""
+    try:
+        return (yield)
+    except Unsupported as exc:
+        lacking(str(exc))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which images tests on containers have used, or why there were none."""
+    if chosen() is not Backend.DOCKER and not any(
+        "containers" in getattr(report, "keywords", {})
+        for reports in terminalreporter.stats.values()
+        for report in reports
+    ):
+        return
+    terminalreporter.section("containers")
+    for line in [why_no_containers()] if why_no_containers() else descriptions():
+        terminalreporter.write_line(str(line))
+
+
+@pytest.fixture(autouse=True)
+def _needs(request: pytest.FixtureRequest) -> None:
+    """``@pytest.mark.needs(Ability...)``: what a test needs beyond servers that run."""
+    needed = [ability for mark in request.node.iter_markers("needs") for ability in mark.args]
+    if needed:
+        servers = "ensemble" if "ensemble" in request.fixturenames else "cluster"
+        demand(request.getfixturevalue(servers), needed)
+
+
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[EmbeddedCluster]:
+def ensemble() -> Iterator[ContainerCluster]:
+    """Three brokers and three ZooKeeper servers in containers, for all tests that ask for several of them.
+
+    They share it, so each leaves it whole, and without coordinators of its own. The disk of the last broker is small.
+    """
+    with ContainerCluster(brokers=3, zookeepers=3, disk_mib={"kafka-3": SMALL_DISK_MIB}) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[AnyCluster]:
     """A broker and a ZooKeeper for the whole run, without a coordinator.
 
     Tests share it, so each leaves it as it was: running, and without coordinators of its own. A test that breaks
-    servers for good takes an ``EmbeddedCluster`` of its own.
+    servers for good takes a ``new_cluster`` of its own.
     """
-    with EmbeddedCluster() as shared:
+    with new_cluster() as shared:
         yield shared
 
 
@@ -57,7 +127,7 @@ def topic_prefix(request: pytest.FixtureRequest, unique_name: Callable[[str], st
 
 
 @pytest.fixture(scope="module")
-def site(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A rollbridge with a coordinator for the tests of one module, under a ZooKeeper path of its own."""
     with Site(cluster, f"/site-{_run}-{next(_numbers)}", tmp_path_factory.mktemp("coordinators")) as site:
         yield site

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bridge.embedded import EmbeddedCluster
+from integration_tests.backends.interface import AnyCluster
 
 SESSION_TIMEOUT_S = 1.0
 
 
 def command(
-    cluster: EmbeddedCluster, root: str, name: str, kafka: str | None = None, zookeeper: str | None = None
+    cluster: AnyCluster, root: str, name: str, kafka: str | None = None, zookeeper: str | None = None
 ) -> list[str]:
     """The command line of a coordinator, which may have its own way to the servers."""
     return [
@@ -37,7 +37,7 @@ def command(
 
 @contextmanager
 def coordinator(
-    cluster: EmbeddedCluster,
+    cluster: AnyCluster,
     root: str,
     name: str,
     logs: Path,
@@ -79,7 +79,7 @@ class Relay:
 
     def __init__(
         self,
-        cluster: EmbeddedCluster,
+        cluster: AnyCluster,
         root: str,
         logs: Path,
         crash_points: Sequence[str] = (),

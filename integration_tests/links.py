@@ -1,18 +1,23 @@
-"""A network link in user space: passes TCP connections on until it is cut, either way or both, and healed again.
+"""A network link in user space: passes TCP connections on, late or slowly if wanted, until it is cut and healed again.
 
 While it is cut nothing is refused and nothing arrives, as with a switch that is off: both sides wait until their own
-time-outs tell them. ``reset`` hangs up instead.
+time-outs tell them. ``reset`` hangs up instead. It needs no privilege and nothing of the kernel.
 """
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
+import time
 from contextlib import suppress
+from queue import Queue
 from types import TracebackType
 from typing import Final, Self
 
-_BYTES: Final = 1 << 16
+_BYTES: Final = 1 << 14
+_CHUNKS: Final = 256
+"""What is on its way in one direction of one connection, at most; who sends more waits."""
 
 
 class Link:
@@ -25,9 +30,11 @@ class Link:
         """What to connect to instead of the target."""
         self._whole = threading.Event()
         self._whole.set()
+        self._delay_s = 0.0
+        self._bytes_per_s = math.inf
+        self._ending = threading.Event()
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._closed = False
         self._accepting = threading.Thread(target=self._accept, name=f"link to {target}", daemon=True)
 
     def __enter__(self) -> Self:
@@ -37,7 +44,7 @@ class Link:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed = True
+        self._ending.set()
         self._listener.shutdown(socket.SHUT_RDWR)  # closing alone does not wake a thread that is in accept()
         self._listener.close()
         self._whole.set()
@@ -56,6 +63,13 @@ class Link:
     def heal(self) -> None:
         """What waits arrives."""
         self._whole.set()
+
+    def slow_down(self, *, delay_s: float = 0.0, bytes_per_s: float = math.inf) -> None:
+        """From now on everything takes so long, each way, and no connection gets more through than so much.
+
+        Without arguments it is as fast as ever.
+        """
+        self._delay_s, self._bytes_per_s = delay_s, bytes_per_s
 
     def reset(self) -> None:
         """Hang up on everybody; new connections are passed on, unless the link is cut."""
@@ -88,14 +102,38 @@ class Link:
         self._pass_on(far, near)
 
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(_BYTES):
-                self._whole.wait()
-                target.sendall(data)
+        way: Queue[tuple[float, bytes]] = Queue(_CHUNKS)
+        delivering = threading.Thread(target=self._deliver, args=(way, target), daemon=True)
+        delivering.start()
+        data = b"-"
+        while data:
+            try:
+                data = source.recv(_BYTES)
+            except OSError:
+                data = b""
+            way.put((time.monotonic() + self._delay_s, data))
+        delivering.join()
         with self._lock:
             self._open -= {source, target}
         _hang_up(source)
         _hang_up(target)
+
+    def _deliver(self, way: Queue[tuple[float, bytes]], target: socket.socket) -> None:
+        """Send what comes when it is due, until its end; what nobody takes any more is thrown away."""
+        gone = False
+        while True:
+            due, data = way.get()
+            if not gone:
+                self._ending.wait(max(0.0, due - time.monotonic(), len(data) / self._bytes_per_s))
+                self._whole.wait()
+            if not data:
+                return
+            try:
+                if not gone:
+                    target.sendall(data)
+            except OSError:
+                gone = True
+                _hang_up(target)  # which ends the other direction, and so this one
 
 
 def _hang_up(one: socket.socket) -> None:

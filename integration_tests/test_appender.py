@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import ConfigError, CorruptDataError
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.batches import BatchBuilder, Compression
@@ -24,12 +23,13 @@ from bridge.kafka.pipeline import Addressed
 from bridge.kafka.states import State
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from integration_tests.adapter_tools import TIMESTAMP, await_settled, batch_of, read_messages, read_values
+from integration_tests.backends.interface import AnyCluster
 
 Opener = Callable[..., TransactionalAppender]
 
 
 @pytest.fixture
-def servers(cluster: EmbeddedCluster) -> str:
+def servers(cluster: AnyCluster) -> str:
     return cluster.bootstrap_servers
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from kio.schema.errors import ErrorCode
 
-from bridge.embedded import EmbeddedCluster
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.coordination import Coordination, RequestRefused, Standing
 from bridge.kafka.errors import (
@@ -27,6 +26,8 @@ from bridge.kafka.pipeline import Producer, Session
 from bridge.kafka.states import State
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from integration_tests.adapter_tools import await_settled, batch_of, eventually, read_values
+from integration_tests.backends.choice import new_cluster
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 
 Opener = Callable[..., TransactionalAppender]
@@ -35,34 +36,34 @@ LOST = [Point.BEFORE_REQUEST, Point.AFTER_REQUEST, Point.BEFORE_ANSWER]
 
 
 @pytest.fixture(scope="module")
-def frail() -> Iterator[EmbeddedCluster]:
+def frail() -> Iterator[AnyCluster]:
     """A broker of this module's own, to be killed, and with short patience for the idle."""
     settings = {
         "connections.max.idle.ms": "1000",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "100",
     }
-    with EmbeddedCluster(kafka_settings=settings) as cluster:
+    with new_cluster(kafka_settings=settings) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def forgetful() -> Iterator[EmbeddedCluster]:
+def forgetful() -> Iterator[AnyCluster]:
     """A broker that forgets transactional ids as soon as they are not in use."""
     settings = {
         "transactional.id.expiration.ms": "500",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
     }
-    with EmbeddedCluster(kafka_settings=settings) as cluster:
+    with new_cluster(kafka_settings=settings) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def servers(cluster: EmbeddedCluster) -> str:
+def servers(cluster: AnyCluster) -> str:
     return cluster.bootstrap_servers
 
 
 @pytest.fixture
-def topics(cluster: EmbeddedCluster, topic_prefix: str) -> list[str]:
+def topics(cluster: AnyCluster, topic_prefix: str) -> list[str]:
     names = [f"{topic_prefix}-{n}" for n in range(3)]
     TopicAdmin(cluster.bootstrap_servers).create_topics(TopicSpec(name=name) for name in names)
     return names
@@ -282,7 +283,7 @@ def test_an_end_wrongly_called_fenced_is_repeated(
 
 
 def test_an_abort_right_after_a_commit_is_not_taken_for_a_fencing(
-    opener: Opener, cluster: EmbeddedCluster, servers: str, topic_prefix: str
+    opener: Opener, cluster: AnyCluster, servers: str, topic_prefix: str
 ) -> None:
     """The same with the real coordinator: many markers to write, and an abort of what has not begun."""
     names = [f"{topic_prefix}-{n}" for n in range(100)]
@@ -413,7 +414,7 @@ def test_epochs_run_out_without_anybody_noticing(
 
 @pytest.mark.slow
 def test_a_broker_killed_at_any_moment_leaves_whole_transactions(
-    frail: EmbeddedCluster, opener: Opener, topic_prefix: str
+    frail: AnyCluster, opener: Opener, topic_prefix: str
 ) -> None:
     servers = frail.bootstrap_servers
     names = [f"{topic_prefix}-{n}" for n in range(3)]
@@ -453,7 +454,7 @@ def test_a_broker_killed_at_any_moment_leaves_whole_transactions(
 
 
 def test_connections_the_broker_closed_as_idle_are_replaced(
-    frail: EmbeddedCluster, opener: Opener, topic_prefix: str
+    frail: AnyCluster, opener: Opener, topic_prefix: str
 ) -> None:
     servers = frail.bootstrap_servers
     TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix)])
@@ -470,7 +471,7 @@ def test_connections_the_broker_closed_as_idle_are_replaced(
 
 
 def test_a_transaction_open_too_long_is_refused_not_fenced(
-    frail: EmbeddedCluster, opener: Opener, topic_prefix: str
+    frail: AnyCluster, opener: Opener, topic_prefix: str
 ) -> None:
     servers = frail.bootstrap_servers
     TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix)])
@@ -490,7 +491,7 @@ def test_a_transaction_open_too_long_is_refused_not_fenced(
 
 
 def test_an_id_that_the_coordinator_forgot_is_taken_again_unless_somebody_has_it(
-    forgetful: EmbeddedCluster, opener: Opener, topic_prefix: str
+    forgetful: AnyCluster, opener: Opener, topic_prefix: str
 ) -> None:
     servers = forgetful.bootstrap_servers
     TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix)])

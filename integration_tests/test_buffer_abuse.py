@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import CoordinatorUnavailable, TransactionAborted
 from bridge.kafka.batches import BatchBuilder
 from bridge.kafka.topics import TopicAdmin, TopicSpec
@@ -18,13 +17,14 @@ from bridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import StreamName
 from bridge.zookeeper.errors import UnknownWriteError
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator, until
 
 
 class Setting:
     """A stream with one segment, its coordinator's log, and a way to write anything into its buffer."""
 
-    def __init__(self, cluster: EmbeddedCluster, root: str, log: Path, b: bridge.Bridge, stream: StreamName) -> None:
+    def __init__(self, cluster: AnyCluster, root: str, log: Path, b: bridge.Bridge, stream: StreamName) -> None:
         self.cluster, self.root, self.log, self.b, self.stream = cluster, root, log, b, stream
         self._producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
 
@@ -75,7 +75,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def setting(
-    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path, environment: dict[str, str]
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, environment: dict[str, str]
 ) -> Iterator[Setting]:
     scope = unique_name("abuse")
     root = f"/{scope}"
@@ -197,7 +197,7 @@ def test_a_transaction_over_the_coordinators_limit_is_aborted(setting: Setting) 
 
 
 def test_a_buffer_that_was_deleted_and_made_again_is_refused(
-    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     scope = unique_name("remade")
     root, stream = f"/{scope}", StreamName(scope, "s")

@@ -13,14 +13,14 @@ from confluent_kafka import Producer
 
 import bridge
 from bridge.cli.exit_codes import ExitCode
-from bridge.embedded import EmbeddedCluster
 from bridge.kafka.clients import producer_config
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.grown_streams import KEYS, grow, write
 
 
 @pytest.fixture(scope="module")
-def b(cluster: EmbeddedCluster) -> Iterator[bridge.Bridge]:
+def b(cluster: AnyCluster) -> Iterator[bridge.Bridge]:
     coordinator = cluster.start_coordinator()
     with bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="cli-tests") as connection:
         yield connection
@@ -28,7 +28,7 @@ def b(cluster: EmbeddedCluster) -> Iterator[bridge.Bridge]:
 
 
 @pytest.fixture
-def cli(cluster: EmbeddedCluster, b: bridge.Bridge) -> Cli:
+def cli(cluster: AnyCluster, b: bridge.Bridge) -> Cli:
     return Cli(cluster)
 
 
@@ -223,7 +223,7 @@ def test_what_is_open_or_aborted_is_not_read_and_does_not_hold_up(cli: Cli, b: b
 
 
 def test_an_open_native_transaction_is_waited_for_and_then_named(
-    cli: Cli, cluster: EmbeddedCluster, b: bridge.Bridge, stream: str
+    cli: Cli, cluster: AnyCluster, b: bridge.Bridge, stream: str
 ) -> None:
     write(b, stream, b"x")
     topic = b.admin.describe(stream).config.name.segment_topic(bridge.SegmentId.of(0, 0))

@@ -14,15 +14,15 @@ import pytest
 
 import bridge
 from bridge.cli.exit_codes import ExitCode
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import TransactionAborted
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 
 DEADLINE_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def b(cluster: EmbeddedCluster) -> Iterator[bridge.Bridge]:
+def b(cluster: AnyCluster) -> Iterator[bridge.Bridge]:
     coordinator = cluster.start_coordinator()
     with bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="cli-tests") as connection:
         yield connection
@@ -30,7 +30,7 @@ def b(cluster: EmbeddedCluster) -> Iterator[bridge.Bridge]:
 
 
 @pytest.fixture
-def cli(cluster: EmbeddedCluster, b: bridge.Bridge) -> Cli:
+def cli(cluster: AnyCluster, b: bridge.Bridge) -> Cli:
     return Cli(cluster)
 
 

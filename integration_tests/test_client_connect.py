@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import ConfigError
+from integration_tests.backends.interface import AnyCluster
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def root(unique_name: Callable[[str], str]) -> str:
 
 
 def test_the_environment_says_where_and_the_process_who(
-    cluster: EmbeddedCluster, root: str, monkeypatch: pytest.MonkeyPatch
+    cluster: AnyCluster, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROLLBRIDGE_BOOTSTRAP_SERVERS", cluster.bootstrap_servers)
     monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER", cluster.zookeeper)
@@ -33,7 +33,7 @@ def test_the_environment_says_where_and_the_process_who(
 
 
 def test_a_file_says_where_and_arguments_come_first(
-    cluster: EmbeddedCluster, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: AnyCluster, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ROLLBRIDGE_BOOTSTRAP_SERVERS", raising=False)
     file = tmp_path / "rollbridge.toml"
@@ -55,14 +55,14 @@ def test_a_file_says_where_and_arguments_come_first(
     ],
 )
 def test_wrong_settings_are_named_before_anything_is_reached(
-    cluster: EmbeddedCluster, arguments: dict[str, object], named: str
+    cluster: AnyCluster, arguments: dict[str, object], named: str
 ) -> None:
     whole = {"bootstrap_servers": cluster.bootstrap_servers, "zookeeper": cluster.zookeeper, **arguments}
     with pytest.raises(ConfigError, match=named):
         bridge.connect(**whole)  # type: ignore[arg-type]
 
 
-def test_closing_twice_does_nothing(cluster: EmbeddedCluster, root: str) -> None:
+def test_closing_twice_does_nothing(cluster: AnyCluster, root: str) -> None:
     client = bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root)
     client.close()
     client.close()

@@ -9,23 +9,24 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.embedded.ports import free_port
 from bridge.errors import BackpressureError, KafkaUnavailable, OutcomeUnknown, UnavailableError, ZooKeeperUnavailable
+from integration_tests.backends.choice import new_cluster
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, header_of, until
 
 QUICK = bridge.ClientOptions(connect_timeout_s=2.0)
 
 
 @pytest.fixture(scope="module")
-def own_cluster() -> Iterator[EmbeddedCluster]:
+def own_cluster() -> Iterator[AnyCluster]:
     """Servers that these tests may stop and kill."""
-    with EmbeddedCluster() as cluster:
+    with new_cluster() as cluster:
         yield cluster
 
 
 @pytest.fixture
-def own_site(own_cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Site]:
+def own_site(own_cluster: AnyCluster, tmp_path: Path) -> Iterator[Site]:
     """A rollbridge on them."""
     with Site(own_cluster, f"/{tmp_path.name}", tmp_path) as site:
         yield site
@@ -41,7 +42,7 @@ def stream(own_site: Site, unique_name: Callable[[str], str]) -> str:
     return name
 
 
-def test_no_kafka_at_the_start_is_said_clearly(own_cluster: EmbeddedCluster) -> None:
+def test_no_kafka_at_the_start_is_said_clearly(own_cluster: AnyCluster) -> None:
     address = f"127.0.0.1:{free_port()}"
     before = threading.active_count()
     with pytest.raises(KafkaUnavailable, match=address):
@@ -49,14 +50,14 @@ def test_no_kafka_at_the_start_is_said_clearly(own_cluster: EmbeddedCluster) -> 
     until(lambda: threading.active_count() <= before)
 
 
-def test_no_zookeeper_at_the_start_is_said_clearly(own_cluster: EmbeddedCluster) -> None:
+def test_no_zookeeper_at_the_start_is_said_clearly(own_cluster: AnyCluster) -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(ZooKeeperUnavailable, match=address):
         bridge.connect(own_cluster.bootstrap_servers, zookeeper=address, options=QUICK)
 
 
 def test_a_transaction_survives_a_broker_that_is_killed_in_the_middle(
-    own_cluster: EmbeddedCluster, own_site: Site, stream: str
+    own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:
     with own_site.connect() as client:
         transaction = client.begin(stream)
@@ -79,7 +80,7 @@ def test_a_transaction_survives_a_broker_that_is_killed_in_the_middle(
 
 
 def test_a_transaction_survives_a_zookeeper_that_is_killed_in_the_middle(
-    own_cluster: EmbeddedCluster, own_site: Site, stream: str
+    own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:
     with own_site.connect() as client:
         transaction = client.begin(stream)
@@ -97,7 +98,7 @@ def test_a_transaction_survives_a_zookeeper_that_is_killed_in_the_middle(
 
 
 def test_writers_wait_while_the_buffer_is_full_and_are_told_in_the_end(
-    own_cluster: EmbeddedCluster, own_site: Site, stream: str
+    own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:
     options = bridge.ClientOptions(buffer_bytes=4 * 1024 * 1024, backpressure_timeout_s=1.0)
     record = b"x" * 100_000
@@ -123,7 +124,7 @@ def test_writers_wait_while_the_buffer_is_full_and_are_told_in_the_end(
     assert counts == list(range(written + 100)), "what was refused is not there, all the rest is, once"
 
 
-def test_another_thread_may_write_while_one_waits(own_cluster: EmbeddedCluster, own_site: Site, stream: str) -> None:
+def test_another_thread_may_write_while_one_waits(own_cluster: AnyCluster, own_site: Site, stream: str) -> None:
     options = bridge.ClientOptions(buffer_bytes=4 * 1024 * 1024, backpressure_timeout_s=60.0)
     with own_site.connect(options=options) as client:
         transactions = [client.begin(stream) for _ in range(3)]
@@ -143,7 +144,7 @@ def test_another_thread_may_write_while_one_waits(own_cluster: EmbeddedCluster, 
 
 
 def test_plain_writes_survive_a_broker_that_is_killed_in_the_middle(
-    own_cluster: EmbeddedCluster, own_site: Site, stream: str
+    own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:
     with own_site.connect() as client:
         writer = client.writer(stream)

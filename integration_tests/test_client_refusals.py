@@ -8,7 +8,6 @@ from datetime import timedelta
 import pytest
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import (
     GroupMismatchError,
     IncompleteError,
@@ -30,6 +29,7 @@ from bridge.kafka.topics import TopicAdmin
 from bridge.model.names import StreamName
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 
 
@@ -198,7 +198,7 @@ def test_a_frame_that_the_brokers_refuse_makes_the_transaction_incomplete(
     assert [message.value() for message in site.committed(orders)] == [b"fits"]
 
 
-def test_a_path_of_another_cluster_is_refused(cluster: EmbeddedCluster, unique_name: Callable[[str], str]) -> None:
+def test_a_path_of_another_cluster_is_refused(cluster: AnyCluster, unique_name: Callable[[str], str]) -> None:
     root = "/" + unique_name("foreign")
     with ZooKeeperSession(cluster.zookeeper, root=root) as session:
         Metadata(session).claim_cluster("another-cluster")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import (
     CoordinatorUnavailable,
     InvalidRequestError,
@@ -21,6 +20,7 @@ from bridge.errors import (
 )
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import StreamName
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, header_of, headers_of, place_of, read_committed, until
 
 
@@ -205,7 +205,7 @@ def test_closing_leaves_open_transactions_open_and_says_so(
 
 
 def test_without_a_coordinator_requests_fail_and_commits_wait(
-    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     site = Site(cluster, "/" + unique_name("lonely"), tmp_path)
     orders = unique_name("scope") + "/orders"

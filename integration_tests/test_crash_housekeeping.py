@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import OutcomeExpired, TransactionRefused
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.names import StreamName
 from bridge.snapshots import SnapshotReader
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import read_committed
 from integration_tests.coordinators import Relay, until
 
@@ -42,7 +42,7 @@ ABORTS = 400
 
 
 def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
-    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     scope = unique_name("crash")
     stream = StreamName(scope, "orders")

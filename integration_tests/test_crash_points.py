@@ -14,7 +14,6 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.kafka.topics import TopicAdmin
 from bridge.model import paths
 from bridge.model.control import ControlKind, ControlRecord, decode_control
@@ -23,6 +22,7 @@ from bridge.model.names import GroupName, StreamName
 from bridge.model.sequence import RECORD_HEADER, unpack_record_header
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import Relay, until
 
 POINTS = [
@@ -76,7 +76,7 @@ class Row(NamedTuple):
 class Story:
     """What was written, and what became of it."""
 
-    def __init__(self, cluster: EmbeddedCluster, root: str, scope: str) -> None:
+    def __init__(self, cluster: AnyCluster, root: str, scope: str) -> None:
         self.cluster = cluster
         self.root = root
         self.stream = StreamName(scope, "orders")
@@ -232,7 +232,7 @@ class Story:
 
 @pytest.mark.parametrize("points", POINTS)
 def test_the_next_leader_finishes_what_a_killed_one_began(
-    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path, points: str
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, points: str
 ) -> None:
     scope = unique_name("crash")
     root = f"/{scope}"

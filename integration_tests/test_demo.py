@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Producer
 from rich.console import Console
 
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import EnvironmentProblem
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import create_topic, produce
 from spark_examples import plain_reader
 from spark_examples.flights import HEADER, Flights, parse_value, read_csv, record
@@ -91,7 +91,7 @@ def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def reader(cluster: EmbeddedCluster, topic_prefix: str) -> Iterator[PlainReader]:
+def reader(cluster: AnyCluster, topic_prefix: str) -> Iterator[PlainReader]:
     reader = PlainReader(cluster.bootstrap_servers, rf"{re.escape(topic_prefix)}\.segment-[0-9]+", topic_prefix)
     yield reader
     reader.close()
@@ -102,7 +102,7 @@ def small(number: int, records: int = 2) -> list[bytes]:
 
 
 def test_the_reader_goes_on_in_old_topics_and_finds_new_ones(
-    cluster: EmbeddedCluster, topic_prefix: str, reader: PlainReader
+    cluster: AnyCluster, topic_prefix: str, reader: PlainReader
 ) -> None:
     servers = cluster.bootstrap_servers
     first, second, other = (f"{topic_prefix}.{name}" for name in ("segment-1", "segment-2", "buffer"))
@@ -124,7 +124,7 @@ def test_the_reader_goes_on_in_old_topics_and_finds_new_ones(
 
 
 def test_the_reader_sees_nothing_of_an_open_transaction(
-    cluster: EmbeddedCluster, topic_prefix: str, reader: PlainReader
+    cluster: AnyCluster, topic_prefix: str, reader: PlainReader
 ) -> None:
     servers, first, second = cluster.bootstrap_servers, f"{topic_prefix}.segment-1", f"{topic_prefix}.segment-2"
     for topic in (first, second):
@@ -145,7 +145,7 @@ def test_the_reader_sees_nothing_of_an_open_transaction(
 
 
 def test_the_reader_notices_doubled_and_reordered_flights(
-    cluster: EmbeddedCluster, topic_prefix: str, reader: PlainReader
+    cluster: AnyCluster, topic_prefix: str, reader: PlainReader
 ) -> None:
     topic = f"{topic_prefix}.segment-1"
     create_topic(cluster.bootstrap_servers, topic)
@@ -164,7 +164,7 @@ def test_the_reader_notices_doubled_and_reordered_flights(
 
 
 def test_a_native_transaction_keeps_its_reader_from_what_is_written_behind_it(
-    cluster: EmbeddedCluster, topic_prefix: str
+    cluster: AnyCluster, topic_prefix: str
 ) -> None:
     rival = NativeRival(cluster.bootstrap_servers, topic_prefix, SAMPLE)
     try:
@@ -183,7 +183,7 @@ def test_a_native_transaction_keeps_its_reader_from_what_is_written_behind_it(
 # -- helpers --------------------------------------------------------------------------------------
 
 
-def test_a_helper_answers_and_ends_with_its_parent(cluster: EmbeddedCluster, topic_prefix: str, tmp_path: Path) -> None:
+def test_a_helper_answers_and_ends_with_its_parent(cluster: AnyCluster, topic_prefix: str, tmp_path: Path) -> None:
     topic = f"{topic_prefix}.segment-1"
     create_topic(cluster.bootstrap_servers, topic)
     produce(cluster.bootstrap_servers, topic, small(1))

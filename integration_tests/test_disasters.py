@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,26 +11,14 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import RollbridgeError
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, read_committed
 from integration_tests.coordinators import coordinator, until
 
 DISK_MIB = 400
 DAY_S = 86_400
-FAKE_CLOCK = """
-import os, time
-_real = time.time
-_file = os.environ["CLOCK_OFFSET"]
-
-def _fake():
-    with open(_file) as file:
-        return _real() + float(file.read())
-
-time.time = _fake
-time.time_ns = lambda: int(_fake() * 1e9)
-"""
-"""The wall clock of a Python process, which can be set from outside; nothing but the wall clock changes."""
 
 
 @pytest.fixture
@@ -69,7 +56,7 @@ def test_a_broker_whose_disk_is_full_loses_nothing_that_was_acknowledged(
     stream = "full/orders"
     acknowledged: list[bytes] = []
     options = bridge.ClientOptions(commit_timeout_s=3, admin_timeout_s=60)
-    with EmbeddedCluster() as own, coordinator(own, "/full", "one", tmp_path):
+    with LocalCluster() as own, coordinator(own, "/full", "one", tmp_path):
 
         def connected() -> bridge.Bridge:
             return bridge.connect(
@@ -111,23 +98,20 @@ def _succeeds(action: Callable[[], object]) -> bool:
 
 
 def test_a_clock_that_jumps_ends_no_lease_and_changes_no_order(
-    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    offset = tmp_path / "offset"
-    offset.write_text("0")
-    (tmp_path / "sitecustomize.py").write_text(FAKE_CLOCK)
-    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "CLOCK_OFFSET": str(offset)}
     stream, root = f"{unique_name('clock')}/s", f"/{unique_name('clock')}"
-    with coordinator(cluster, root, "one", tmp_path, **environment), Site(cluster, root, tmp_path).connect() as b:
+    with (
+        cluster.clocked_coordinator(root, unique_name("clocked"), tmp_path) as clock,
+        Site(cluster, root, tmp_path).connect() as b,
+    ):
         b.admin.create_stream(stream)
         long = b.begin(stream)
         long.write(stream, key=b"k", value=b"long")
         long.flush()
         positions = []
         for jump_s in (3 * DAY_S, -3 * DAY_S, 0):
-            fresh = offset.with_suffix(".new")
-            fresh.write_text(str(jump_s))
-            fresh.replace(offset)  # read at every look at the clock, so it must never be seen empty
+            clock.set(jump_s)
             for _ in range(3):
                 with b.transaction(stream) as transaction:
                     transaction.write(stream, key=b"k", value=b"short")

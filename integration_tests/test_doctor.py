@@ -14,12 +14,12 @@ from confluent_kafka.admin import AdminClient
 
 import bridge
 from bridge.cli.exit_codes import ExitCode
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import CoordinatorUnavailable
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic
 from bridge.model.records import Coordinator
 from bridge.model.snapshots import index_keys
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.command_line import Cli
 
@@ -42,7 +42,7 @@ class Patient:
 
 @pytest.fixture
 def patient(
-    cluster: EmbeddedCluster,
+    cluster: AnyCluster,
     unique_name: Callable[[str], str],
     scope: str,
     tmp_path: Path,
@@ -54,7 +54,7 @@ def patient(
 
 
 def test_a_good_cluster_has_no_findings_and_each_fault_gets_one(
-    patient: Patient, cluster: EmbeddedCluster, unique_name: Callable[[str], str]
+    patient: Patient, cluster: AnyCluster, unique_name: Callable[[str], str]
 ) -> None:
     stream = StreamName(patient.scope, "orders")
     with patient.site.connect() as b:
@@ -86,7 +86,7 @@ RARE_SNAPSHOTS = {"ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_I
 
 @pytest.mark.parametrize("patient", [RARE_SNAPSHOTS], indirect=True)
 def test_what_a_new_leader_needs_is_looked_at(
-    patient: Patient, cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+    patient: Patient, cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Snapshots and outcomes: as they should be, damaged, without compaction, lagging, and gone."""
     stream, group = StreamName(patient.scope, "orders"), GroupName(patient.scope)
@@ -120,7 +120,7 @@ def test_what_a_new_leader_needs_is_looked_at(
 
 
 def test_a_native_transaction_that_is_open_is_seen(
-    patient: Patient, cluster: EmbeddedCluster, unique_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    patient: Patient, cluster: AnyCluster, unique_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = f"{patient.scope}/orders"
     with patient.site.connect() as b:
@@ -139,7 +139,7 @@ def test_a_native_transaction_that_is_open_is_seen(
 
 
 def test_nobody_to_lead_and_a_zookeeper_that_was_wiped(
-    patient: Patient, cluster: EmbeddedCluster, unique_name: Callable[[str], str]
+    patient: Patient, cluster: AnyCluster, unique_name: Callable[[str], str]
 ) -> None:
     with patient.site.connect() as b:
         b.admin.create_stream(f"{patient.scope}/orders")
@@ -153,7 +153,7 @@ def test_nobody_to_lead_and_a_zookeeper_that_was_wiped(
 
 
 def test_a_wiped_zookeeper_is_not_begun_anew_over_old_data(
-    patient: Patient, cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path
+    patient: Patient, cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     """Ids of transactions would be given out a second time."""
     stream = f"{patient.scope}/orders"

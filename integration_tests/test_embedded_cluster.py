@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from kazoo.client import KazooClient
 
 from bridge.embedded import CRASH_VARIABLE, EmbeddedCluster, probes, processes
-from bridge.errors import EnvironmentProblem, NotFoundError
-from integration_tests.kafka_tools import create_topic, produce, read_all
+from bridge.errors import EnvironmentProblem
+from integration_tests.backends.choice import Backend, chosen
 
 HOLDER = """
 import sys
@@ -26,6 +23,18 @@ cluster = EmbeddedCluster().start()
 print(cluster.home, flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.fixture(scope="module")
+def embedded(request: pytest.FixtureRequest) -> Iterator[EmbeddedCluster]:
+    """The shared servers, if they are what these tests are about."""
+    if chosen() is Backend.DOCKER:
+        with EmbeddedCluster() as own:
+            yield own
+    else:
+        shared = request.getfixturevalue("cluster")
+        assert isinstance(shared, EmbeddedCluster)
+        yield shared
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
@@ -43,94 +52,35 @@ def listening_addresses(pid: int) -> set[str]:
     }
 
 
-def pid_of(cluster: EmbeddedCluster, part: str) -> int:
-    (process,) = processes.find(cluster.home)[part]
+def pid_of(embedded: EmbeddedCluster, part: str) -> int:
+    (process,) = processes.find(embedded.home)[part]
     return process.pid
 
 
-def test_both_servers_answer_under_their_addresses(cluster: EmbeddedCluster) -> None:
-    assert probes.kafka_cluster_id(cluster.bootstrap_servers) == cluster.kafka_cluster_id
-    assert probes.zookeeper_mode(cluster.zookeeper) == "standalone"
-    assert probes.registered_coordinators(cluster.zookeeper) is not None
+def test_both_servers_answer_under_their_addresses(embedded: EmbeddedCluster) -> None:
+    assert probes.kafka_cluster_id(embedded.bootstrap_servers) == embedded.kafka_cluster_id
+    assert probes.zookeeper_mode(embedded.zookeeper) == "standalone"
+    assert probes.registered_coordinators(embedded.zookeeper) is not None
 
 
-def test_nobody_else_can_reach_them(cluster: EmbeddedCluster) -> None:
+def test_nobody_else_can_reach_them(embedded: EmbeddedCluster) -> None:
     for part in ("kafka", "zookeeper"):
-        assert {ip.removeprefix("::ffff:") for ip in listening_addresses(pid_of(cluster, part))} == {"127.0.0.1"}
+        assert {ip.removeprefix("::ffff:") for ip in listening_addresses(pid_of(embedded, part))} == {"127.0.0.1"}
 
 
-def test_topics_do_not_come_into_being_by_themselves(cluster: EmbeddedCluster, topic_prefix: str) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+def test_topics_do_not_come_into_being_by_themselves(embedded: EmbeddedCluster, topic_prefix: str) -> None:
+    admin = AdminClient({"bootstrap.servers": embedded.bootstrap_servers})
     admin.list_topics(topic_prefix, timeout=10)
     assert topic_prefix not in admin.list_topics(timeout=10).topics
 
 
-@pytest.mark.parametrize("how", ["gracefully", "killed", "dead before"])
-def test_kafka_comes_back_with_its_data_under_its_address(
-    cluster: EmbeddedCluster, topic_prefix: str, how: str
-) -> None:
-    create_topic(cluster.bootstrap_servers, topic_prefix)
-    produce(cluster.bootstrap_servers, topic_prefix, [b"1", b"2"])
-    address, pid = cluster.bootstrap_servers, pid_of(cluster, "kafka")
-    if how == "dead before":
-        cluster.kill("kafka")
-        assert "kafka" not in processes.find(cluster.home)
-        assert probes.kafka_cluster_id(address) is None
-    cluster.restart("kafka", gracefully=how == "gracefully")
-    assert cluster.bootstrap_servers == address
-    assert pid_of(cluster, "kafka") != pid
-    produce(cluster.bootstrap_servers, topic_prefix, [b"3"])
-    assert read_all(cluster.bootstrap_servers, TopicPartition(topic_prefix, 0)) == [b"1", b"2", b"3"]
-
-
-def test_zookeeper_comes_back_with_its_data_after_a_kill(
-    cluster: EmbeddedCluster, unique_name: Callable[[str], str]
-) -> None:
-    path = f"/{unique_name('node')}"
-    client = KazooClient(cluster.zookeeper)
-    client.start()
-    client.create(path, b"kept")
-    client.stop()
-    client.close()
-    cluster.kill("zookeeper")
-    assert probes.zookeeper_mode(cluster.zookeeper) is None
-    cluster.restart("zookeeper")
-    client = KazooClient(cluster.zookeeper)
-    client.start()
-    assert client.get(path)[0] == b"kept"
-    client.stop()
-    client.close()
-
-
-def test_a_paused_part_keeps_its_connections_and_does_not_answer(cluster: EmbeddedCluster) -> None:
-    with cluster.paused("zookeeper"):
-        assert probes.accepts(cluster.zookeeper)
-        assert probes.zookeeper_mode(cluster.zookeeper) is None
-    assert probes.zookeeper_mode(cluster.zookeeper) == "standalone"
-
-
-def test_faults_for_a_part_that_does_not_run_are_refused(cluster: EmbeddedCluster) -> None:
-    with pytest.raises(NotFoundError, match="coordinator-9 does not run"):
-        cluster.kill("coordinator-9")
-
-
-def test_coordinators_come_and_go(cluster: EmbeddedCluster) -> None:
-    first = cluster.start_coordinator()
-    second = cluster.start_coordinator(env={"ROLLBRIDGE_TEST_MARK": "x"})
-    assert first.name != second.name
-    assert first.alive
-    assert psutil.Process(second.pid).environ()["ROLLBRIDGE_TEST_MARK"] == "x"
-    assert CRASH_VARIABLE not in psutil.Process(second.pid).environ()
-    registered = probes.registered_coordinators(cluster.zookeeper)
-    assert registered is not None
-    assert len(registered) >= 2
-    cluster.kill_coordinator(first)
-    assert first.wait_exit(10) == -signal.SIGKILL
-    assert [first.alive, second.alive] == [False, True]
-    cluster.restart(second.name)
-    assert [first.alive, second.alive] == [False, False]
-    assert psutil.Process(pid_of(cluster, second.name)).environ()["ROLLBRIDGE_TEST_MARK"] == "x"
-    cluster.kill(second.name)
+def test_a_coordinator_has_its_environment_after_a_restart_too(embedded: EmbeddedCluster) -> None:
+    one = embedded.start_coordinator(env={"ROLLBRIDGE_TEST_MARK": "x"})
+    assert CRASH_VARIABLE not in psutil.Process(one.pid).environ()
+    embedded.restart(one.name)
+    assert not one.alive
+    assert psutil.Process(pid_of(embedded, one.name)).environ()["ROLLBRIDGE_TEST_MARK"] == "x"
+    embedded.kill(one.name)
 
 
 def test_a_cluster_leaves_nothing_behind() -> None:

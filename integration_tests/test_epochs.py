@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import CasWriteError, InvalidRequestError, TruncatedError
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
 from bridge.model.position import ReadPosition
 from bridge.model.sn import ANY, EMPTY
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import consumer_of, read_and_commit
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import Relay, until
@@ -31,7 +31,7 @@ KEY = b"k"
 
 
 def test_a_stream_goes_on_when_its_first_epochs_are_dropped_and_its_leader_dies_at_that(
-    cluster: EmbeddedCluster,
+    cluster: AnyCluster,
     scope: str,
     unique_name: Callable[[str], str],
     tmp_path: Path,

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.model import paths
 from bridge.model.names import GroupName
 from bridge.model.records import ControllerEpoch
 from bridge.zookeeper.session import ZooKeeperSession
 from coordinator.daemon import first_choice
+from integration_tests.backends.choice import new_cluster
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator, until
 from integration_tests.links import Link
 
@@ -30,12 +31,12 @@ def root(unique_name: Callable[[str], str]) -> str:
 
 
 @pytest.fixture
-def session(cluster: EmbeddedCluster, root: str) -> Iterator[ZooKeeperSession]:
+def session(cluster: AnyCluster, root: str) -> Iterator[ZooKeeperSession]:
     with ZooKeeperSession(cluster.zookeeper, root=root) as opened:
         yield opened
 
 
-def connected(cluster: EmbeddedCluster, root: str) -> bridge.Bridge:
+def connected(cluster: AnyCluster, root: str) -> bridge.Bridge:
     return bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=OPTIONS)
 
 
@@ -67,7 +68,7 @@ def fair_groups(scope: str) -> list[GroupName]:
 
 
 def test_groups_are_shared_and_taken_over(
-    cluster: EmbeddedCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
+    cluster: AnyCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     scope = unique_name("shared")
     groups = fair_groups(scope)
@@ -88,7 +89,7 @@ def test_groups_are_shared_and_taken_over(
 
 
 def test_a_group_moves_to_its_first_choice_when_that_arrives(
-    cluster: EmbeddedCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
+    cluster: AnyCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     scope = unique_name("moves")
     groups = fair_groups(scope)
@@ -104,7 +105,7 @@ def test_a_group_moves_to_its_first_choice_when_that_arrives(
 
 
 def test_a_paused_leader_that_comes_back_changes_nothing(
-    cluster: EmbeddedCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
+    cluster: AnyCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     stream = f"{unique_name('paused')}/s"
     group = GroupName(stream.split("/")[0])
@@ -133,7 +134,7 @@ def test_a_server_that_restarts_is_waited_for(
 ) -> None:
     stream = f"{unique_name('restart')}/s"
     with (
-        EmbeddedCluster() as own,
+        new_cluster() as own,
         coordinator(own, root, "one", tmp_path),
         connected(own, root) as b,
     ):
@@ -149,7 +150,7 @@ def test_a_server_that_restarts_is_waited_for(
 
 
 def test_a_leader_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing(
-    cluster: EmbeddedCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
+    cluster: AnyCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     stream = f"{unique_name('apart')}/s"
     group = GroupName(stream.split("/")[0])
@@ -177,7 +178,7 @@ def test_a_leader_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing
 def test_a_leader_that_is_cut_off_from_kafka_gives_way_until_it_is_back(
     root: str, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    with EmbeddedCluster() as own, Link("127.0.0.1:0") as link:
+    with new_cluster() as own, Link("127.0.0.1:0") as link:
         link.lead_to(own.add_listener("LINKED", link.address))
         scope = next(
             scope

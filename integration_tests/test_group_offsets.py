@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from bridge.embedded import EmbeddedCluster
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.clients import consumer_config
 from bridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError
@@ -16,10 +15,11 @@ from bridge.kafka.metadata import Isolation
 from bridge.kafka.states import State
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from integration_tests.adapter_tools import batch_of, eventually, read_values
+from integration_tests.backends.interface import AnyCluster
 
 
 @pytest.fixture
-def servers(cluster: EmbeddedCluster) -> str:
+def servers(cluster: AnyCluster) -> str:
     return cluster.bootstrap_servers
 
 

@@ -21,10 +21,4 @@ def test_no_promise_is_broken_under_faults(seed: int, tmp_path: Path) -> None:
     with running(seed, tmp_path) as run:
         for fault in WINDOWS[seed]:
             run.window(fault, broken_s=3)
-        report = run.end()
-    text = "\n".join(report.lines())
-    assert not report.found, text
-    assert report.answers["transaction commit: ok"] > 100, text
-    assert report.answers["plain commit: ok"] > 50, text
-    assert report.answers["conditional commit: ok"] > 10, text
-    assert report.epochs > 2 or "scale" not in WINDOWS[seed], text
+        run.end().demand()

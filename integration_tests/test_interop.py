@@ -28,9 +28,9 @@ needs_kcat = pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is no
 class Programs:
     """Runs the programs against one cluster."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, scratch: Path) -> None:
         self._servers = site.cluster.bootstrap_servers
-        self._scratch = site.cluster.home
+        self._scratch = scratch
 
     def kcat(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """kcat; its librdkafka is older than ours."""
@@ -47,13 +47,13 @@ class Programs:
             capture_output=True,
             timeout=120,
             check=False,
-            cwd=Path(self._scratch),
+            cwd=self._scratch,
         )
 
 
 @pytest.fixture
-def programs(site: Site) -> Programs:
-    return Programs(site)
+def programs(site: Site, tmp_path: Path) -> Programs:
+    return Programs(site, tmp_path)
 
 
 def topic_of(stream: str, number: int, epoch: int = 0) -> str:

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 import pytest
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 
-from bridge.embedded import EmbeddedCluster
 from bridge.kafka.errors import ConnectionLostError, KafkaUnavailable, UnsupportedBrokerError
 from bridge.kafka.metadata import Cluster, CodeError, CoordinatorType, Isolation
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.kafka.wire import Connection
 from integration_tests.adapter_tools import eventually
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 
 EVERYTHING = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
@@ -42,7 +42,7 @@ def stranger(behaviour: Callable[[socket.socket], None]) -> Iterator[str]:
         thread.join(20)
 
 
-def test_requests_are_answered_in_order(cluster: EmbeddedCluster) -> None:
+def test_requests_are_answered_in_order(cluster: AnyCluster) -> None:
     connection = connect(cluster.bootstrap_servers)
     assert connection.transaction_version >= 2
     for _ in range(10):
@@ -62,7 +62,7 @@ def test_requests_are_answered_in_order(cluster: EmbeddedCluster) -> None:
     assert "closed" in repr(connection)
 
 
-def test_a_version_the_broker_lacks_is_named(cluster: EmbeddedCluster) -> None:
+def test_a_version_the_broker_lacks_is_named(cluster: AnyCluster) -> None:
     connection = connect(cluster.bootstrap_servers)
     connection.require(0, 12, "Produce")
     with pytest.raises(UnsupportedBrokerError, match="Produce version 99"):
@@ -100,7 +100,7 @@ def test_whoever_is_no_broker_is_recognised(reply: bytes, said: str) -> None:
         connect(address, request_timeout_s=10)
 
 
-def test_a_connection_knows_that_the_other_side_has_gone(cluster: EmbeddedCluster) -> None:
+def test_a_connection_knows_that_the_other_side_has_gone(cluster: AnyCluster) -> None:
     with FaultProxy(cluster.bootstrap_servers) as proxy:
         connection = connect(f"127.0.0.1:{proxy.port}")
         assert connection.usable()
@@ -111,7 +111,7 @@ def test_a_connection_knows_that_the_other_side_has_gone(cluster: EmbeddedCluste
 
 
 def test_look_ups_survive_lost_connections(
-    cluster: EmbeddedCluster, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+    cluster: AnyCluster, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = [f"{topic_prefix}-{n}" for n in range(4)]
     TopicAdmin(cluster.bootstrap_servers).create_topics(TopicSpec(name=name) for name in topics)
@@ -137,7 +137,7 @@ def test_look_ups_survive_lost_connections(
         assert proxy.requests.count(Api.METADATA) == asked + 1
 
 
-def test_coordinators_are_found_and_remembered(cluster: EmbeddedCluster, topic_prefix: str) -> None:
+def test_coordinators_are_found_and_remembered(cluster: AnyCluster, topic_prefix: str) -> None:
     with Cluster(f"127.0.0.1:1,{cluster.bootstrap_servers}") as brokers:
 
         def found() -> bool:

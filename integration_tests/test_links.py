@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -72,3 +73,36 @@ def test_nobody_behind_it() -> None:
         address = f"127.0.0.1:{gone.getsockname()[1]}"
     with Link(address) as link, connect(link) as connection:
         assert connection.recv(100) == b""
+
+
+def test_a_slow_link_delivers_late_in_order_and_whole(echo: str) -> None:
+    with Link(echo) as link, connect(link) as connection:
+        link.slow_down(delay_s=0.3)
+        began = time.monotonic()
+        for part in (b"one", b"two"):
+            connection.sendall(part)
+        assert receive(connection, 6) == b"onetwo"
+        assert time.monotonic() - began >= 0.6, "it is delayed each way"
+        link.slow_down()
+        connection.sendall(b"three")
+        assert receive(connection, 5) == b"three"
+
+
+def test_a_narrow_link_lets_no_more_through(echo: str) -> None:
+    sent = bytes(range(256)) * 200
+    with Link(echo) as link, connect(link) as connection:
+        link.slow_down(bytes_per_s=100_000)
+        began = time.monotonic()
+        connection.sendall(sent)
+        assert receive(connection, len(sent)) == sent
+        assert time.monotonic() - began >= len(sent) / 100_000
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes."""
+    found = b""
+    while len(found) < size:
+        data = connection.recv(size - len(found))
+        assert data, "the link hung up"
+        found += data
+    return found

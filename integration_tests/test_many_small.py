@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded import EmbeddedCluster
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 
 TRANSACTIONS = 500
@@ -24,7 +24,7 @@ RECORDS = 5
     ],
 )
 def test_all_of_them_commit_whole_and_in_order(
-    cluster: EmbeddedCluster,
+    cluster: AnyCluster,
     unique_name: Callable[[str], str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import (
     AlreadyAborted,
     AlreadyCommitted,
@@ -34,6 +33,7 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
 from bridge.model.records import Group
 from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, read_committed, until
 from integration_tests.coordinators import coordinator
 
@@ -302,7 +302,7 @@ def test_the_producers_of_one_transactional_id_fence_each_other(site: Site, ledg
 
 
 def test_a_commit_that_nobody_carries_out_is_unknown_and_another_process_asks_by_its_label(
-    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     root, stream = f"/{unique_name('outcome')}", f"{unique_name('scope')}/orders"
     with Site(cluster, root, tmp_path) as site, site.connect("asker") as asker, site.connect("reader") as reader:

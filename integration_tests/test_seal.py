@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import InvalidRequestError
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.batches import Compression
@@ -18,10 +17,11 @@ from bridge.kafka.errors import AppendRefusedError, SealTimeoutError, TopicNotFo
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from integration_tests.adapter_tools import await_settled, batch_of, eventually, read_messages, read_values
+from integration_tests.backends.interface import AnyCluster
 
 
 @pytest.fixture
-def servers(cluster: EmbeddedCluster) -> str:
+def servers(cluster: AnyCluster) -> str:
     return cluster.bootstrap_servers
 
 

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import InvalidRequestError, TransactionAborted, TransactionClosed
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.coordinators import Relay
 from integration_tests.kafka_tools import create_topic, produce
@@ -240,7 +240,7 @@ consumer.close()
 
 
 def test_consume_transform_produce_is_exactly_once_whoever_dies(
-    cluster: EmbeddedCluster, tmp_path: Path, unique_name: Callable[[str], str]
+    cluster: AnyCluster, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:
     """Workers are killed without warning, and so are coordinators, where offsets are sent and committed."""
     count = 120

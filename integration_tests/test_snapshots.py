@@ -11,12 +11,12 @@ from confluent_kafka import Producer
 import bridge
 from bridge.cli.exit_codes import ExitCode
 from bridge.config import ConnectionSettings
-from bridge.embedded import EmbeddedCluster
 from bridge.kafka.clients import producer_config
 from bridge.model.names import StreamName, snapshot_indexes_topic
 from bridge.model.snapshots import index_keys
 from bridge.snapshots import BufferSnapshot, SnapshotReader
 from integration_tests.adapter_tools import eventually
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator
 
@@ -45,7 +45,7 @@ def stream(unique_name: Callable[[str], str]) -> str:
     return f"{unique_name('snapshots')}/orders"
 
 
-def connected(cluster: EmbeddedCluster, root: str) -> bridge.Bridge:
+def connected(cluster: AnyCluster, root: str) -> bridge.Bridge:
     options = bridge.ClientOptions(admin_timeout_s=60)
     return bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=options)
 
@@ -88,7 +88,7 @@ def _segments(item: BufferSnapshot) -> tuple[int, ...]:
 
 
 def test_a_leader_goes_on_from_snapshots_in_either_format_and_makes_damaged_ones_anew(
-    cluster: EmbeddedCluster, root: str, stream: str, tmp_path: Path
+    cluster: AnyCluster, root: str, stream: str, tmp_path: Path
 ) -> None:
     scope = StreamName.parse(stream).scope
     with connected(cluster, root) as b:
@@ -127,7 +127,7 @@ def test_a_leader_goes_on_from_snapshots_in_either_format_and_makes_damaged_ones
 
 
 def test_the_format_is_changed_there_and_back_without_loss(
-    cluster: EmbeddedCluster, root: str, stream: str, tmp_path: Path
+    cluster: AnyCluster, root: str, stream: str, tmp_path: Path
 ) -> None:
     with connected(cluster, root) as b:
         with coordinator(cluster, root, "segmented", tmp_path, **OFTEN):
@@ -143,7 +143,7 @@ def test_the_format_is_changed_there_and_back_without_loss(
             assert faults(b, stream) == []
 
 
-def garble(cluster: EmbeddedCluster, topic: str, keys: tuple[bytes, ...]) -> None:
+def garble(cluster: AnyCluster, topic: str, keys: tuple[bytes, ...]) -> None:
     """Write what is no snapshot under some keys, as nobody should."""
     lost: list[object] = []
     producer = Producer(producer_config(cluster.bootstrap_servers))
@@ -153,7 +153,7 @@ def garble(cluster: EmbeddedCluster, topic: str, keys: tuple[bytes, ...]) -> Non
     assert not lost
 
 
-def test_snapshots_on_the_command_line(cluster: EmbeddedCluster, root: str, stream: str, tmp_path: Path) -> None:
+def test_snapshots_on_the_command_line(cluster: AnyCluster, root: str, stream: str, tmp_path: Path) -> None:
     cli = Cli(cluster, root)
     scope = StreamName.parse(stream).scope
     with connected(cluster, root) as b, coordinator(cluster, root, "leader", tmp_path, **OFTEN):

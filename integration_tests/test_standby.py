@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from bridge.embedded import EmbeddedCluster
 from bridge.model.names import GroupName, StreamName
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator, until
 
@@ -23,7 +23,7 @@ RARE = {
 
 
 def test_a_standby_takes_over_from_what_it_has_read(
-    cluster: EmbeddedCluster, unique_name: Callable[[str], str], tmp_path: Path
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     scope = unique_name("standby")
     stream, group = str(StreamName(scope, "orders")), GroupName(scope)

@@ -6,22 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.errors import TopicMismatchError
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from integration_tests.adapter_tools import batch_of, read_values
+from integration_tests.backends.interface import AnyCluster
 
 
 @pytest.fixture
-def admin(cluster: EmbeddedCluster) -> TopicAdmin:
+def admin(cluster: AnyCluster) -> TopicAdmin:
     return TopicAdmin(cluster.bootstrap_servers)
 
 
 @pytest.fixture
-def appender(cluster: EmbeddedCluster, topic_prefix: str) -> Iterator[TransactionalAppender]:
+def appender(cluster: AnyCluster, topic_prefix: str) -> Iterator[TransactionalAppender]:
     with TransactionalAppender(cluster.bootstrap_servers, topic_prefix) as appender:
         appender.init()
         yield appender
@@ -105,7 +105,7 @@ def test_settings_change_alone(admin: TopicAdmin, topic_prefix: str) -> None:
 
 
 def test_ends_and_truncation(
-    admin: TopicAdmin, appender: TransactionalAppender, cluster: EmbeddedCluster, topic_prefix: str
+    admin: TopicAdmin, appender: TransactionalAppender, cluster: AnyCluster, topic_prefix: str
 ) -> None:
     admin.create_topics([TopicSpec(name=topic_prefix, partitions=2)])
     appender.append([(topic_prefix, 1, batch_of([b"a", b"b", b"c"]))])
@@ -127,7 +127,7 @@ def test_ends_and_truncation(
     assert read_values(cluster.bootstrap_servers, topic_prefix, partition=1, first=2) == [b"c"]
 
 
-def test_the_cluster_is_known_by_its_id(admin: TopicAdmin, cluster: EmbeddedCluster) -> None:
+def test_the_cluster_is_known_by_its_id(admin: TopicAdmin, cluster: AnyCluster) -> None:
     assert admin.cluster_id() == cluster.kafka_cluster_id
 
 

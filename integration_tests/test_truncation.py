@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import (
     CasWriteError,
     ConflictError,
@@ -27,6 +26,7 @@ from bridge.model.position import ReadPosition
 from bridge.model.sn import ANY, EMPTY
 from coordinator.shell.consumers import FrameReader
 from integration_tests.adapter_tools import eventually
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.kafka_tools import produce
 
@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def site(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A rollbridge whose coordinator does its housekeeping all the time."""
     root = f"/truncation-{time.monotonic_ns()}"
     with Site(cluster, root, tmp_path_factory.mktemp("coordinators"), **SETTINGS) as site:
@@ -45,7 +45,7 @@ def site(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def topics(cluster: EmbeddedCluster) -> TopicAdmin:
+def topics(cluster: AnyCluster) -> TopicAdmin:
     return TopicAdmin(cluster.bootstrap_servers)
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import CoordinatorUnavailable, CorruptDataError, WrongClusterError
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
@@ -24,6 +23,7 @@ from bridge.model.requests import Answer, Request, RequestKind
 from bridge.zookeeper.errors import UnknownWriteError
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
 
 GROUP = GroupName("sales")
@@ -32,7 +32,7 @@ CREATE = Request(kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), created_ms=
 
 
 @pytest.fixture
-def metadata(cluster: EmbeddedCluster, unique_name: Callable[[str], str]) -> Iterator[Metadata]:
+def metadata(cluster: AnyCluster, unique_name: Callable[[str], str]) -> Iterator[Metadata]:
     with ZooKeeperSession(cluster.zookeeper, root="/" + unique_name("metadata")) as session:
         yield Metadata(session)
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from bridge.embedded import EmbeddedCluster
 from bridge.embedded.ports import free_port
 from bridge.errors import RollbridgeError, ZooKeeperUnavailable
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch, UnknownWriteError
 from bridge.zookeeper.session import SessionState, ZooKeeperSession
+from integration_tests.backends.choice import new_cluster
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
 
 
@@ -24,12 +25,12 @@ def root(unique_name: Callable[[str], str]) -> str:
 
 
 @pytest.fixture
-def session(cluster: EmbeddedCluster, root: str) -> Iterator[ZooKeeperSession]:
+def session(cluster: AnyCluster, root: str) -> Iterator[ZooKeeperSession]:
     with ZooKeeperSession(cluster.zookeeper, root=root, session_timeout_s=4.0, name="test") as session:
         yield session
 
 
-def expire(cluster: EmbeddedCluster, session: ZooKeeperSession) -> None:
+def expire(cluster: AnyCluster, session: ZooKeeperSession) -> None:
     """End a session as ZooKeeper would: by another connection that takes it over and closes it."""
     client = KazooClient(cluster.zookeeper, client_id=session._client.client_id)
     client.start()
@@ -70,7 +71,7 @@ def test_what_is_created_can_be_read_changed_and_deleted(session: ZooKeeperSessi
     assert session.children("/nowhere") == []
 
 
-def test_everything_stands_below_chroot_and_root(cluster: EmbeddedCluster, root: str) -> None:
+def test_everything_stands_below_chroot_and_root(cluster: AnyCluster, root: str) -> None:
     with ZooKeeperSession(cluster.zookeeper + root + "/chroot", root="/inner") as session:
         session.create("/", b"here", parents=True)
         session.create("/leaf", b"there")
@@ -210,7 +211,7 @@ def test_a_watch_may_read(session: ZooKeeperSession) -> None:
     assert seen == [b"new"]
 
 
-def test_ephemeral_nodes_go_with_the_session(cluster: EmbeddedCluster, session: ZooKeeperSession, root: str) -> None:
+def test_ephemeral_nodes_go_with_the_session(cluster: AnyCluster, session: ZooKeeperSession, root: str) -> None:
     session.ensure("/")
     with ZooKeeperSession(cluster.zookeeper, root=root) as other:
         other.create("/me", b"", ephemeral=True)
@@ -223,9 +224,7 @@ def test_ephemeral_nodes_go_with_the_session(cluster: EmbeddedCluster, session: 
     assert session.get("/me") is None
 
 
-def test_an_expired_session_is_told_lost_and_a_new_one_begins(
-    cluster: EmbeddedCluster, session: ZooKeeperSession
-) -> None:
+def test_an_expired_session_is_told_lost_and_a_new_one_begins(cluster: AnyCluster, session: ZooKeeperSession) -> None:
     session.ensure("/n")
     session.create("/me", ephemeral=True)
     states: list[SessionState] = []
@@ -243,7 +242,7 @@ def test_an_expired_session_is_told_lost_and_a_new_one_begins(
 
 
 def test_while_the_server_is_away_reads_wait_and_writes_are_unknown(root: str) -> None:
-    with EmbeddedCluster() as own, ZooKeeperSession(own.zookeeper, root=root, session_timeout_s=20.0) as session:
+    with new_cluster() as own, ZooKeeperSession(own.zookeeper, root=root, session_timeout_s=20.0) as session:
         session.ensure("/n", b"kept")
         states: list[SessionState] = []
         session.on_state(states.append)
@@ -278,7 +277,7 @@ def test_while_the_server_is_away_reads_wait_and_writes_are_unknown(root: str) -
 
 
 def test_an_operation_gives_up_after_its_time(root: str) -> None:
-    with EmbeddedCluster() as own, ZooKeeperSession(own.zookeeper, root=root, operation_timeout_s=1.0) as session:
+    with new_cluster() as own, ZooKeeperSession(own.zookeeper, root=root, operation_timeout_s=1.0) as session:
         session.ensure("/n")
         own.kill("zookeeper")
         until(lambda: not session.is_connected)

@@ -68,7 +68,7 @@ def decide(home: Home, before: State | None, wishes: Wishes, running: Collection
             f"{wishes.kafka_heap!r} is no heap size: a number with k, m or g is expected, such as 512m"
         )
     state = before or State(
-        kafka_cluster_id=_stored_cluster_id(home) or _new_cluster_id(),
+        kafka_cluster_id=_stored_cluster_id(home) or new_cluster_id(),
         ports=Ports(kafka=0, kafka_controller=0, zookeeper=0),
         coordinators=1,
         ephemeral=bool(wishes.ephemeral),
@@ -121,7 +121,7 @@ def _stored_cluster_id(home: Home) -> str | None:
     return found[1] if found else None
 
 
-def _new_cluster_id() -> str:
+def new_cluster_id() -> str:
     """A random id as Kafka writes them: 16 bytes in URL-safe base64, not starting like an option."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()

@@ -30,6 +30,27 @@ _TROUBLE = re.compile(r"\bERROR\b|\bFATAL\b|Exception|[Ee]rror:|No module named"
 _RESOURCES = Path(__file__).parent
 
 
+SMALL_BROKER: Final[Mapping[str, object]] = {
+    # A typing mistake in a topic name must be an error, not a new topic.
+    "auto.create.topics.enable": "false",
+    "group.initial.rebalance.delay.ms": 0,
+    # Instead of 50: few brokers have no use for more, and each costs time at the first start.
+    "offsets.topic.num.partitions": 4,
+    "transaction.state.log.num.partitions": 8,
+    # Instead of 10 s: what a killed conditional writer left open holds readers up until the broker looks.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
+    # A broker that was killed may register again only when its old session has run out (default 9 s).
+    "broker.session.timeout.ms": 3000,
+    "broker.heartbeat.interval.ms": 500,
+    # Reserved in full at the start; the default of 128 MiB is an eighth of the heap.
+    "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+    # For topics that do not set it themselves; segments are small enough for it to take effect.
+    "log.retention.hours": 168,
+    "log.segment.bytes": 256 * 1024 * 1024,
+}
+"""Settings of a broker that serves one machine, or tests."""
+
+
 class Server(Protocol):
     """One daemon of the cluster."""
 
@@ -125,28 +146,13 @@ class KafkaServer:
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
             "log.dirs": data,
-            # A typing mistake in a topic name must be an error, not a new topic.
-            "auto.create.topics.enable": "false",
-            "group.initial.rebalance.delay.ms": 0,
+            **SMALL_BROKER,
             # A single broker cannot keep the three copies that these ask for by default.
             "offsets.topic.replication.factor": 1,
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
             "share.coordinator.state.topic.replication.factor": 1,
             "share.coordinator.state.topic.min.isr": 1,
-            # Instead of 50: one broker has no use for more, and each costs time at the first start.
-            "offsets.topic.num.partitions": 4,
-            "transaction.state.log.num.partitions": 8,
-            # Instead of 10 s: what a killed conditional writer left open holds readers up until the broker looks.
-            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
-            # A broker that was killed may register again only when its old session has run out (default 9 s).
-            "broker.session.timeout.ms": 3000,
-            "broker.heartbeat.interval.ms": 500,
-            # Reserved in full at the start; the default of 128 MiB is an eighth of the heap.
-            "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
-            # For topics that do not set it themselves; segments are small enough for it to take effect.
-            "log.retention.hours": 168,
-            "log.segment.bytes": 256 * 1024 * 1024,
             **self.state.kafka_settings,
         }
 

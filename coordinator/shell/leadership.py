@@ -33,7 +33,7 @@ from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.shell.clock import Clock
 from coordinator.shell.consumers import BufferTail
 from coordinator.shell.interpreter import Interpreter
-from coordinator.shell.metrics_file import MetricsFile, leader_lines
+from coordinator.shell.metrics_file import MetricsBoard, MetricsFile, leader_lines
 from coordinator.shell.pulse import Pulse
 from coordinator.shell.standby import Standby
 from coordinator.tail import WarmTail
@@ -84,6 +84,7 @@ class Leadership(threading.Thread):
         session: ZooKeeperSession,
         is_preferred: Callable[[GroupName], bool],
         health: Health,
+        board: MetricsBoard | None = None,
     ) -> None:
         """Prepare; :meth:`start` begins.
 
@@ -93,6 +94,7 @@ class Leadership(threading.Thread):
             session: The daemon's ZooKeeper session.
             is_preferred: Whether this daemon is the group's first choice among those alive.
             health: What the daemon knows of its way to Kafka.
+            board: Where metrics are put as well, if they are served.
         """
         super().__init__(name=f"leader-{group}", daemon=True)
         self._settings = settings
@@ -100,10 +102,13 @@ class Leadership(threading.Thread):
         self._session = session
         self._is_preferred = is_preferred
         self._health = health
-        self._metrics = MetricsFile(settings.metrics_dir, str(group))
+        self._board = board
+        self._metrics = MetricsFile(settings.metrics_dir, str(group), board=board)
         self._stopping = threading.Event()
         self._changed = threading.Event()
         self._standby: Standby | None = None
+        self.is_leading = False
+        """Whether it has taken over and serves."""
 
     def run(self) -> None:
         """Wait for the lead and serve, again and again, until stopped."""
@@ -182,6 +187,7 @@ class Leadership(threading.Thread):
                 self._group,
                 self._session,
                 lambda terminated: BufferFold(limits, check_batch, terminated),
+                self._board,
             )
             self._standby.start()
 
@@ -220,6 +226,7 @@ class Leadership(threading.Thread):
                 unread,
                 " behind a warm tail" if group.counts["takeovers_warm"] else "",
             )
+            self.is_leading = True
             with Pulse(self._settings) as pulse:
                 self._loop(interpreter, tail, group, pulse)
         finally:
@@ -314,6 +321,7 @@ class Leadership(threading.Thread):
 
     def _yield_lead(self) -> None:
         """Remove the leader node if it is ours."""
+        self.is_leading = False
         self._metrics.remove()
         try:
             present = self._session.exists(paths.leader(self._group))

@@ -6,7 +6,9 @@ not even notice, since a consumer waits patiently. So it asks now and then, and 
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from typing import Final, Self
 
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
@@ -17,6 +19,8 @@ from coordinator.config import CoordinatorSettings
 
 TIMEOUT_MIN_S: Final = 3.0
 """Brokers may be slow for a moment, and giving way costs a takeover."""
+WATCH_S: Final = 5.0
+"""How often a coordinator that leads nothing asks, for the sake of its health only."""
 
 
 class Pulse:
@@ -61,3 +65,32 @@ class Pulse:
         except RollbridgeError:
             return False
         return True
+
+
+class PulseWatch(threading.Thread):
+    """Asks again and again while this coordinator leads nothing, so that its health is known; a leader asks anyway.
+
+    It only looks: what a coordinator does does not depend on it.
+    """
+
+    def __init__(self, settings: CoordinatorSettings, is_leading: Callable[[], bool]) -> None:
+        """Prepare; entering it begins."""
+        super().__init__(name="pulse", daemon=True)
+        self._pulse = Pulse(settings)
+        self._is_leading = is_leading
+        self._ended = threading.Event()
+        self.is_answered = False
+        """Whether Kafka has answered when it was asked last; true while a leader would notice."""
+
+    def run(self) -> None:
+        """Ask until it is left."""
+        with self._pulse:
+            while not self._ended.wait(WATCH_S if self.is_answered else WATCH_S / 5):
+                self.is_answered = self._is_leading() or self._pulse.is_there()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()

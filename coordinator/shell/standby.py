@@ -29,7 +29,7 @@ from coordinator.metrics import standby_lines
 from coordinator.places import Place, log_start
 from coordinator.procedures.takeover import MakeFold
 from coordinator.shell.consumers import BufferTail, LogTail
-from coordinator.shell.metrics_file import MetricsFile
+from coordinator.shell.metrics_file import MetricsBoard, MetricsFile
 from coordinator.tail import WarmTail
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,12 @@ class Standby(threading.Thread):
     """Follows one group until its tail is taken."""
 
     def __init__(
-        self, settings: CoordinatorSettings, group: GroupName, session: ZooKeeperSession, make_fold: MakeFold
+        self,
+        settings: CoordinatorSettings,
+        group: GroupName,
+        session: ZooKeeperSession,
+        make_fold: MakeFold,
+        board: MetricsBoard | None = None,
     ) -> None:
         """Prepare; :meth:`start` begins."""
         super().__init__(name=f"standby-{group}", daemon=True)
@@ -71,7 +76,7 @@ class Standby(threading.Thread):
             zookeeper_root=settings.zookeeper_root,
             kafka=settings.security,
         )
-        self._metrics = MetricsFile(settings.metrics_dir, str(group), ".standby")
+        self._metrics = MetricsFile(settings.metrics_dir, str(group), ".standby", board)
         self._stopping = threading.Event()
         self._still = threading.Event()
         self._changed = threading.Event()

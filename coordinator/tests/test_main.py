@@ -23,8 +23,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[CoordinatorSettings]:
         def __init__(self, settings: CoordinatorSettings) -> None:
             made.append(settings)
 
-        def run(self) -> None:
+        def run(self) -> bool:
             """There is nothing to do."""
+            return True
 
         def stop(self) -> None:
             """There is nothing to stop."""

@@ -6,43 +6,60 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import RollbridgeError
+from integration_tests.backends import faults
+from integration_tests.backends.interface import Ability, AnyCluster, Coordinator
 from integration_tests.history.workers import Workers
 
+COORDINATORS: Final = 2
 SESSION_S: Final = 2.0
 """ZooKeeper session of the coordinators; whoever is paused for longer has been replaced."""
+LOSS: Final = 0.1
+"""Share of the packets that is lost."""
 
 
 class Nemesis:
     """Breaks one thing at a time. What is broken stays so for the length of a ``with`` block."""
 
-    def __init__(
-        self, cluster: EmbeddedCluster, workers: Workers, streams: tuple[str, ...], choice: random.Random
-    ) -> None:
+    def __init__(self, cluster: AnyCluster, workers: Workers, streams: tuple[str, ...], choice: random.Random) -> None:
         self._cluster = cluster
         self._workers = workers
         self._streams = streams
         self._choice = choice
         self.coordinators: list[str] = []
-        self.faults: Final[Mapping[str, Callable[[], Iterator[None]]]] = {
+        self._handles: list[Coordinator] = []
+        broker, server = "the broker", "ZooKeeper"
+        if len(cluster.brokers) > 1:
+            broker, server = "a broker", "a ZooKeeper server"
+        self.faults: Final[dict[str, Callable[[], Iterator[None]]]] = {
             "quiet": self._quiet,
-            "kill a coordinator": self._kill_coordinator,
-            "pause a coordinator": self._pause_coordinator,
-            "kill the broker": lambda: self._kill("kafka"),
-            "bounce the broker": lambda: self._bounce("kafka"),
-            "pause the broker": lambda: self._pause("kafka"),
-            "kill ZooKeeper": lambda: self._kill("zookeeper"),
-            "pause ZooKeeper": lambda: self._pause("zookeeper"),
+            "kill a coordinator": lambda: self._kill(self.coordinators),
+            "pause a coordinator": lambda: self._pause(self.coordinators),
+            f"kill {broker}": lambda: self._kill(cluster.brokers),
+            f"bounce {broker}": lambda: self._bounce(cluster.brokers),
+            f"pause {broker}": lambda: self._pause(cluster.brokers),
+            f"kill {server}": lambda: self._kill(cluster.zookeepers),
+            f"pause {server}": lambda: self._pause(cluster.zookeepers),
             "kill a client": self._kill_client,
             "pause a client": self._pause_client,
             "scale": self._scale,
         }
+        if Ability.PARTITION in cluster.can:
+            cuts: dict[str, Callable[[], Iterator[None]]] = {
+                f"cut {broker} off from the others": lambda: self._cut_off(cluster.brokers),
+                f"cut {server} off from the others": lambda: self._cut_off(cluster.zookeepers),
+                "cut a coordinator off from ZooKeeper": lambda: self._cut_coordinator(cluster.zookeepers),
+                "cut a coordinator off from Kafka": lambda: self._cut_coordinator(cluster.brokers),
+                f"nobody hears {broker}": self._silence_broker,
+            }
+            self.faults.update(cuts)
+        if Ability.LOSS in cluster.can:
+            self.faults[f"{broker} loses packets"] = self._lose_packets
 
     def broken(self, name: str) -> AbstractContextManager[None]:
         """Break it for the length of a block."""
@@ -51,29 +68,53 @@ class Nemesis:
     def start_coordinators(self) -> None:
         """Two, of which one leads and the other stands by."""
         env = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_S)}
-        self.coordinators += [self._cluster.start_coordinator(env=env).name for _ in range(2)]
+        self._handles = [self._cluster.start_coordinator(env=env) for _ in range(COORDINATORS)]
+        self.coordinators = [handle.name for handle in self._handles]
+
+    def stop_coordinators(self) -> None:
+        """All of them, as far as they run."""
+        while self._handles:
+            self._cluster.stop_coordinator(self._handles.pop())
 
     def _quiet(self) -> Iterator[None]:
         yield
 
-    def _kill(self, part: str) -> Iterator[None]:
-        self._cluster.kill(part)
-        yield
-        self._cluster.restart(part)
+    def _one_of(self, parts: Sequence[str]) -> str:
+        """One of several, without a throw of the dice where there is no choice."""
+        return parts[0] if len(parts) == 1 else self._choice.choice(parts)
 
-    def _bounce(self, part: str) -> Iterator[None]:
-        yield
-        self._cluster.restart(part)
-
-    def _pause(self, part: str) -> Iterator[None]:
-        with self._cluster.paused(part):
+    def _kill(self, parts: Sequence[str]) -> Iterator[None]:
+        with faults.killed(self._cluster, self._one_of(parts)):
             yield
 
-    def _kill_coordinator(self) -> Iterator[None]:
-        yield from self._kill(self._choice.choice(self.coordinators))
+    def _bounce(self, parts: Sequence[str]) -> Iterator[None]:
+        yield
+        self._cluster.restart(self._one_of(parts))
 
-    def _pause_coordinator(self) -> Iterator[None]:
-        yield from self._pause(self._choice.choice(self.coordinators))
+    def _pause(self, parts: Sequence[str]) -> Iterator[None]:
+        with self._cluster.paused(self._one_of(parts)):
+            yield
+
+    def _cut_off(self, parts: Sequence[str]) -> Iterator[None]:
+        """Nothing goes between one of them and the others; clients of this machine still reach it."""
+        part = self._one_of(parts)
+        with faults.partitioned(self._cluster, part, [other for other in parts if other != part]):
+            yield
+
+    def _cut_coordinator(self, servers: Sequence[str]) -> Iterator[None]:
+        with faults.partitioned(self._cluster, self._one_of(self.coordinators), servers):
+            yield
+
+    def _silence_broker(self) -> Iterator[None]:
+        """It hears the other brokers and the coordinators, and they do not hear it."""
+        part = self._one_of(self._cluster.brokers)
+        others = [other for other in self._cluster.brokers if other != part]
+        with faults.silenced(self._cluster, part, [*others, *self.coordinators]):
+            yield
+
+    def _lose_packets(self) -> Iterator[None]:
+        with faults.lossy(self._cluster, self._one_of(self._cluster.brokers), LOSS):
+            yield
 
     def _kill_client(self) -> Iterator[None]:
         process = self._choice.choice(self._workers.writers())

@@ -6,21 +6,22 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import bridge
-from bridge.embedded import EmbeddedCluster
 from bridge.errors import RollbridgeError
 from bridge.model.names import GroupName, StreamName
 from integration_tests.adapter_tools import await_settled, eventually
+from integration_tests.backends.choice import new_cluster
+from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.histories import FOREVER
 from integration_tests.history.checks import find_faults
 from integration_tests.history.events import Answer, Fault, History, Kind, Operation, StreamState, Write
 from integration_tests.history.final import commit_log, stream_states
-from integration_tests.history.nemesis import Nemesis
+from integration_tests.history.nemesis import COORDINATORS, Nemesis
 from integration_tests.history.workers import Workers
 
 STREAMS: Final = ("history/orders", "history/payments")
@@ -37,6 +38,7 @@ class Report:
     """What a run was, and what it found."""
 
     seed: int
+    servers: str
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     recovery_s: dict[str, float] = field(default_factory=dict)
@@ -46,10 +48,20 @@ class Report:
     epochs: int = 0
     found: list[Fault] = field(default_factory=list)
 
+    def demand(self) -> None:
+        """AssertionError with the report, if something was found, or if too little was done to find anything."""
+        text = "\n".join(self.lines())
+        assert not self.found, text
+        assert self.answers["transaction commit: ok"] > 100, text
+        assert self.answers["plain commit: ok"] > 50, text
+        assert self.answers["conditional commit: ok"] > 10, text
+        assert self.epochs > 2 or not self.faults["scale"], text
+
     def lines(self) -> Iterator[str]:
         """For people; Markdown."""
         yield (
-            f"Seed {self.seed}: {self.seconds / 60:.1f} minutes, {self.records:,} committed records, "
+            f"Seed {self.seed}, brokers + ZooKeeper servers + coordinators: {self.servers}. "
+            f"{self.seconds / 60:.1f} minutes, {self.records:,} committed records, "
             f"{self.epochs} epochs, {len(self.found)} findings."
         )
         yield ""
@@ -71,14 +83,16 @@ class Report:
 class Run:
     """One run; made by :func:`running`."""
 
-    def __init__(self, cluster: EmbeddedCluster, workers: Workers, seed: int) -> None:
+    def __init__(self, cluster: AnyCluster, workers: Workers, seed: int) -> None:
         self._cluster = cluster
         self._workers = workers
         self._choice = random.Random(seed)
         self._nemesis = Nemesis(cluster, workers, STREAMS, self._choice)
         self._probes: list[Operation] = []
         self._began = time.monotonic()
-        self.report = Report(seed)
+        brokers, servers = len(cluster.brokers), len(cluster.zookeepers)
+        where = "containers" if Ability.CONTAINERS in cluster.can else "processes"
+        self.report = Report(seed, f"{brokers} + {servers} + {COORDINATORS} {where}")
 
     def begin(self) -> None:
         """Start coordinators, make the streams, let clients begin."""
@@ -128,6 +142,10 @@ class Run:
         self.report.epochs = sum(len(state.history.records) for state in states.values())
         self.report.found = find_faults(history)
         return self.report
+
+    def stop_coordinators(self) -> None:
+        """The servers may go on for others."""
+        self._nemesis.stop_coordinators()
 
     def _settled_states(self) -> dict[str, StreamState]:
         """The streams, once what dead clients had asked for is decided too."""
@@ -181,12 +199,15 @@ class Run:
 
 
 @contextmanager
-def running(seed: int, folder: Path) -> Iterator[Run]:
-    """A run that has begun, with servers and clients that are gone afterwards."""
-    with (
-        EmbeddedCluster() as cluster,
-        Workers(cluster.bootstrap_servers, cluster.zookeeper, folder, seed) as workers,
-    ):
-        run = Run(cluster, workers, seed)
+def running(seed: int, folder: Path, cluster: AnyCluster | None = None) -> Iterator[Run]:
+    """A run that has begun, with clients and coordinators that are gone afterwards.
+
+    Its servers are ``cluster``, which runs, or its own, on the backend that was chosen.
+    """
+    with ExitStack() as ending:
+        servers = cluster or ending.enter_context(new_cluster())
+        workers = ending.enter_context(Workers(servers.bootstrap_servers, servers.zookeeper, folder, seed))
+        run = Run(servers, workers, seed)
+        ending.callback(run.stop_coordinators)
         run.begin()
         yield run

@@ -1,0 +1,36 @@
+# The coordinator, and the command line for clients: docker build -t rollbridge/coordinator:0.1.0 .
+#
+# Without a network in the build: fetch the wheels first, and say where they are (docs/containers.md). Where no image of
+# Python can be pulled either, `rollbridge images build` makes a stand-in and does the rest.
+ARG PYTHON_IMAGE=python:3.11-slim
+
+FROM ${PYTHON_IMAGE} AS build
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+# By which what is left of this stage is found and removed.
+LABEL io.rollbridge.stage=build
+WORKDIR /source
+COPY . .
+RUN python3 -m venv /opt/rollbridge \
+ && /opt/rollbridge/bin/pip install --quiet --require-hashes -r requirements/base.lock \
+ && /opt/rollbridge/bin/pip install --quiet --no-build-isolation --no-deps . \
+ # What only the installation needs.
+ && /opt/rollbridge/bin/pip uninstall --quiet --yes editables hatchling trove-classifiers setuptools pip
+
+FROM ${PYTHON_IMAGE}
+LABEL org.opencontainers.image.title="rollbridge" org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/rollbridge /opt/rollbridge
+RUN echo 'rollbridge:x:10001:10001::/var/lib/rollbridge:/usr/sbin/nologin' >> /etc/passwd \
+ && echo 'rollbridge:x:10001:' >> /etc/group \
+ && mkdir -p /var/lib/rollbridge && chown 10001:10001 /var/lib/rollbridge
+ENV PATH=/opt/rollbridge/bin:$PATH PYTHONUNBUFFERED=1 ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS=0.0.0.0:9464
+# By number, so that whoever insists on a user other than root can tell.
+USER 10001:10001
+WORKDIR /var/lib/rollbridge
+EXPOSE 9464
+STOPSIGNAL SIGTERM
+# Healthy is a coordinator that could lead a group now: registered in ZooKeeper, and answered by Kafka.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "coordinator.healthcheck"]
+ENTRYPOINT ["rollbridge"]
+CMD ["coordinator"]

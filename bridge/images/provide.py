@@ -1,0 +1,197 @@
+"""Make sure that images are there: what is present is used; what is not is pulled if it can be, and built if not.
+
+An image that rollbridge has not built is never replaced, whatever is in it. One that it has built is built anew when
+what it was built from has changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+from bridge.embedded.jars import default_cache
+from bridge.errors import EnvironmentProblem
+from bridge.images import names
+from bridge.images.engine import Engine, Image, PullFailed
+from bridge.images.recipes import RECIPES, digest
+from bridge.images.tree import Tree
+
+PULL_S: Final = 15.0
+"""How long a registry may be silent before it counts as unreachable."""
+
+
+class Origin(StrEnum):
+    """How an image came to be there."""
+
+    PRESENT = "present"
+    PULLED = "pulled"
+    BUILT = "built"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provided:
+    """An image that can be used."""
+
+    name: str
+    id: str
+    origin: Origin
+    stand_in: bool
+    """It has an official image's name and contract, but was built by rollbridge."""
+    size_bytes: int
+
+
+def provide(
+    wanted: Sequence[str] = names.IN_USE,
+    *,
+    pull: bool = True,
+    rebuild: bool = False,
+    report: Callable[[str], object] = lambda _: None,
+) -> list[Provided]:
+    """Make sure that these images are there, and say which they are.
+
+    Args:
+        wanted: Names of :mod:`bridge.images.names`.
+        pull: Whether a registry may be asked for what is missing.
+        rebuild: Build anew what rollbridge has built before, even if nothing has changed.
+        report: Is told, line by line, what takes time.
+
+    Raises:
+        EnvironmentProblem: no engine answers, or an image can neither be pulled nor built; no image was replaced.
+        ChecksumMismatch: a jar is not the pinned one.
+    """
+    with Engine() as engine, _one_at_a_time(report):
+        provider = Provider(engine, pull=pull, rebuild=rebuild, report=report)
+        return [provider.ensure(name) for name in wanted]
+
+
+def look(wanted: Sequence[str] = names.IN_USE) -> dict[str, Provided | None]:
+    """Which of these images are there, by name; changes nothing.
+
+    Raises:
+        EnvironmentProblem: no engine answers.
+    """
+    with Engine() as engine:
+        found = {name: engine.find(name) for name in wanted}
+    return {name: None if image is None else _provided(name, image, Origin.PRESENT) for name, image in found.items()}
+
+
+class Store(Protocol):
+    """Where images are: what is used of :class:`bridge.images.engine.Engine`, which says what each promises."""
+
+    def find(self, name: str) -> Image | None: ...
+    def pull(self, name: str, patience_s: float) -> None: ...
+    def build(self, context: Tree, arguments: Mapping[str, str], labels: Mapping[str, str]) -> str: ...
+    def name(self, image_id: str, name: str) -> None: ...
+    def forget(self, image_id: str) -> None: ...
+    def forget_stages(self) -> None: ...
+
+
+class Provider:
+    """One call of :func:`provide`."""
+
+    def __init__(self, engine: Store, *, pull: bool, rebuild: bool, report: Callable[[str], object]) -> None:
+        self._engine = engine
+        self._pull = pull
+        self._rebuild = rebuild
+        self._report = report
+        self._done: dict[str, Provided] = {}
+
+    def ensure(self, name: str) -> Provided:
+        """Make sure that this image is there, and what it stands on if it has to be built."""
+        if name not in self._done:
+            self._done[name] = self._ensure(name)
+        return self._done[name]
+
+    def _ensure(self, name: str) -> Provided:
+        present = self._engine.find(name)
+        if present is not None and not names.is_ours(name, present.labels):
+            return _provided(name, present, Origin.PRESENT)
+        if present is None and name in names.OFFICIAL and self._pulled(name):
+            return _provided(name, self._known(name), Origin.PULLED)
+        if not self._rebuild and present is not None and present.labels.get(names.LABEL_INPUTS) == self._digest(name):
+            return _provided(name, present, Origin.PRESENT)
+        return self._build(name, present)
+
+    def _digest(self, name: str) -> str:
+        """Of everything that the image would be built from, that on which it stands included."""
+        recipe = RECIPES[name]
+        return digest(iter([self._base_digest(recipe.base), *recipe.inputs()]))
+
+    def _base_digest(self, base: str | None) -> str:
+        if base is None:
+            return ""
+        image = self._engine.find(base)
+        ours = image is None or names.is_ours(base, image.labels)
+        return self._digest(base) if image is None or ours else image.id
+
+    def _pulled(self, name: str) -> bool:
+        if not self._pull:
+            return False
+        try:
+            self._report(f"{name}: asking its registry")
+            self._engine.pull(name, PULL_S)
+        except PullFailed as fault:
+            self._report(f"{name}: can not be pulled, so a stand-in is built: {fault}")
+            # Others would keep us waiting for as long.
+            self._pull = not fault.unreachable
+            return False
+        return True
+
+    def _build(self, name: str, replaced: Image | None) -> Provided:
+        recipe = RECIPES[name]
+        arguments = dict(recipe.arguments)
+        if recipe.base is not None:
+            self.ensure(recipe.base)
+            arguments[recipe.base_argument] = recipe.base
+        began = time.monotonic()
+        # Not before its base is there: which one that is may depend on a registry.
+        labels = {names.LABEL: name, names.LABEL_INPUTS: self._digest(name), **recipe.labels()}
+        with tempfile.TemporaryDirectory(prefix="rollbridge-image-") as scratch:
+            made = self._engine.build(recipe.context(Path(scratch)), arguments, labels)
+        self._engine.forget_stages()
+        meanwhile = self._engine.find(name)
+        if meanwhile is not None and not names.is_ours(name, meanwhile.labels):
+            self._engine.forget(made)
+            return _provided(name, meanwhile, Origin.PRESENT)
+        self._engine.name(made, name)
+        if replaced is not None and replaced.id != made:
+            self._engine.forget(replaced.id)
+        built = _provided(name, self._known(name), Origin.BUILT)
+        self._report(f"{name}: built in {time.monotonic() - began:.1f} s, {built.size_bytes / 1e6:.0f} MB")
+        return built
+
+    def _known(self, name: str) -> Image:
+        image = self._engine.find(name)
+        if image is None:
+            raise EnvironmentProblem(f"{name} was removed while it was looked at; try again")
+        return image
+
+
+def _provided(name: str, image: Image, origin: Origin) -> Provided:
+    stand_in = names.is_stand_in(name, image.labels)
+    return Provided(name=name, id=image.id, origin=origin, stand_in=stand_in, size_bytes=image.size_bytes)
+
+
+@contextmanager
+def _one_at_a_time(report: Callable[[str], object]) -> Iterator[None]:
+    """Processes that start together build once."""
+    directory = default_cache()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = open(directory / "images.lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
+    except OSError as fault:
+        raise EnvironmentProblem(f"the cache {directory} cannot be written: {fault}") from fault
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("waiting for another process that builds images")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

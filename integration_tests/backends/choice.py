@@ -1,0 +1,89 @@
+"""Which backend tests run on: ``IT_BACKEND=auto|docker|local``, and what happens to those that it cannot serve.
+
+``auto``
+    Servers as processes of this machine, which start fastest, for all tests that do not ask for containers; those that
+    do (``@pytest.mark.containers``) get them where a container engine answers, and are skipped elsewhere.
+``docker``
+    Containers for all tests.
+``local``
+    No containers: tests that need them are skipped.
+
+With ``IT_REQUIRE=1`` a test that would be skipped because the backend lacks something fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Final, NoReturn
+
+import pytest
+
+from integration_tests.backends.containers import ContainerCluster
+from integration_tests.backends.engine import prepare
+from integration_tests.backends.interface import Ability, AnyCluster, Unsupported
+from integration_tests.backends.local import LocalCluster
+
+BACKEND_VARIABLE: Final = "IT_BACKEND"
+REQUIRE_VARIABLE: Final = "IT_REQUIRE"
+
+
+class Backend(StrEnum):
+    """Values of ``IT_BACKEND``."""
+
+    AUTO = "auto"
+    DOCKER = "docker"
+    LOCAL = "local"
+
+
+@cache
+def chosen() -> Backend:
+    """The backend that this run was asked for.
+
+    Raises:
+        pytest.UsageError: there is no such backend.
+    """
+    asked = os.environ.get(BACKEND_VARIABLE, "") or Backend.AUTO
+    try:
+        return Backend(asked)
+    except ValueError:
+        known = ", ".join(Backend)
+        raise pytest.UsageError(f"{BACKEND_VARIABLE}={asked} is no backend; it is one of {known}") from None
+
+
+def new_cluster(*, kafka_settings: Mapping[str, str] | None = None) -> AnyCluster:
+    """Servers of a test's own, one broker and one ZooKeeper, on the backend that was chosen; not started yet."""
+    if chosen() is not Backend.DOCKER:
+        return LocalCluster(kafka_settings=kafka_settings)
+    if reason := why_no_containers():
+        lacking(reason)
+    return ContainerCluster(kafka_settings=kafka_settings)
+
+
+@cache
+def why_no_containers() -> str | None:
+    """Why tests cannot have containers, ``None`` if they can. Looks once, and builds or fetches images if need be."""
+    if chosen() is Backend.LOCAL:
+        return f"{BACKEND_VARIABLE}=local: no containers were asked for"
+    try:
+        prepare()
+    except Unsupported as exc:
+        return str(exc)
+    return None
+
+
+def lacking(reason: str) -> NoReturn:
+    """End a test that this backend cannot serve: skipped, or failed with ``IT_REQUIRE=1``."""
+    if os.environ.get(REQUIRE_VARIABLE) == "1":
+        pytest.fail(f"{reason} ({REQUIRE_VARIABLE}=1)", pytrace=False)
+    pytest.skip(reason)
+
+
+def demand(cluster: AnyCluster, needed: Iterable[Ability]) -> None:
+    """End a test that needs what its servers cannot do."""
+    missing = [ability for ability in needed if ability not in cluster.can]
+    if missing:
+        name = "local" if isinstance(cluster, LocalCluster) else "docker"
+        lacking(f"the {name} backend cannot do this here: {', '.join(missing)}")

@@ -1,0 +1,249 @@
+"""The library of faults: each does what it says, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, PartitionMetadata
+
+import bridge
+from bridge.kafka.topics import TopicAdmin, TopicSpec
+from bridge.model import paths
+from bridge.model.names import GroupName
+from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.adapter_tools import eventually
+from integration_tests.backends import faults
+from integration_tests.backends.containers import ContainerCluster
+from integration_tests.backends.interface import Ability, Unsupported
+from integration_tests.backends.local import LocalCluster
+from integration_tests.kafka_tools import produce, read_all
+
+OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
+DAY_S = 86_400
+PARTITIONS = 6
+"""So that each broker leads some of them."""
+
+
+@pytest.fixture
+def topic(ensemble: ContainerCluster, topic_prefix: str) -> str:
+    TopicAdmin(ensemble.bootstrap_servers).create_topics([TopicSpec(name=topic_prefix, partitions=PARTITIONS)])
+    return topic_prefix
+
+
+def leaders(cluster: ContainerCluster, topic: str, asked: str) -> set[int]:
+    """Who leads the partitions of a topic, as one broker says."""
+    return {partition.leader for partition in partitions_of(cluster, topic, asked).values()}
+
+
+def in_sync(cluster: ContainerCluster, topic: str) -> bool:
+    partitions = partitions_of(cluster, topic).values()
+    return all(len(partition.isrs) == len(cluster.brokers) for partition in partitions)
+
+
+def partitions_of(cluster: ContainerCluster, topic: str, asked: str | None = None) -> dict[int, PartitionMetadata]:
+    """What one broker, or any, knows of a topic's partitions."""
+    servers = cluster.bootstrap_servers if asked is None else address_of(cluster, asked)
+    return AdminClient({"bootstrap.servers": servers}).list_topics(topic, timeout=10).topics[topic].partitions
+
+
+def address_of(cluster: ContainerCluster, broker: str) -> str:
+    return cluster.bootstrap_servers.split(",")[cluster.brokers.index(broker)]
+
+
+@pytest.mark.containers
+@pytest.mark.needs(Ability.PARTITION)
+def test_a_broker_that_is_cut_off_from_the_others_leads_nothing_until_it_is_back(
+    ensemble: ContainerCluster, topic: str
+) -> None:
+    *others, cut = ensemble.brokers
+    number = len(ensemble.brokers)
+    with faults.partitioned(ensemble, cut, others):
+        eventually(lambda: number not in leaders(ensemble, topic, others[0]), "the others lead everything")
+        produce(",".join(address_of(ensemble, other) for other in others), topic, [b"meanwhile"])
+    eventually(lambda: in_sync(ensemble, topic), "it has caught up")
+    assert read_all(address_of(ensemble, cut), TopicPartition(topic, 0)) == [b"meanwhile"]
+
+
+@pytest.mark.containers
+@pytest.mark.needs(Ability.PARTITION)
+def test_what_is_cut_one_way_goes_the_other_way(ensemble: ContainerCluster, topic: str) -> None:
+    mute, deaf, _ = ensemble.brokers
+    with (
+        faults.silenced(ensemble, mute, deaf),
+        counted(ensemble, mute, sender=deaf) as arrives,
+        counted(ensemble, deaf, sender=mute) as is_lost,
+    ):
+        # They follow each other's logs, so both send all the time.
+        eventually(lambda: arrives() > 3, "the deaf one is heard")
+        assert is_lost() == 0
+    eventually(lambda: in_sync(ensemble, topic), "they have come together again")
+
+
+@contextmanager
+def counted(cluster: ContainerCluster, receiver: str, sender: str) -> Iterator[Callable[[], int]]:
+    """How many packets of another one have arrived since the beginning of the block."""
+    rule = f"INPUT -s {cluster.node(sender).address_inside()}"
+    cluster.in_network_of(receiver, f"iptables -w -I {rule}")
+    yield lambda: int(cluster.in_network_of(receiver, "iptables -w -v -n -x -L INPUT 1").split()[0])
+    cluster.in_network_of(receiver, f"iptables -w -D {rule}")
+
+
+@pytest.mark.containers
+@pytest.mark.needs(Ability.PARTITION)
+def test_a_coordinator_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing(
+    ensemble: ContainerCluster, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    root, stream = f"/{unique_name('apart')}", f"{unique_name('apart')}/s"
+    group = paths.leader(GroupName(stream.partition("/")[0]))
+    with (
+        ZooKeeperSession(ensemble.zookeeper, root=root) as session,
+        ensemble.coordinator(root, unique_name("old"), tmp_path, {}) as old,
+        bridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as client,
+    ):
+        client.admin.create_stream(stream, segments=2)
+        positions = [commit(client, stream)]
+        with (
+            faults.partitioned(ensemble, old.part, ensemble.zookeepers),
+            ensemble.coordinator(root, unique_name("new"), tmp_path, {}) as new,
+        ):
+            eventually(lambda: _leader(session, group) == new.name, "the new one leads")
+            positions += [commit(client, stream) for _ in range(3)]
+            assert old.alive
+        eventually(lambda: _leader(session, group) == old.name, "the old one leads again, the new one being gone")
+        positions.append(commit(client, stream))
+    assert positions == sorted(set(positions))
+
+
+def _leader(session: ZooKeeperSession, path: str) -> str | None:
+    node = session.get(path)
+    return None if node is None else node.value.decode()
+
+
+def commit(client: bridge.Bridge, stream: str) -> int:
+    """One small transaction; its position on the commit log."""
+    with client.transaction(stream) as transaction:
+        transaction.write(stream, key=b"k", value=b"v")
+    return transaction.commit().position
+
+
+@pytest.mark.containers
+@pytest.mark.needs(Ability.LOSS)
+def test_packets_are_lost_and_nothing_else_is(ensemble: ContainerCluster, topic: str) -> None:
+    victim = ensemble.brokers[0]
+    with faults.lossy(ensemble, victim, 0.2):
+        produce(ensemble.bootstrap_servers, topic, [b"%d" % number for number in range(200)])
+        counted = ensemble.in_network_of(victim, "iptables -w -v -n -x -L INPUT 1")
+    assert int(counted.split()[0]) > 0, counted
+    assert read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0)) == [b"%d" % number for number in range(200)]
+    assert "statistic" not in ensemble.in_network_of(victim, "iptables -w -n -L INPUT")
+
+
+@pytest.mark.containers
+@pytest.mark.needs(Ability.BANDWIDTH)
+def test_a_thin_pipe_makes_packets_wait(ensemble: ContainerCluster, topic: str) -> None:
+    victim = ensemble.brokers[partitions_of(ensemble, topic)[0].leader - 1]
+    with faults.narrowed(ensemble, victim, kbit_per_s=2000):
+        produce(ensemble.bootstrap_servers, topic, [bytes(100_000)] * 3)
+        assert len(read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0))) == 3
+        counted = ensemble.in_network_of(victim, "tc -s qdisc show dev eth0")
+    found = re.search(r"overlimits (\d+)", counted)
+    assert found is not None, counted
+    assert int(found[1]) > 0, "nothing had to wait"
+    assert "tbf" not in ensemble.in_network_of(victim, "tc qdisc show dev eth0")
+
+
+@pytest.mark.containers
+@pytest.mark.needs(Ability.DISK_FULL)
+def test_a_broker_whose_disk_is_full_is_missed_by_nobody_and_catches_up(ensemble: ContainerCluster, topic: str) -> None:
+    part = ensemble.brokers[-1]
+    others = ",".join(address_of(ensemble, broker) for broker in ensemble.brokers[:-1])
+    acknowledged: list[bytes] = []
+
+    def gone() -> bool:
+        value = b"%d" % len(acknowledged)
+        produce(others, topic, [value.ljust(100_000)])
+        acknowledged.append(value)
+        return ensemble.node(part).status_now() == "exited"
+
+    with faults.full_disk(ensemble, part):
+        eventually(gone, "the broker ends, as it cannot write")
+    ensemble.restart(part)
+    eventually(lambda: in_sync(ensemble, topic), "it has caught up")
+    found = read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0))
+    assert [(value or b"").rstrip() for value in found] == acknowledged
+
+
+@pytest.mark.containers
+def test_a_container_that_is_made_anew_has_its_data(ensemble: ContainerCluster, topic: str) -> None:
+    produce(ensemble.bootstrap_servers, topic, [b"1"])
+    node = ensemble.node(ensemble.brokers[0])
+    before = node.container.id
+    node.stop_gracefully()
+    node.anew()
+    assert node.container.id != before
+    eventually(lambda: in_sync(ensemble, topic), "all replicas are there")
+    assert read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0)) == [b"1"]
+
+
+@pytest.mark.containers
+@pytest.mark.needs(Ability.CLOCK)
+def test_the_clock_of_a_coordinator_is_set_and_ends_no_lease(
+    ensemble: ContainerCluster, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    root, stream = f"/{unique_name('clock')}", f"{unique_name('clock')}/s"
+    name = unique_name("clocked")
+    with (
+        ensemble.clocked_coordinator(root, name, tmp_path) as clock,
+        bridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as client,
+    ):
+        client.admin.create_stream(stream)
+        long = client.begin(stream)
+        long.write(stream, key=b"k", value=b"long")
+        long.flush()
+        positions = []
+        for jump_s in (400 * DAY_S, -400 * DAY_S, 0):
+            clock.set(jump_s)
+            positions.append(commit(client, stream))
+        positions.append(long.commit().position)
+    assert positions == sorted(set(positions))
+
+
+@pytest.mark.containers
+@pytest.mark.needs(Ability.SERVER_CLOCK)
+def test_a_broker_whose_clock_is_off_serves_as_before(ensemble: ContainerCluster, topic: str) -> None:
+    victim, ahead_s = ensemble.brokers[0], 2 * DAY_S
+    produce(ensemble.bootstrap_servers, topic, [b"before"])
+    with faults.clock_off(ensemble, victim, ahead_s):
+        told = ensemble.node(victim).container.exec_run(["date", "+%s"])
+        assert abs(int(told.output) - time.time() - ahead_s) < DAY_S / 2
+        eventually(lambda: in_sync(ensemble, topic), "all replicas are there")
+        produce(address_of(ensemble, victim), topic, [b"meanwhile"])
+    eventually(lambda: in_sync(ensemble, topic), "all replicas are there")
+    assert read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0)) == [b"before", b"meanwhile"]
+
+
+def test_what_a_backend_cannot_do_is_said() -> None:
+    local = LocalCluster()
+    cuts = [
+        faults.partitioned(local, "kafka", "zookeeper"),
+        faults.silenced(local, "kafka", "zookeeper"),
+        faults.lossy(local, "kafka", 0.5),
+        faults.narrowed(local, "kafka", 100),
+        faults.full_disk(local, "kafka"),
+        faults.clock_off(local, "kafka", 60),
+    ]
+    for cut in cuts:
+        with pytest.raises(Unsupported, match="the local backend cannot"), cut:
+            raise AssertionError("it was not refused")
+
+
+@pytest.mark.containers
+def test_a_disk_without_a_limit_cannot_be_filled(ensemble: ContainerCluster) -> None:
+    with pytest.raises(Unsupported, match="no limit"), faults.full_disk(ensemble, ensemble.brokers[0]):
+        raise AssertionError("it was not refused")

@@ -1,0 +1,91 @@
+"""Nothing stays behind: neither after a block, nor after a test process that was killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from bridge.images.names import TOOLBOX
+from integration_tests.adapter_tools import eventually
+from integration_tests.backends import reaper
+from integration_tests.backends.containers import ContainerCluster
+from integration_tests.backends.engine import engine
+
+HOLDER = """
+import sys
+from integration_tests.backends.containers import ContainerCluster
+cluster = ContainerCluster(disk_mib={"kafka": 256}).start()
+coordinator = cluster.start_coordinator()
+print(cluster.labels["%s"], flush=True)
+sys.stdin.read()
+"""
+
+
+def left(label: str, value: str) -> list[str]:
+    """The names of all that has a label."""
+    wanted: dict[str, str | list[str] | bool] = {"label": f"{label}={value}"}
+    return [
+        *(str(one.name) for one in engine().containers.list(all=True, filters=wanted, ignore_removed=True)),
+        *(str(one.name) for one in engine().networks.list(filters=wanted)),
+        *(str(one.name) for one in engine().volumes.list(filters=wanted)),
+    ]
+
+
+@pytest.mark.containers
+def test_a_killed_test_process_takes_its_containers_with_it() -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER % reaper.SESSION_LABEL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    with holder, holder.stdin, holder.stdout:
+        session = holder.stdout.readline().strip()
+        # Two servers, a coordinator and the keeper of a disk; two volumes; a network.
+        assert len(left(reaper.SESSION_LABEL, session)) == 7
+        holder.kill()
+    eventually(lambda: not left(reaper.SESSION_LABEL, session), "everything is gone")
+
+
+@pytest.mark.containers
+def test_what_a_dead_process_has_left_is_swept_and_nothing_else() -> None:
+    dead = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    owner = reaper.owner_of(dead.pid)
+    dead.communicate()
+    elsewhere = owner.replace(owner.partition("/")[0], "another-machine")
+    sessions = {who: uuid.uuid4().hex for who in (owner, elsewhere, reaper.owner_of(os.getpid()))}
+    try:
+        for who, session in sessions.items():
+            marks = {reaper.OWNER_LABEL: who, reaper.SESSION_LABEL: session}
+            engine().networks.create(f"rollbridge-test-{session}", labels=marks)
+            engine().volumes.create(f"rollbridge-test-{session}", labels=marks)
+            engine().containers.create(TOOLBOX, ["true"], labels=marks)
+        assert reaper.remove_stale() >= 3
+        assert {who: len(left(reaper.SESSION_LABEL, session)) for who, session in sessions.items()} == {
+            who: 0 if who == owner else 3 for who in sessions
+        }
+    finally:
+        for session in sessions.values():
+            reaper.remove(f"{reaper.SESSION_LABEL}={session}")
+
+
+@pytest.mark.containers
+def test_a_cluster_that_cannot_start_leaves_nothing_and_shows_its_logs() -> None:
+    broken = ContainerCluster(kafka_settings={"num.io.threads": "none"})
+    with pytest.raises(AssertionError, match="kafka has ended") as caught:
+        broken.start()
+    assert any("num.io.threads" in note for note in caught.value.__notes__)
+    assert left(reaper.CLUSTER_LABEL, broken.labels[reaper.CLUSTER_LABEL]) == []
+
+
+def test_who_is_not_known_to_be_gone_is_left_alone() -> None:
+    for owner in ("", "somebody", "host/boot/x/1", "another-machine/boot/1/1", reaper.owner_of(os.getpid())):
+        assert not reaper.is_gone(owner)

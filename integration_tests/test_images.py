@@ -1,0 +1,434 @@
+"""Container images: made once, never over somebody else's, with the contract of the official ones; and compose.yaml."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource
+from docker.errors import ImageNotFound
+from docker.models.containers import Container
+
+from bridge.cli.main import main
+from bridge.embedded.ports import free_port
+from bridge.errors import EnvironmentProblem
+from bridge.images import names
+from bridge.images.provide import Origin, Provided, provide
+from bridge.images.recipes import Recipe
+from bridge.images.tree import Tree
+from integration_tests.adapter_tools import eventually
+from integration_tests.backends import reaper
+from integration_tests.backends.choice import lacking
+from integration_tests.backends.containers import ContainerCluster
+from integration_tests.backends.engine import SESSION, engine, host, publishing_address
+
+pytestmark = pytest.mark.containers
+
+ROOT = Path(__file__).parents[1]
+SECOND_NS = 1_000_000_000
+METRICS = "9464/tcp"
+COMPOSE = {"docker compose": ["docker", "compose"], "docker-compose": ["docker-compose"]}
+"""Version 2 and version 1.29."""
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[ContainerCluster]:
+    """One broker and one ZooKeeper, for the tests of this module."""
+    with ContainerCluster(kafka_settings={"num.partitions": "3"}) as started:
+        yield started
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A name for an image of this test's own."""
+    made = f"rollbridge-test/{uuid.uuid4().hex[:12]}:1"
+    yield made
+    with_name = [image.id for image in engine().images.list(made.partition(":")[0])]
+    for image in with_name:
+        engine().images.remove(image, force=True)
+
+
+def answer_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    """Exit code and document of a command."""
+    code = main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+# -- making images ---------------------------------------------------------------------------------------------
+
+
+def test_building_again_changes_nothing_and_tells_what_is_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    code, first = answer_of(capsys, "images", "build")
+    assert code == 0
+    code, second = answer_of(capsys, "images", "build")
+    assert code == 0
+    assert [image["name"] for image in second["images"]] == list(names.IN_USE)
+    assert {image["origin"] for image in second["images"]} == {"present"}
+    assert [image["id"] for image in second["images"]] == [image["id"] for image in first["images"]]
+    assert answer_of(capsys, "images", "list") == (0, second)
+    for image in second["images"]:
+        labels = engine().images.get(image["name"]).labels
+        assert image["stand_in"] is (names.LABEL in labels and image["name"] in names.OFFICIAL)
+    assert main(["images", "list", "kafka"]) == 0
+    kind = "stand-in" if first["images"][0]["stand_in"] else "official"
+    assert re.search(rf"^{re.escape(names.KAFKA)} +present +{kind} +\d+ MB", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_an_image_is_made_without_network_and_again_only_when_its_inputs_change(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = ["1"]
+    steps = f'FROM {names.TOOLBOX}\nCOPY content /\nRUN test "$(cd /sys/class/net && echo *)" = lo\n'
+
+    def context(_: Path) -> Tree:
+        tree = Tree()
+        tree.write(steps, "Dockerfile")
+        tree.write(inputs[0], "content")
+        return tree
+
+    recipe = Recipe(base=None, inputs=lambda: iter(inputs), context=context)
+    monkeypatch.setattr("bridge.images.provide.RECIPES", {name: recipe})
+
+    def ensure(*, rebuild: bool = False) -> Provided:
+        (provided,) = provide([name], rebuild=rebuild)
+        assert engine().images.get(name).id == provided.id
+        return provided
+
+    first = ensure()
+    assert first.origin is Origin.BUILT
+    labels = engine().images.get(name).labels
+    assert names.is_ours(name, labels)
+    assert ensure() == ensure()
+    assert ensure().id == first.id
+    inputs[0] = "2"
+    second = ensure()
+    assert (second.origin, second.id != first.id) == (Origin.BUILT, True)
+    with pytest.raises(ImageNotFound):
+        engine().images.get(first.id)
+    # Somebody makes an image of the same name, out of ours.
+    container = engine().containers.create(second.id, ["true"], labels=reaper.labels(SESSION, name))
+    try:
+        foreign = container.commit(*name.split(":"), changes=f"LABEL {names.LABEL}=")
+    finally:
+        container.remove(v=True)
+    inputs[0] = "3"
+    assert ensure(rebuild=True) == Provided(
+        name=name, id=str(foreign.id), origin=Origin.PRESENT, stand_in=False, size_bytes=second.size_bytes
+    )
+
+
+def test_a_step_that_fails_says_so_and_replaces_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def context(_: Path) -> Tree:
+        tree = Tree()
+        tree.write(f"FROM {names.TOOLBOX}\nRUN echo not like this; exit 3\n", "Dockerfile")
+        return tree
+
+    recipe = Recipe(base=None, inputs=lambda: iter(()), context=context)
+    monkeypatch.setattr("bridge.images.provide.RECIPES", {name: recipe})
+    with pytest.raises(
+        EnvironmentProblem, match=r"(?s)can not be built: .*not like this\n.*returned a non-zero code: 3"
+    ):
+        provide([name])
+    with pytest.raises(ImageNotFound):
+        engine().images.get(name)
+
+
+# -- the contract of the official images -----------------------------------------------------------------------
+
+
+def process_of(container: Container) -> dict[str, str]:
+    """What the kernel says of the container's first process."""
+    read = container.exec_run(["cat", "/proc/1/status"])
+    assert read.exit_code == 0, read.output
+    return dict(re.findall(r"^(\w+):\s+(.*)$", read.output.decode(), re.MULTILINE))
+
+
+def test_zookeeper_is_set_by_its_variables(servers: ContainerCluster) -> None:
+    container = servers.node("zookeeper").container
+    status = process_of(container)
+    assert (status["Name"], status["Uid"].split()[0]) == ("java", "1000")
+    said = container.exec_run(["cat", "/conf/zoo.cfg", "/data/myid"]).output.decode().splitlines()
+    assert {"tickTime=500", "initLimit=20", "admin.enableServer=false", "maxSessionTimeout=60000"} <= set(said)
+    assert {"dataDir=/data", "preAllocSize=4096", "server.1=0.0.0.0:2888:3888;2181"} <= set(said)
+    assert said[-1] == "1"
+    status_of_server = container.exec_run(["zkServer.sh", "status"])
+    assert (status_of_server.exit_code, b"standalone" in status_of_server.output) == (0, True)
+    config = container.image.attrs["Config"]
+    assert set(config["ExposedPorts"]) >= {"2181/tcp", "2888/tcp", "3888/tcp", "8080/tcp"}
+    assert set(config["Volumes"]) >= {"/data", "/datalog", "/logs"}
+    assert config["Entrypoint"] == ["/docker-entrypoint.sh"]
+
+
+def test_kafka_is_set_by_its_variables(servers: ContainerCluster) -> None:
+    container = servers.node("kafka").container
+    status = process_of(container)
+    assert (status["Name"], status["Uid"].split()[0]) == ("java", "1000")
+    broker = ConfigResource(ConfigResource.Type.BROKER, "1")
+    admin = AdminClient({"bootstrap.servers": servers.bootstrap_servers})
+    found = admin.describe_configs([broker])[broker].result(30)
+    assert found["num.partitions"].value == "3"
+    assert found["log.dirs"].value.startswith("/var/lib/kafka/data/")
+    config = container.image.attrs["Config"]
+    assert "9092/tcp" in config["ExposedPorts"]
+    assert set(config["Volumes"]) >= {"/etc/kafka/secrets", "/var/lib/kafka/data", "/mnt/shared/config"}
+    assert (config["User"], config["Cmd"]) == ("appuser", ["/etc/kafka/docker/run"])
+
+
+def test_kafka_talks_to_its_own_tools_and_to_kcat(servers: ContainerCluster, unique_name: Callable[[str], str]) -> None:
+    topic = unique_name("tools")
+
+    def tool(name: str, *arguments: str) -> str:
+        command = [f"/opt/kafka/bin/{name}", "--bootstrap-server", servers.bootstrap_servers_inside, *arguments]
+        said = servers.run(names.KAFKA, command)
+        assert said.code == 0, said
+        return said.out.decode()
+
+    assert topic in tool("kafka-topics.sh", "--create", "--topic", topic)
+    if shutil.which("kcat") is None:
+        lacking("kcat is not installed (Debian: kcat)")
+    kcat = ["kcat", "-q", "-b", servers.bootstrap_servers, "-t", topic]
+    subprocess.run([*kcat, "-P", "-p", "0"], input=b"one\ntwo\n", timeout=60, check=True)
+    assert (
+        subprocess.run([*kcat, "-C", "-p", "0", "-e"], capture_output=True, timeout=60, check=True).stdout
+        == b"one\ntwo\n"
+    )
+    assert tool("kafka-get-offsets.sh", "--topic", topic, "--partitions", "0").split() == [f"{topic}:0:2"]
+
+
+def test_servers_start_without_any_setting(servers: ContainerCluster) -> None:
+    with started(servers, names.KAFKA) as kafka, started(servers, names.ZOOKEEPER) as zookeeper:
+        eventually(lambda: b"Kafka Server started" in kafka.logs(), "Kafka has started")
+        eventually(lambda: zookeeper.exec_run(["zkServer.sh", "status"]).exit_code == 0, "ZooKeeper has started")
+        for container in (kafka, zookeeper):
+            container.stop(timeout=30)
+            assert container.wait()["StatusCode"] == 143, "ended by SIGTERM, as a JVM says it"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"KAFKA_PROCESS_ROLES": "controller", "KAFKA_ADVERTISED_LISTENERS": "A://:1"}, "not supported on a KRaft"),
+        ({"KAFKA_ADVERTISED_LISTENERS": "SSL://k:1"}, "KAFKA_SSL_KEYSTORE_FILENAME environment variable not set"),
+        (
+            {"KAFKA_ADVERTISED_LISTENERS": "SSL://k:1", "KAFKA_SSL_KEYSTORE_FILENAME": "store"},
+            "/etc/kafka/secrets/store file does not exist",
+        ),
+        ({"KAFKA_ADVERTISED_LISTENERS": "SASL_PLAINTEXT://k:1"}, "KAFKA_OPTS environment variable not set"),
+        ({"KAFKA_PROCESS_ROLES": "broker"}, "node.id"),
+    ],
+)
+def test_kafka_ends_and_says_which_setting_is_wrong(
+    servers: ContainerCluster, variables: Mapping[str, str], words: str
+) -> None:
+    said = servers.run(names.KAFKA, [], environment=variables)
+    assert said.code == 1
+    assert words in (said.out + said.err).decode()
+
+
+@contextmanager
+def started(servers: ContainerCluster, image: str, **options: Any) -> Iterator[Container]:
+    """A container beside the servers."""
+    (network,) = servers.node("kafka").container.attrs["NetworkSettings"]["Networks"]
+    container = engine().containers.create(image, network=network, labels=servers.labels, **options)
+    try:
+        container.start()
+        yield container
+    finally:
+        container.remove(force=True, v=True)
+
+
+# -- the coordinator's image -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def coordinator(servers: ContainerCluster, root: str, **options: Any) -> Iterator[Container]:
+    """A coordinator as hardened as in compose.yaml, whose health check is the image's own, only more often."""
+    environment = {
+        "ROLLBRIDGE_BOOTSTRAP_SERVERS": servers.bootstrap_servers_inside,
+        "ROLLBRIDGE_ZOOKEEPER": servers.zookeeper_inside,
+        "ROLLBRIDGE_ZOOKEEPER_ROOT": root,
+        "ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": "2",
+        **options.pop("environment", {}),
+    }
+    # Without a start period: 0 would be the image's own.
+    check = {"interval": SECOND_NS // 2, "timeout": 5 * SECOND_NS, "retries": 1, "start_period": SECOND_NS // 1000}
+    hardened = {"read_only": True, "tmpfs": {"/tmp": ""}, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]}
+    with started(
+        servers, names.COORDINATOR, environment=environment, healthcheck=check, **hardened, **options
+    ) as container:
+        yield container
+
+
+def health(container: Container) -> str:
+    container.reload()
+    return str(container.attrs["State"]["Health"]["Status"])
+
+
+def said(container: Container) -> str:
+    """What the health check has said last."""
+    container.reload()
+    return "".join(result["Output"] for result in container.attrs["State"]["Health"]["Log"][-1:])
+
+
+def get(port: str, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(host(), int(port), timeout=10)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_a_coordinator_is_healthy_only_while_it_could_lead(
+    servers: ContainerCluster, unique_name: Callable[[str], str]
+) -> None:
+    root, stream = f"/{unique_name('image')}", f"{unique_name('image')}/orders"
+    with coordinator(servers, root, ports={METRICS: (publishing_address(), None)}) as container:
+        eventually(lambda: health(container) == "healthy", f"it is healthy: {container.logs()!r}")
+        assert container.exec_run(["sh", "-c", "id -u; id -un"]).output.split() == [b"10001", b"rollbridge"]
+        port = container.attrs["NetworkSettings"]["Ports"][METRICS][0]["HostPort"]
+
+        def without_kafka() -> None:
+            with servers.paused("kafka"):
+                eventually(lambda: get(port, "/healthz")[0] == 503, "it is not healthy without Kafka")
+                assert "Kafka does not answer" in get(port, "/healthz")[1]
+            eventually(lambda: health(container) == "healthy", "it is healthy again")
+
+        without_kafka()  # while it leads nothing
+        created = container.exec_run(["rollbridge", "stream", "create", stream])
+        assert created.exit_code == 0, created.output
+        eventually(lambda: "rollbridge_coordinator_groups_led 1\n" in get(port, "/metrics")[1], "it leads")
+        status, text = get(port, "/metrics")
+        assert status == 200
+        assert "rollbridge_coordinator_healthy 1\n" in text
+        assert text.count("# TYPE rollbridge_txn_tb_snapshot_segment_total gauge\n") == 1
+
+        with servers.paused("zookeeper"):
+            eventually(lambda: health(container) == "unhealthy", "it is not healthy without ZooKeeper")
+            assert get(port, "/healthz") == (503, "not connected to ZooKeeper\n")
+        eventually(lambda: health(container) == "healthy", "it is healthy again")
+        without_kafka()
+
+        container.stop(timeout=30)
+        assert container.wait()["StatusCode"] == 0
+        assert b"Traceback" not in container.logs()
+
+
+def test_a_coordinator_that_finds_no_servers_is_not_healthy_and_ends_when_told_to(servers: ContainerCluster) -> None:
+    nowhere = {"ROLLBRIDGE_ZOOKEEPER": f"{servers.node('kafka').part}:1"}
+    with coordinator(servers, "/nowhere", environment=nowhere) as container:
+        eventually(lambda: said(container) == "not connected to ZooKeeper\n", "it waits for ZooKeeper")
+        assert health(container) == "unhealthy"
+        container.stop(timeout=30)
+        assert container.wait()["StatusCode"] == 0
+
+
+def test_the_same_image_is_the_clients(servers: ContainerCluster) -> None:
+    address = {
+        "ROLLBRIDGE_BOOTSTRAP_SERVERS": servers.bootstrap_servers_inside,
+        "ROLLBRIDGE_ZOOKEEPER": servers.zookeeper_inside,
+    }
+    assert servers.run(names.COORDINATOR, ["--version"]).out.decode().split()[-1] == names.VERSION
+    status = servers.run(names.COORDINATOR, ["status", "--json"], environment=address)
+    assert json.loads(status.out)["ok"] is True
+    nobody = servers.run(names.COORDINATOR, ["coordinator"])
+    assert nobody.code == 4
+    assert b"no cluster is named" in nobody.err
+
+
+# -- compose.yaml ----------------------------------------------------------------------------------------------
+
+
+def composes() -> list[Any]:
+    return [pytest.param(command, id=label) for label, command in COMPOSE.items()]
+
+
+@pytest.fixture(params=composes())
+def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Runs compose on a project of its own, with ports of its own; what it has made is removed after."""
+    command: Sequence[str] = request.param
+    if shutil.which(command[0]) is None or subprocess.run([*command, "version"], capture_output=True).returncode:
+        if request.param == COMPOSE["docker-compose"]:
+            lacking("docker-compose is not installed")
+        pytest.skip("version 2 of compose is not installed")
+    project = f"rollbridge-test-{uuid.uuid4().hex[:8]}"
+    # So that what is made is removed even if this process is killed.
+    marked = {"labels": reaper.labels(SESSION, project)}
+    soon = {"healthcheck": {"interval": "1s"}}
+    marks = {
+        "services": {
+            **dict.fromkeys(("kafka", "zookeeper", "client"), marked),
+            **{name: {**marked, **soon} for name in ("coordinator-1", "coordinator-2")},
+        },
+        "volumes": dict.fromkeys(("kafka-data", "zookeeper-data", "zookeeper-log"), marked),
+        "networks": {"default": marked},
+    }
+    (tmp_path / "marks.json").write_text(json.dumps(marks))
+    variables = ("KAFKA_PORT", "ZOOKEEPER_PORT", "METRICS_PORT_1", "METRICS_PORT_2")
+    environment = {**os.environ, "BIND": publishing_address(), "OUTSIDE": host()}
+    for variable in variables:
+        environment[variable] = str(free_port(int(environment[one]) for one in variables if one in environment))
+
+    def run(*arguments: str, stdin: str | None = None, files: Sequence[Path] = (), **more: str) -> str:
+        whole = [*command, "-p", project]
+        for file in (ROOT / "compose.yaml", tmp_path / "marks.json", *files):
+            whole += ["-f", str(file)]
+        done = subprocess.run(
+            [*whole, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            cwd=ROOT,
+            env={**environment, **more},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    yield run
+    run("down", "--volumes", "--timeout", "20", "--remove-orphans")
+
+
+def test_compose_starts_everything_and_a_client_works_with_it(compose: Callable[..., str]) -> None:
+    compose("up", "--detach", "--no-build")
+    ids = compose("ps", "--quiet").split()
+    assert len(ids) == 4
+    containers = [engine().containers.get(one) for one in ids]
+    eventually(lambda: {health(container) for container in containers} == {"healthy"}, "all of them are healthy")
+
+    def client(*arguments: str, stdin: str | None = None) -> Any:
+        return compose("run", "--rm", "-T", "client", *arguments, stdin=stdin)
+
+    client("stream", "create", "sales/orders")
+    client("produce", "sales/orders", "--key-separator", ":", stdin="a:1\nb:2\n")
+    assert client("consume", "sales/orders", "--format", "{key} {value}").splitlines() == ["a 1", "b 2"]
+
+
+def test_compose_takes_the_settings_for_several_machines(compose: Callable[..., str], tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "containers.md").read_text(encoding="utf-8")
+    (override,) = re.findall(r"```yaml\n# compose\.override\.yaml\n(.*?)```", page, re.DOTALL)
+    (settings,) = re.findall(r"```sh\n# \.env\n(.*?)```", page, re.DOTALL)
+    file = tmp_path / "compose.override.yaml"
+    file.write_text(override)
+    variables = dict(line.split("=", 1) for line in settings.splitlines() if line and not line.startswith("#"))
+    found = re.sub(r"\n\s+(?=server\.)", " ", compose("config", files=[file], **variables))
+
+    def given(key: str) -> str:
+        (value,) = re.findall(rf"^ +{key}: (.*)$", found, re.MULTILINE)
+        return str(value).strip("'\"")
+
+    assert given("KAFKA_CONTROLLER_QUORUM_VOTERS").count("@") == 3
+    assert given("ZOO_SERVERS").count("server.") == 3
+    assert (given("KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR"), given("KAFKA_MIN_INSYNC_REPLICAS")) == ("3", "2")
+    assert all(re.search(rf"\b{port}\b", found) for port in (2888, 3888, 9093, 19092))
