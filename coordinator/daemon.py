@@ -48,6 +48,7 @@ class Daemon:
             root=settings.zookeeper_root,
             session_timeout_s=settings.session_timeout_s,
             name=settings.name,
+            security=settings.zookeeper_security,
         )
         self._metadata = Metadata(self._session)
         self._changed = threading.Event()
@@ -70,8 +71,7 @@ class Daemon:
         try:
             admin = TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)
             self._metadata.claim_cluster(admin.cluster_id())
-            self._session.ensure(paths.COORDINATORS)
-            self._session.ensure(paths.GROUPS)
+            self._metadata.lay_out()
             self._session.on_state(self._state_changed)
             self._changed.set()
             logger.info("coordinator %s serves %s", self._settings.name, self._settings.bootstrap_servers)

@@ -61,7 +61,12 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
     config = admin_config(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
     admin = AdminClient(config, logger=logger)
     with (
-        ZooKeeperSession(settings.zookeeper, root=settings.zookeeper_root, name=settings.client_name) as session,
+        ZooKeeperSession(
+            settings.zookeeper,
+            root=settings.zookeeper_root,
+            name=settings.client_name,
+            security=settings.zookeeper_security,
+        ) as session,
         Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name) as cluster,
     ):
         view = view_cluster(cluster, _ANSWER_S)
