@@ -48,6 +48,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "cas": _Entry("bridge.cli.cas", "Write a record if the last one is as expected."),
     "tail": _Entry("bridge.cli.cas", "Show the sequence number of the last record."),
     "consume": _Entry("bridge.cli.consume", "Read committed records."),
+    "access": _Entry("bridge.cli.access", "Say who may use which transaction group; print Kafka ACLs."),
     "doctor": _Entry("bridge.cli.doctor", "Check the cluster, and say what to do."),
 }
 

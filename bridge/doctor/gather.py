@@ -32,7 +32,7 @@ from bridge.kafka.metadata import Broker, Cluster
 from bridge.kafka.security import Security
 from bridge.kafka.topics import TopicAdmin
 from bridge.kafka.translate import translate
-from bridge.kafka.views import view_cluster
+from bridge.kafka.views import view_cluster, view_topics
 from bridge.kafka.wire import Connection
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
@@ -41,6 +41,7 @@ from bridge.model.records import StreamConfig, StreamState
 from bridge.model.terminated import decode_terminated
 from bridge.model.under_way import Committing, Scaling
 from bridge.snapshots import SnapshotReader
+from bridge.zookeeper.access import open_nodes
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 
@@ -86,6 +87,8 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             snapshots=list(_snapshots(settings, streams)),
             open_natives=[item for name in found for item in _open_natives(cluster, name)],
             operations=view.operations,
+            hidden=_hidden(cluster, _expected(metadata, streams) - found.keys()),
+            open_nodes=open_nodes(session),
         )
 
 
@@ -115,6 +118,27 @@ def _names(admin: AdminClient) -> list[str]:
     except Exception as fault:
         raise translate(fault, "list topics") from fault
     return sorted(name for name in names if name.endswith(_OURS) or ".segment-" in name or is_compacted_topic(name))
+
+
+def _expected(metadata: Metadata, streams: Iterable[StreamFacts]) -> set[str]:
+    """The topics that should be there."""
+    names = {name.commit_log_topic for name in metadata.groups()}
+    for stream in streams:
+        names.add(stream.config.name.buffer_topic)
+        if stream.history is not None:
+            names |= {stream.config.name.segment_topic(segment) for segment in stream.history.segments()}
+    return names
+
+
+def _hidden(cluster: Cluster, names: Iterable[str]) -> frozenset[str]:
+    """Those of some topics that may not be looked at. Kafka says so as well of topics that are not there."""
+    hidden = set()
+    for name in names:
+        try:
+            view_topics(cluster, [name], _ANSWER_S)
+        except NotAuthorizedError:
+            hidden.add(name)
+    return frozenset(hidden)
 
 
 def _topics(topics: TopicAdmin, names: Iterable[str]) -> dict[str, TopicFacts]:

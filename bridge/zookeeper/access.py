@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 from kazoo.security import ACL, Id, Permissions, make_digest_acl_credential
@@ -28,6 +29,7 @@ from kazoo.security import ACL, Id, Permissions, make_digest_acl_credential
 from bridge.errors import InvalidRequestError, NotFoundError
 from bridge.model import paths
 from bridge.model.names import GroupName
+from bridge.zookeeper.errors import NodeMissing
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.security import OWNED
 from bridge.zookeeper.session import ZooKeeperSession
@@ -174,6 +176,19 @@ def open_slots(session: ZooKeeperSession, group: GroupName, path: str) -> None:
     """Let the members of a group take slots below a node that has just been made for a stream of it."""
     if session.has_identity:
         session.set_acl(path, session.acl(paths.requests(group)))
+
+
+def open_nodes(session: ZooKeeperSession) -> list[str]:
+    """Of the nodes that matter most, those that everybody may change; none if we have no identity ourselves."""
+    if not session.has_identity:
+        return []
+    groups = [path for name in Metadata(session).groups() for path in (paths.group(name), paths.requests(name))]
+    found = []
+    for path in (paths.CLUSTER, paths.SCOPES, paths.GROUPS, paths.CAS, paths.TRANSACTION_COUNTER, *groups):
+        with suppress(NodeMissing):
+            if _is_open(session.acl(path)):
+                found.append(path)
+    return found
 
 
 def _is_open(acl: Iterable[ACL]) -> bool:
