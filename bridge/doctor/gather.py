@@ -101,8 +101,12 @@ def _wait(future: Any, doing: str, resource: str = "") -> Any:
 
 def _broker(admin: AdminClient, settings: ConnectionSettings, node: int, place: Broker) -> BrokerFacts:
     resource = ConfigResource(ResourceType.BROKER, str(node))
-    entries = _wait(admin.describe_configs([resource])[resource], f"describe broker {node}")
-    config = {name: str(entry.value) for name, entry in entries.items() if entry.value is not None}
+    config: dict[str, str] = {}
+    try:
+        entries = _wait(admin.describe_configs([resource])[resource], f"describe broker {node}")
+        config = {name: str(entry.value) for name, entry in entries.items() if entry.value is not None}
+    except NotAuthorizedError as fault:
+        logger.warning("the settings of broker %d can not be looked at: %s", node, fault)
     security = Security.from_config(settings.kafka)
     connection = Connection(place.host, place.port, security=security, client_id=settings.client_name)
     try:
