@@ -21,14 +21,15 @@ import pytest
 from confluent_kafka import TopicPartition
 
 import bridge
-from bridge.errors import NotFoundError, RollbridgeError, ZooKeeperUnavailable
+from bridge.errors import InvalidRequestError, NotFoundError, RollbridgeError, ZooKeeperUnavailable
 from bridge.kafka.errors import NotAuthorizedError
 from bridge.kafka.topics import TopicAdmin
 from bridge.model import paths
 from bridge.model.names import GroupName, StreamName
 from bridge.model.rights import Right, coordinator, reader, writer
-from bridge.zookeeper.access import Access, parse_identity
+from bridge.zookeeper.access import Access, open_nodes, parse_identity
 from bridge.zookeeper.errors import ZooKeeperDenied
+from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.clients import read_and_commit, until
 from integration_tests.command_line import Answer, run_cli
@@ -303,6 +304,27 @@ def test_a_certificate_is_an_identity_and_what_is_granted_can_be_revoked(secured
     assert cli(secured, "coordinator", "access", "grant", "sales/default", "digest:eve").code == 4
     with opened(secured, "coordinator") as session, pytest.raises(NotFoundError):
         Access(session).members(GroupName("sales", "none"))
+
+
+def test_what_was_open_to_everybody_can_be_closed(secured: Secured) -> None:
+    old = replace(secured, root="/old")
+    anonymous = {"security.protocol": "SSL", "ssl.ca.location": CA}
+    with opened(old, "", anonymous) as nobody, opened(old, "coordinator") as session:
+        Metadata(nobody).lay_out()
+        Metadata(nobody).ensure_group(ALICES)
+        nobody.create(paths.session(ALICES, "loader"), b"{}")
+        assert open_nodes(nobody) == []
+        assert paths.requests(ALICES) in open_nodes(session)
+        assert json.loads(cli(old, "carol", "access", "list", "--json").out) == {str(ALICES): ["everybody"]}
+        with pytest.raises(InvalidRequestError, match=r"digest.username"):
+            Access(nobody).grant(ALICES, [parse_identity(CERTIFICATE_IDENTITY)])
+        assert json.loads(cli(old, "coordinator", "access", "secure", "--json").out)["closed"] > paths.BUCKETS
+        assert open_nodes(session) == []
+        assert cli(old, "coordinator", "access", "secure").out == "0 nodes closed.\n"
+        assert cli(old, "carol", "access", "secure").out == "0 nodes closed.\n"
+        with pytest.raises(ZooKeeperDenied, match="without identity"):
+            nobody.create(f"{paths.requests(ALICES)}/request-", sequential=True)
+        assert nobody.set(paths.session(ALICES, "loader"), b"{}") > 0  # it is its client's
 
 
 def test_the_doctor_says_which_rights_are_missing(secured: Secured, alice: bridge.Bridge) -> None:
