@@ -169,7 +169,7 @@ def test_alice_does_everything_with_her_stream(secured: Secured, alice: bridge.B
     with alice.writer(ORDERS) as plain:
         plain.write(b"b", b"plain").result(30)
     with alice.cas_writer(ORDERS) as conditional:
-        first = conditional.write(b"c", b"first", expected=bridge.EMPTY)
+        first = conditional.write(b"c", b"first", expected=bridge.ANY)
         conditional.write(b"c", b"second", expected=first)
     counter = alice.synchronizer(ORDERS, b"counter", b"", lambda state, update: state + update)
     counter.update(lambda state: [b"x"])
@@ -198,7 +198,7 @@ NOTHING_WITH_ANOTHER: Mapping[str, Do] = {
     "begins a transaction": lambda b: b.begin(ORDERS),
     "begins one with a stream of its own": lambda b: b.begin(LEDGER, ORDERS),
     "writes plainly": lambda b: b.writer(ORDERS).write(b"k", b"no").result(30),
-    "writes conditionally": lambda b: b.cas_writer(ORDERS).write(b"k", b"no", expected=bridge.EMPTY),
+    "writes conditionally": lambda b: b.cas_writer(ORDERS).write(b"k", b"no", expected=bridge.ANY),
     "reads": lambda b: values(b, ORDERS),
     "previews": lambda b: values(b, ORDERS, "read_uncommitted"),
     "reads transactions": lambda b: [*b.transactions("sales", follow=False)],
@@ -240,7 +240,7 @@ def test_bobs_own_stream_is_his(bob: bridge.Bridge) -> None:
     with bob.transaction(LEDGER) as transaction:
         transaction.write(LEDGER, key=b"k", value=b"bob's")
     with bob.cas_writer(LEDGER) as conditional:
-        conditional.write(b"c", b"first", expected=bridge.EMPTY)
+        conditional.write(b"c", b"first", expected=bridge.ANY)
     assert values(bob, LEDGER) == {b"bob's", b"first"}
 
 

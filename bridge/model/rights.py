@@ -60,6 +60,7 @@ CLUSTER: Final = "kafka-cluster"
 def reader(stream: StreamName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
     """To read what is committed: with any Kafka client, ``Bridge.reader``, ``bridge.Consumer``, or Spark's source."""
     yield Right(Resource.TOPIC, f"{_prefix(stream)}segment-", ("Read",), "read committed records", prefixed=True)
+    yield _client()
     for group in consumer_groups:
         yield Right(Resource.GROUP, group, ("Read",), "be a member of the consumer group, and commit offsets")
 
@@ -68,6 +69,7 @@ def previewer(stream: StreamName, group: GroupName, consumer_groups: Iterable[st
     """To read open transactions as well, or committed transactions one by one in the order of their commits."""
     yield Right(Resource.TOPIC, _prefix(stream), ("Read",), "read segments, and the buffer for previews", prefixed=True)
     yield _outcomes(group)
+    yield _client()
     for name in consumer_groups:
         yield Right(Resource.GROUP, name, ("Read",), "be a member of the consumer group, and commit offsets")
 
@@ -85,6 +87,7 @@ def writer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] 
         Resource.TRANSACTIONAL_ID, _prefix(stream), ("Write",), "conditional writes and synchronizers", prefixed=True
     )
     yield _outcomes(group)
+    yield _client()
     for name in consumer_groups:
         yield Right(Resource.GROUP, name, ("Read",), "be a member of the consumer group, and commit offsets")
 
@@ -115,6 +118,7 @@ def coordinator(scope: str, consumer_groups: Iterable[str] = ()) -> Iterator[Rig
     yield Right(
         Resource.TRANSACTIONAL_ID, f"rollbridge.{scope}.", ("Write",), "merge in native transactions", prefixed=True
     )
+    yield _client()
     yield Right(Resource.CLUSTER, CLUSTER, ("Describe",), "ask for the sizes of segments, for retentions by size")
     for name in consumer_groups:
         yield Right(
@@ -139,3 +143,13 @@ def _prefix(stream: StreamName) -> str:
 
 def _outcomes(group: GroupName) -> Right:
     return Right(Resource.TOPIC, group.commit_log_topic, ("Read",), "learn what became of transactions")
+
+
+def _client() -> Right:
+    return Right(
+        Resource.GROUP,
+        "rollbridge",
+        ("Describe",),
+        "librdkafka looks for the coordinator of a group in whose name nothing is ever committed",
+        prefixed=True,
+    )

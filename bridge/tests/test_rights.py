@@ -37,7 +37,7 @@ def test_a_reader_does_not_see_what_is_not_committed() -> None:
     rights = list(reader(ORDERS, ["billing"]))
     assert allowed(rights, "sales.orders.segment-3.epoch-2") == {"Read"}
     assert allowed(rights, ORDERS.buffer_topic) == set()
-    assert [right.name for right in rights if right.resource is Resource.GROUP] == ["billing"]
+    assert [right.name for right in rights if right.resource is Resource.GROUP] == ["rollbridge", "billing"]
     assert allowed(list(previewer(ORDERS, GROUP)), ORDERS.buffer_topic) == {"Read"}
 
 
