@@ -180,8 +180,7 @@ def test_alice_does_everything_with_her_stream(secured: Secured, alice: bridge.B
     written = {b"committed", b"plain", b"first", b"second"}
     assert written <= values(alice, ORDERS)
     assert b"open" in values(alice, ORDERS, "read_uncommitted")
-    (active,) = {item.number for item in alice.admin.describe(ORDERS).active.segments[:1]}
-    alice.admin.scale(ORDERS, seal=[active], ranges=[(0.0, 0.25), (0.25, 0.5)])
+    alice.admin.scale(ORDERS, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
     preview.commit()
     with alice.writer(ORDERS) as plain:
         plain.write(b"e", b"last").result(30)
@@ -343,7 +342,7 @@ def test_the_doctor_says_which_rights_are_missing(secured: Secured, alice: bridg
     said = {item["what"] for item in found("trainee")}
     assert said
     assert all("may not ALTER_CONFIGS, DELETE topic sales." in item for item in said)
-    assert any("may not DESCRIBE" in item["what"] for item in found("bob"))
+    assert any("may not look at" in item["what"] for item in found("bob"))
 
 
 def test_a_coordinator_that_lacks_a_right_says_which(secured: Secured, logs: Path) -> None:
@@ -358,7 +357,7 @@ def test_a_coordinator_that_lacks_a_right_says_which(secured: Secured, logs: Pat
             until(lambda: session.children(paths.COORDINATORS))
             Access(session).grant(GroupName("school"), [])
         log = logs / "trainee.log"
-        until(lambda: "create topic school.default.commit-log" in log.read_text())
+        until(lambda: "cannot create topic" in log.read_text())
     assert "TOPIC_AUTHORIZATION_FAILED" in log.read_text()
     assert "docs/security.md" in log.read_text()
 

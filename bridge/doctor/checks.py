@@ -284,8 +284,8 @@ def permissions(facts: ClusterFacts) -> Iterator[Finding]:
     if facts.hidden:
         yield warning(
             "permission",
-            f"this principal may not DESCRIBE {len(facts.hidden)} topics, such as {min(facts.hidden)}: nothing can be "
-            "said of these",
+            f"this principal may not look at {len(facts.hidden)} topics, or at their settings, such as "
+            f"{min(facts.hidden)}: nothing can be said of these",
             _GRANT,
         )
     if facts.open_nodes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
@@ -74,7 +75,8 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         metadata = Metadata(session)
         recorded = metadata.cluster()
         streams = [_stream(metadata, config) for config in metadata.streams()]
-        found = _topics(topics, _names(admin))
+        names = _names(admin)
+        found = _topics(topics, names)
         return ClusterFacts(
             kafka_cluster_id=view.cluster_id,
             recorded_cluster_id=None if recorded is None else recorded.kafka_cluster_id,
@@ -87,7 +89,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             snapshots=list(_snapshots(settings, streams)),
             open_natives=[item for name in found for item in _open_natives(cluster, name)],
             operations=view.operations,
-            hidden=_hidden(cluster, _expected(metadata, streams) - found.keys()),
+            hidden=_hidden(cluster, _expected(metadata, streams) - set(names)) | set(names) - found.keys(),
             open_nodes=open_nodes(session),
         )
 
@@ -145,7 +147,15 @@ def _hidden(cluster: Cluster, names: Iterable[str]) -> frozenset[str]:
     return frozenset(hidden)
 
 
-def _topics(topics: TopicAdmin, names: Iterable[str]) -> dict[str, TopicFacts]:
+def _topics(topics: TopicAdmin, names: Sequence[str]) -> dict[str, TopicFacts]:
+    """Those that may be looked at, settings included."""
+    try:
+        described = topics.describe(names, with_operations=True)
+    except NotAuthorizedError:
+        described = {}
+        for name in names:
+            with suppress(NotAuthorizedError):
+                described |= topics.describe([name], with_operations=True)
     return {
         name: TopicFacts(
             name=name,
@@ -156,7 +166,7 @@ def _topics(topics: TopicAdmin, names: Iterable[str]) -> dict[str, TopicFacts]:
             sealed=known.sealed,
             operations=known.operations,
         )
-        for name, known in topics.describe(names, with_operations=True).items()
+        for name, known in described.items()
     }
 
 

@@ -131,7 +131,10 @@ class ZooKeeperSecurity:
         return options
 
     def tls_fault(self, addresses: str) -> str:
-        """Why a TLS handshake with the first server that accepts connections fails; empty if it does not, or none."""
+        """Why a TLS handshake with the first server that accepts connections fails; empty if it does not, or none.
+
+        kazoo itself would not say, try again for ever, and leave the sockets to the garbage collector.
+        """
         if not self.tls.uses_tls:
             return ""
         context = self.tls.tls_context()
@@ -143,6 +146,8 @@ class ZooKeeperSecurity:
                     context.wrap_socket(raw, server_hostname=host.strip("[]")),
                 ):
                     return ""
+            except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                continue  # it is just stopping, perhaps
             except ssl.SSLError as fault:
                 return f"the TLS handshake with {address.strip()} fails: {fault}"
             except (OSError, ValueError):

@@ -115,16 +115,18 @@ class ZooKeeperSession:
         """Connect.
 
         Raises:
-            ZooKeeperUnavailable: no server answered in time; nothing is left running.
+            ZooKeeperUnavailable: no server answered in time, or none that we trust; nothing is left running.
         """
+        if fault := self._security.tls_fault(self._servers):
+            self.close()
+            raise ZooKeeperUnavailable(f"no ZooKeeper server can be used at {self.address}: {fault}")
         try:
             self._client.start(timeout=timeout_s)
         except (KazooException, KazooTimeoutError) as fault:
             self.close()
-            why = self._security.tls_fault(self._servers)
             raise ZooKeeperUnavailable(
                 f"no ZooKeeper server answered at {self.address} within {timeout_s:g} s: "
-                f"{why or 'is it running, and is the address right?'}"
+                "is it running, and is the address right?"
             ) from fault
 
     def close(self) -> None:
