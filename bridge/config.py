@@ -193,7 +193,11 @@ def load_settings(
     }
     try:
         # Addresses that are missing were reported above; the stand-ins let the other settings be checked as well.
-        settings = ConnectionSettings(**{**dict.fromkeys(_ADDRESSES, "missing:1"), **values}, **security)
+        settings = ConnectionSettings(
+            **{**dict.fromkeys(_ADDRESSES, "missing:1"), **values},
+            kafka=security["kafka"],
+            zookeeper_security=security["zookeeper_security"],
+        )
     except ConfigError as exc:
         raise ConfigError("; ".join([*faults, str(exc)])) from None
     if faults:

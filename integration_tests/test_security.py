@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -171,7 +172,7 @@ def test_alice_does_everything_with_her_stream(secured: Secured, alice: bridge.B
     with alice.cas_writer(ORDERS) as conditional:
         first = conditional.write(b"c", b"first", expected=bridge.ANY)
         conditional.write(b"c", b"second", expected=first)
-    counter = alice.synchronizer(ORDERS, b"counter", b"", lambda state, update: state + update)
+    counter: bridge.Synchronizer[bytes, bytes] = alice.synchronizer(ORDERS, b"counter", b"", operator.add)
     counter.update(lambda state: [b"x"])
     assert counter.fetch() == b"x"
     preview = alice.begin(ORDERS)

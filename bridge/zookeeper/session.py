@@ -117,9 +117,9 @@ class ZooKeeperSession:
         Raises:
             ZooKeeperUnavailable: no server answered in time, or none that we trust; nothing is left running.
         """
-        if fault := self._security.tls_fault(self._servers):
+        if why := self._security.tls_fault(self._servers):
             self.close()
-            raise ZooKeeperUnavailable(f"no ZooKeeper server can be used at {self.address}: {fault}")
+            raise ZooKeeperUnavailable(f"no ZooKeeper server can be used at {self.address}: {why}")
         try:
             self._client.start(timeout=timeout_s)
         except (KazooException, KazooTimeoutError) as fault:

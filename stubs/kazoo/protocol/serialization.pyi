@@ -1,4 +1,7 @@
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from kazoo.security import ACL
 
 class Auth(NamedTuple):
     auth_type: int
@@ -12,3 +15,9 @@ class Connect(NamedTuple):
     session_id: int
     passwd: bytes
     read_only: bool | None
+
+class Create(NamedTuple):
+    path: str
+    data: bytes
+    acl: Sequence[ACL]
+    flags: int
