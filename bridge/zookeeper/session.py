@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar, assert_never
+from typing import Any, Final, TypeVar
 
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import KazooException
@@ -28,7 +28,7 @@ from kazoo.protocol.states import ZnodeStat
 from kazoo.retry import KazooRetry
 
 from bridge.errors import RollbridgeError, ZooKeeperUnavailable
-from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.nodes import NodeOperation
 from bridge.zookeeper.errors import (
     NodeExists,
     NodeMissing,
@@ -47,6 +47,7 @@ from bridge.zookeeper.values import (
     Once,
     SessionState,
     Watch,
+    add_operation,
     check_addresses,
     check_size,
     join_root,
@@ -366,23 +367,7 @@ class ZooKeeperSession:
 
     def _begin_multi(self, operations: Sequence[NodeOperation]) -> IAsyncResult:
         request = self._client.transaction()
-        size = 0
-        for operation in operations:
-            path = self._full(operation.path)
-            size += len(path) + 64  # and what surrounds it on the wire
-            match operation:
-                case CheckNode():
-                    request.check(path, operation.version)
-                case CreateNode():
-                    size += len(operation.value)
-                    request.create(path, operation.value)
-                case SetNode():
-                    size += len(operation.value)
-                    request.set_data(path, operation.value, operation.version)
-                case DeleteNode():
-                    request.delete(path, operation.version)
-                case _:
-                    assert_never(operation)
+        size = sum(add_operation(request, self._full(operation.path), operation) for operation in operations)
         check_size(operations[0].path if operations else "/", size)
         return request.commit_async()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, assert_never
 
-from kazoo.client import KazooState
+from kazoo.client import KazooState, TransactionRequest
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 
 from bridge.errors import ConfigError
+from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.zookeeper.errors import ZooKeeperRefused
 
 Watch = Callable[[], None]
@@ -108,3 +109,22 @@ def check_size(path: str, size: int) -> None:
         raise ZooKeeperRefused(
             f"a write of {size} bytes for {path} exceeds ZooKeeper's limit of 1 MiB; nothing was written"
         )
+
+
+def add_operation(request: TransactionRequest, path: str, operation: NodeOperation) -> int:
+    """Put an operation into a multi, with its full path; returns about how many bytes it takes."""
+    size = len(path) + 64  # and what surrounds it on the wire
+    match operation:
+        case CheckNode():
+            request.check(path, operation.version)
+        case CreateNode():
+            size += len(operation.value)
+            request.create(path, operation.value)
+        case SetNode():
+            size += len(operation.value)
+            request.set_data(path, operation.value, operation.version)
+        case DeleteNode():
+            request.delete(path, operation.version)
+        case _:
+            assert_never(operation)
+    return size
