@@ -125,7 +125,7 @@ _SECURITY_VARIABLES: Final = {
     table: {f"{_PREFIX}{table}_{key}".upper().replace(".", "_"): key for key in keys} for table, keys in _TABLES.items()
 }
 _FILE = "_FILE"
-_SECRETS: Final = ("password",)
+_SECRET = "password"
 _OTHERS: Final = 0o077
 """Permissions of everybody but the owner of a file."""
 _ADDRESSES: Final = ("bootstrap_servers", "zookeeper")
@@ -265,7 +265,7 @@ def _from_file(path: Path, faults: list[str]) -> _Layer:
             security[table] = _flatten(content)
         else:
             faults.append(f"{table} (in {path}): a table is expected")
-    if any(key.endswith(_SECRETS) for content in security.values() for key in content):
+    if any(key.endswith(_SECRET) for content in security.values() for key in content):
         _look_at_mode(path)
     return _Layer(origin=origin, values=values, security=security)
 
