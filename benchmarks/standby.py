@@ -19,9 +19,10 @@ _NEVER: Final = str(10**13)
 _RARE: Final = {
     f"{_PREFIX}TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": _NEVER,
     f"{_PREFIX}TRANSACTION_BUFFER_SNAPSHOT_MAX_TRANSACTION_COUNT": _NEVER,
+    f"{_PREFIX}TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": _NEVER,
     f"{_PREFIX}TRUNCATE_BUFFERS_MS": _NEVER,
 }
-"""As if a transaction had been open since before all of it: no snapshot says anything, and nothing is truncated."""
+"""No snapshot is written, and nothing is truncated: what a takeover reads grows without bound."""
 
 
 def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:

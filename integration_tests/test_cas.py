@@ -14,6 +14,7 @@ import bridge
 from bridge import ANY, DLSN, EMPTY, SN
 from bridge.cas.contention import Contention
 from bridge.cas.writer import CasWriter
+from bridge.client.catalog import Catalog
 from bridge.errors import (
     CasWriteError,
     ConfigError,
@@ -501,8 +502,13 @@ def test_a_closed_writer_says_so(client: bridge.Bridge, ledger: str) -> None:
         writer.write(b"a", b"no", expected=ANY)
 
 
-def test_a_deleted_stream_is_noticed(site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str) -> None:
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_deleted_stream_is_noticed(
+    site: Site, writer: CasWriter, ledger: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer.write(b"a", b"1", expected=EMPTY)
+    if not is_told:
+        monkeypatch.setattr(Catalog, "_changed", lambda *_: None)  # as if ZooKeeper's notice were still on its way
     with site.connect("deleter") as deleter:
         deleter.admin.delete_stream(ledger)
     with pytest.raises(StreamNotFound):

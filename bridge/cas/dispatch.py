@@ -34,7 +34,7 @@ from bridge.errors import (
     TransactionIdOutOfOrder,
     UnavailableError,
 )
-from bridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError
+from bridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError, TopicNotFound
 from bridge.model.cas import Accepted, Entry, Falling, Mates, Refused, Scope
 from bridge.model.identifiers import SegmentId
 from bridge.model.sequence import DLSN
@@ -47,6 +47,7 @@ _SEALED: Final = "MESSAGE_TOO_LARGE"
 _TIMED_OUT: Final = frozenset(
     {"INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "INVALID_TXN_STATE", "TRANSACTION_ABORTABLE"}
 )
+_LOST: Final = frozenset({"UNKNOWN_TOPIC_OR_PARTITION", "UNKNOWN_TOPIC_ID"})
 _DENIED: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"})
 
 
@@ -150,10 +151,16 @@ class Dispatcher:
             if fault.kafka_error == _SEALED:
                 self._reroute([*batch, *_drain(lane)], batch[0].course.active)
                 return
+            if fault.kafka_error in _LOST:
+                self._follow([*batch, *_drain(lane)], fault)
+                return
             if fault.kafka_error not in _TIMED_OUT:
                 _fail(batch, self._refusal(fault))
                 return
             result, refuted = NotWritten(str(fault)), {}
+        except TopicNotFound as fault:
+            self._follow([*batch, *_drain(lane)], fault)
+            return
         except RollbridgeError as fault:
             _fail(batch, fault)
             return
@@ -317,6 +324,19 @@ class Dispatcher:
             request.course = course
             lane.put(request)
             self._schedule(lane)
+
+    def _follow(self, requests: Sequence[Request], fault: RollbridgeError) -> None:
+        """The segment's topic is gone: with its stream, or it was sealed and truncated before anybody told us."""
+        first = requests[0]
+        try:
+            has_moved = self._shape.has_moved(first.position, first.course.active, is_lost=True)
+        except RollbridgeError as why:
+            _fail(requests, why)
+            return
+        if has_moved:
+            self._reroute(requests, first.course.active)
+        else:
+            _fail(requests, fault)
 
     def _refusal(self, fault: AppendRefusedError) -> RollbridgeError:
         if fault.kafka_error in _DENIED:

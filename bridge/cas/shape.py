@@ -104,13 +104,18 @@ class Shape:
         if not names or int(names[-1]) != self._catalog.view(self._name).history.active.epoch:
             self._catalog.forget(self._name)
 
-    def has_moved(self, position: float, segment: SegmentId) -> bool:
+    def has_moved(self, position: float, segment: SegmentId, *, is_lost: bool = False) -> bool:
         """Whether a position has another active segment by now, or is about to; asks ZooKeeper.
+
+        If the segment's topic ``is_lost``, nothing of what is known is trusted.
 
         Raises:
             ZooKeeperUnavailable: no answer in time.
+            ScopeNotFound, StreamNotFound: there is no such stream any more.
         """
         self.check_current()
+        if is_lost:
+            self._catalog.forget(self._name)
         try:
             return self.course(position).active != segment
         except UnavailableError:

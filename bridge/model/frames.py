@@ -38,6 +38,7 @@ from bridge.model.conditions import CONDITIONS_MAX, StreamCondition
 from bridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
 from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from bridge.model.names import StreamName, check_client_name
+from bridge.model.references import decode_streams, encode_streams
 from bridge.model.terminated import RETAIN_DEFAULT
 
 HEADER: Final = Struct(">2sBB16sIIQII")
@@ -178,7 +179,7 @@ class BeginFrame:
                 "client_epoch": self.client_epoch,
                 "label": self.label,
                 "lease_ms": self.lease_ms,
-                "streams": [{"stream": name, "reference_epoch": epoch} for name, epoch in self.streams.items()],
+                "streams": encode_streams(self.streams),
                 "retain_ms": self.retain_ms,
             }
         )
@@ -198,7 +199,7 @@ def _begin(value: bytes) -> BeginFrame:
     datum = _decode("begin_frame", value)
     if not datum["streams"]:
         raise CorruptDataError("a BEGIN frame names no stream")
-    streams = {item["stream"]: item["reference_epoch"] for item in datum["streams"]}
+    streams = decode_streams(datum["streams"])
     if len(streams) < len(datum["streams"]) or min(streams.values()) < 0:
         raise CorruptDataError("a BEGIN frame names a stream twice or with a negative epoch")
     if len(streams) > STREAMS_MAX or len(datum["label"] or "") > LABEL_CHARACTERS_MAX:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from bridge.model.identifiers import TransactionId
+from bridge.model.references import decode_streams, encode_streams
 from bridge.model.terminated import RETAIN_DEFAULT
 
 FORMER_MAX: Final = 100
@@ -71,7 +72,7 @@ class JointWork:
             "state": self.state.value,
             "lease_ms": self.lease_ms,
             "retain_ms": self.retain_ms,
-            "streams": [{"stream": name, "reference_epoch": epoch} for name, epoch in self.streams.items()],
+            "streams": encode_streams(self.streams),
         }
 
     @classmethod
@@ -82,7 +83,7 @@ class JointWork:
                 **datum,
                 "transaction": TransactionId.parse(datum["transaction"]),
                 "state": JointState(datum["state"]),
-                "streams": {item["stream"]: item["reference_epoch"] for item in datum["streams"]},
+                "streams": decode_streams(datum["streams"]),
             }
         )
 

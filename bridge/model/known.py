@@ -9,6 +9,7 @@ from typing import Self
 import schemas
 from bridge.model.frames import PieceKey
 from bridge.model.identifiers import TransactionId
+from bridge.model.references import decode_streams, encode_streams
 from bridge.model.terminated import RETAIN_DEFAULT
 from bridge.model.transaction import State
 
@@ -56,7 +57,7 @@ class KnownTransaction:
             "reason": self.reason,
             "lease_ms": self.lease_ms,
             "retain_ms": self.retain_ms,
-            "streams": [{"stream": name, "reference_epoch": epoch} for name, epoch in self.streams.items()],
+            "streams": encode_streams(self.streams),
             "pieces": [{**key._asdict(), "records": records} for key, records in self.pieces.items()],
         }
 
@@ -74,7 +75,7 @@ class KnownTransaction:
         return cls(
             id=TransactionId.parse(datum["id"]),
             state=State(datum["state"]),
-            streams={item["stream"]: item["reference_epoch"] for item in datum["streams"]},
+            streams=decode_streams(datum["streams"]),
             pieces={
                 PieceKey(item["part"], item["stream"], item["segment"]): item["records"] for item in datum["pieces"]
             },

@@ -20,6 +20,7 @@ from bridge.errors import CorruptDataError, InvalidNameError
 from bridge.model.buffered import BufferedTransaction, FrameRef, Partition
 from bridge.model.frames import BeginFrame, PieceKey
 from bridge.model.names import StreamName
+from bridge.model.references import decode_streams, encode_streams
 from bridge.model.snapshots import Age, Snapshot, age_of, decode_all, partition_name, seal, unseal
 
 FRAME_BYTES: Final = 16
@@ -186,7 +187,7 @@ def _datum(item: OngoingTransaction) -> dict[str, Any]:
         "client_epoch": begin.client_epoch,
         "label": begin.label,
         "lease_ms": begin.lease_ms,
-        "streams": [{"stream": name, "reference_epoch": epoch} for name, epoch in begin.streams.items()],
+        "streams": encode_streams(begin.streams),
         "retain_ms": begin.retain_ms,
         "begun_ms": item.begun_ms,
         "is_begun": item.is_begun,
@@ -206,7 +207,7 @@ def _datum(item: OngoingTransaction) -> dict[str, Any]:
 
 
 def _transaction(datum: dict[str, Any], partition: Partition) -> OngoingTransaction:
-    streams = {item["stream"]: item["reference_epoch"] for item in datum["streams"]}
+    streams = decode_streams(datum["streams"])
     begin = BeginFrame(
         datum["client_name"],
         datum["client_epoch"],

@@ -16,6 +16,7 @@ from bridge.model.joint import JointWork, SharedSession
 from bridge.model.keyspace import KeyRange
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes_json import reading
+from bridge.model.references import decode_streams, encode_streams
 
 LAYOUT_FORMAT = 1
 RECORD_BYTES_MAX_DEFAULT = 1_000_000
@@ -361,7 +362,7 @@ class TransactionRecord:
                 "label": self.label,
                 "begun_ms": self.begun_ms,
                 "lease_ms": self.lease_ms,
-                "streams": [{"stream": name, "reference_epoch": epoch} for name, epoch in self.streams.items()],
+                "streams": encode_streams(self.streams),
                 "controller_epoch": self.controller_epoch,
             }
         )
@@ -373,7 +374,7 @@ class TransactionRecord:
             return cls(
                 id=TransactionId.parse(datum.pop("id")),
                 group=GroupName.parse(datum.pop("group")),
-                streams={item["stream"]: item["reference_epoch"] for item in datum.pop("streams")},
+                streams=decode_streams(datum.pop("streams")),
                 **datum,
             )
 
