@@ -169,7 +169,8 @@ class Secured:
     def allow(self, user: str, rights: Iterable[Right]) -> None:
         """Give a user rights."""
         admin = AdminClient({"bootstrap.servers": self.inner})
-        for future in admin.create_acls([item for right in rights for item in _bindings(user, right)]).values():
+        wanted = dict.fromkeys(item for right in rights for item in _bindings(user, right))
+        for future in admin.create_acls(list(wanted)).values():
             future.result(30)
 
 

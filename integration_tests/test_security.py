@@ -22,13 +22,13 @@ import pytest
 from confluent_kafka import TopicPartition
 
 import bridge
-from bridge.errors import InvalidRequestError, NotFoundError, RollbridgeError, ZooKeeperUnavailable
+from bridge.errors import IncompleteError, InvalidRequestError, NotFoundError, RollbridgeError, ZooKeeperUnavailable
 from bridge.kafka.errors import NotAuthorizedError
 from bridge.kafka.topics import TopicAdmin
 from bridge.model import paths
 from bridge.model.names import GroupName, StreamName
-from bridge.model.rights import Right, coordinator, reader, writer
-from bridge.zookeeper.access import Access, open_nodes, parse_identity
+from bridge.model.rights import Right, coordinator, previewer, reader, writer
+from bridge.zookeeper.access import Access, digest_identity, open_nodes, parse_identity
 from bridge.zookeeper.errors import ZooKeeperDenied
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
@@ -259,6 +259,25 @@ def test_a_reader_reads_and_writes_nothing(secured: Secured, alice: bridge.Bridg
     assert b"for carol" in consume(secured, "carol", "carols", b"for carol")
     with pytest.raises(NotAuthorizedError, match="billing"):
         consume(secured, "carol", "billing", b"for carol")
+
+
+def test_a_member_of_the_group_without_rights_on_the_stream_can_not_write_a_transaction(secured: Secured) -> None:
+    secured.add_users("dave")
+    secured.allow("dave", previewer(StreamName.parse(ORDERS), ALICES))
+    with opened(secured, "coordinator") as session:
+        Access(session).grant(ALICES, [parse_identity(digest_identity("dave", password("dave")))])
+    with secured.connect("dave") as dave:
+        assert b"committed" in values(dave, ORDERS, "read_uncommitted")
+        # First without a right to write anywhere, in which case brokers give it no producer id.
+        for said in ("CLUSTER_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"):
+            transaction = dave.begin(ORDERS)
+            future = transaction.write(ORDERS, key=b"k", value=b"no")
+            with pytest.raises(IncompleteError, match=f"{said}.*nothing was written"):
+                transaction.commit()
+            with pytest.raises(IncompleteError):
+                future.result(1)
+            secured.allow("dave", writer(StreamName("sales", "daves"), ALICES))
+    cli(secured, "coordinator", "access", "revoke", str(ALICES), "digest:dave")
 
 
 def test_nobody_else_gets_in(secured: Secured) -> None:

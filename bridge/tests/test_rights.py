@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bridge.model.names import GroupName, StreamName
-from bridge.model.rights import Resource, Right, coordinator, coordinator_operations, previewer, reader, writer
+from bridge.model.rights import (
+    Resource,
+    Right,
+    compactor,
+    coordinator,
+    coordinator_operations,
+    previewer,
+    reader,
+    writer,
+)
 
 ORDERS = StreamName("sales", "orders")
 GROUP = GroupName("sales")
@@ -61,3 +72,13 @@ def test_commands_are_those_of_kafkas_tool() -> None:
         .command("User:c", "k:1")
         .endswith("--operation Describe --cluster")
     )
+
+
+def test_the_page_on_security_has_every_right() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    roles = (reader(ORDERS), previewer(ORDERS, GROUP), writer(ORDERS, GROUP), compactor(ORDERS), coordinator("sales"))
+    for right in (right for role in roles for right in role):
+        named = f"`{right.name}`" if right.resource is not Resource.CLUSTER else "cluster"
+        pattern = "prefix " if right.prefixed else ""
+        assert any(f"{pattern}{named} | {', '.join(right.operations)} |" in row for row in rows), right
