@@ -4,13 +4,16 @@ From strongest to weakest:
 
 1. command line flags (or arguments of a call);
 2. environment variables: ``ROLLBRIDGE_BOOTSTRAP_SERVERS``, ``ROLLBRIDGE_ZOOKEEPER``, ``ROLLBRIDGE_ZOOKEEPER_ROOT``,
-   ``ROLLBRIDGE_CLIENT_NAME``, and ``ROLLBRIDGE_KAFKA_...`` for security, such as ``ROLLBRIDGE_KAFKA_SASL_PASSWORD``;
+   ``ROLLBRIDGE_CLIENT_NAME``, and ``ROLLBRIDGE_KAFKA_...`` and ``ROLLBRIDGE_ZOOKEEPER_SECURITY_...`` for security, such
+   as ``ROLLBRIDGE_KAFKA_SASL_PASSWORD``; with ``_FILE`` behind its name, a variable says which file holds the value;
 3. a TOML file, named by ``--config`` or ``ROLLBRIDGE_CONFIG``::
 
        bootstrap_servers = "broker-1:9093,broker-2:9093"
        zookeeper = "zk-1:2181,zk-2:2181,zk-3:2181"
        [kafka]
        security.protocol = "SASL_SSL"
+       [zookeeper_security]
+       digest.username = "alice"
        [coordinator]                      # only coordinators look at this table
        cache_bytes_max = 268435456
 
@@ -23,10 +26,11 @@ Nothing is read on import. All faults are reported together, each with the name 
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -35,12 +39,14 @@ from bridge.embedded.state import Home, default_home
 from bridge.errors import ConfigError, InvalidNameError
 from bridge.kafka.security import SECURITY_KEYS, Security
 from bridge.model.names import check_client_name
+from bridge.zookeeper.security import ZOOKEEPER_SECURITY_KEYS, ZooKeeperSecurity
+
+logger = logging.getLogger(__name__)
 
 CONFIG_VARIABLE: Final = "ROLLBRIDGE_CONFIG"
 """Environment variable with the path of the TOML file."""
 
 _PREFIX = "ROLLBRIDGE_"
-_KAFKA_PREFIX = "ROLLBRIDGE_KAFKA_"
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _ROOT = re.compile(r"(/[A-Za-z0-9._-]+)+")
 
@@ -64,6 +70,9 @@ class ConnectionSettings:
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Security settings under librdkafka's names. Only these pass: others could load code (``plugin.library.paths``,
     ``ssl.engine.location``) or undo what transactions rest on. Not in ``repr``, as there are secrets among them."""
+
+    zookeeper_security: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Security settings of the way to ZooKeeper, see :mod:`bridge.zookeeper.security`. Not in ``repr`` either."""
 
     def __post_init__(self) -> None:
         if faults := list(self._faults()):
@@ -89,19 +98,36 @@ class ConnectionSettings:
             check_client_name(self.client_name)
         except InvalidNameError as exc:
             yield "client_name", str(exc)
-        unknown = [key for key in self.kafka if key not in SECURITY_KEYS]
-        for key in unknown:
-            yield f"kafka.{key}", f"is not a security setting that may be passed on{_nearest(key, SECURITY_KEYS)}"
-        try:
-            Security.from_config({key: value for key, value in self.kafka.items() if key not in unknown})
-        except ConfigError as exc:
-            # Names its keys itself.
-            yield "", "; ".join(f"kafka.{fault}" for fault in str(exc).split("; "))
+        yield from _security_faults("kafka", self.kafka, SECURITY_KEYS, Security.from_config)
+        yield from _security_faults(
+            "zookeeper_security", self.zookeeper_security, ZOOKEEPER_SECURITY_KEYS, ZooKeeperSecurity.from_config
+        )
+
+
+def _security_faults(
+    table: str, given: Mapping[str, str], known: Collection[str], check: Callable[[Mapping[str, str]], object]
+) -> Iterator[tuple[str, str]]:
+    unknown = [key for key in given if key not in known]
+    for key in unknown:
+        yield f"{table}.{key}", f"is not a security setting that may be passed on{_nearest(key, known)}"
+    try:
+        check({key: value for key, value in given.items() if key not in unknown})
+    except ConfigError as exc:
+        # Names its keys itself.
+        yield "", "; ".join(f"{table}.{fault}" for fault in str(exc).split("; "))
 
 
 _KEYS: Final = ("bootstrap_servers", "zookeeper", "zookeeper_root", "client_name")
 _VARIABLES: Final = {_PREFIX + key.upper(): key for key in _KEYS}
-_KAFKA_VARIABLES: Final = {_KAFKA_PREFIX + key.upper().replace(".", "_"): key for key in SECURITY_KEYS}
+_TABLES: Final = {"kafka": SECURITY_KEYS, "zookeeper_security": ZOOKEEPER_SECURITY_KEYS}
+"""Tables of security settings, with their keys."""
+_SECURITY_VARIABLES: Final = {
+    table: {f"{_PREFIX}{table}_{key}".upper().replace(".", "_"): key for key in keys} for table, keys in _TABLES.items()
+}
+_FILE = "_FILE"
+_SECRET = "password"
+_OTHERS: Final = 0o077
+"""Permissions of everybody but the owner of a file."""
 _ADDRESSES: Final = ("bootstrap_servers", "zookeeper")
 
 
@@ -110,8 +136,9 @@ class _Layer:
     """What one place says; ``origin`` is how messages call it."""
 
     origin: str
-    values: Mapping[str, str]
-    kafka: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(repr=False)
+    security: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    """By table."""
 
 
 def load_settings(
@@ -160,10 +187,17 @@ def load_settings(
                 "no cluster is named and none is embedded: start one with `rollbridge up`, or set bootstrap_servers "
                 f"and zookeeper (--bootstrap-servers and --zookeeper, {', '.join(list(_VARIABLES)[:2])}, or a file)"
             )
-    kafka = {key: layer.kafka[key] for layer in reversed(layers) for key in layer.kafka}
+    security = {
+        table: {key: value for layer in reversed(layers) for key, value in layer.security.get(table, {}).items()}
+        for table in _TABLES
+    }
     try:
         # Addresses that are missing were reported above; the stand-ins let the other settings be checked as well.
-        settings = ConnectionSettings(**{**dict.fromkeys(_ADDRESSES, "missing:1"), **values}, kafka=kafka)
+        settings = ConnectionSettings(
+            **{**dict.fromkeys(_ADDRESSES, "missing:1"), **values},
+            kafka=security["kafka"],
+            zookeeper_security=security["zookeeper_security"],
+        )
     except ConfigError as exc:
         raise ConfigError("; ".join([*faults, str(exc)])) from None
     if faults:
@@ -173,22 +207,34 @@ def load_settings(
 
 def _from_environment(environ: Mapping[str, str], faults: list[str]) -> _Layer:
     values: dict[str, str] = {}
-    kafka: dict[str, str] = {}
+    security: dict[str, dict[str, str]] = {table: {} for table in _TABLES}
     for variable, value in sorted(environ.items()):
         if not value or not variable.startswith(_PREFIX):
             continue
+        table = next((item for item in _TABLES if variable.startswith(f"{_PREFIX}{item}_".upper())), None)
         if key := _VARIABLES.get(variable):
             values[key] = value
-        elif key := _KAFKA_VARIABLES.get(variable):
-            kafka[key] = value
-        elif variable.startswith(_KAFKA_PREFIX):
-            faults.append(
-                f"{variable}: is not a security setting that may be passed on{_nearest(variable, _KAFKA_VARIABLES)}"
-            )
+        elif table is not None:
+            known = _SECURITY_VARIABLES[table]
+            if key := known.get(variable):
+                security[table][key] = value
+            elif (key := known.get(variable.removesuffix(_FILE))) and variable.endswith(_FILE):
+                security[table][key] = _content(variable, value, faults)
+            else:
+                faults.append(f"{variable}: is not a security setting that may be passed on{_nearest(variable, known)}")
         elif nearest := difflib.get_close_matches(variable, _VARIABLES, n=1, cutoff=0.9):
             # Other variables with our prefix are none of this module's business, but this one is a slip.
             faults.append(f"{variable}: is unknown; did you mean {nearest[0]}?")
-    return _Layer(origin="environment", values=values, kafka=kafka)
+    return _Layer(origin="environment", values=values, security=security)
+
+
+def _content(variable: str, path: str, faults: list[str]) -> str:
+    """What a file holds, without the line feed at its end."""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        faults.append(f"{variable}: {path} can not be read: {exc}")
+        return ""
 
 
 def _from_file(path: Path, faults: list[str]) -> _Layer:
@@ -202,21 +248,33 @@ def _from_file(path: Path, faults: list[str]) -> _Layer:
     values: dict[str, str] = {}
     for key, value in document.items():
         match value:
-            case _ if key in ("kafka", "coordinator"):
+            case _ if key in _TABLES or key == "coordinator":
                 continue  # the latter is for coordinators alone, which check it
             case _ if key not in _KEYS:
-                faults.append(f"{key} (in {path}): is unknown{_nearest(key, (*_KEYS, 'kafka'))}")
+                faults.append(f"{key} (in {path}): is unknown{_nearest(key, (*_KEYS, *_TABLES))}")
             case str():
                 values[key] = value
             case [*several] if key in _ADDRESSES and all(isinstance(one, str) for one in several):
                 values[key] = ",".join(several)
             case _:
                 faults.append(f"{key} (in {path}): is {value!r}, but text is expected")
-    kafka = document.get("kafka", {})
-    if not isinstance(kafka, dict):
-        faults.append(f"kafka (in {path}): is {kafka!r}, but a table is expected")
-        kafka = {}
-    return _Layer(origin=origin, values=values, kafka=_flatten(kafka))
+    security: dict[str, Mapping[str, str]] = {}
+    for table in _TABLES:
+        content = document.get(table, {})
+        if isinstance(content, dict):
+            security[table] = _flatten(content)
+        else:
+            faults.append(f"{table} (in {path}): a table is expected")
+    if any(key.endswith(_SECRET) for content in security.values() for key in content):
+        _look_at_mode(path)
+    return _Layer(origin=origin, values=values, security=security)
+
+
+def _look_at_mode(path: Path) -> None:
+    """Warn of a file with secrets that others may read. No error: mounted secrets of containers often look so."""
+    mode = path.stat().st_mode & 0o777
+    if mode & _OTHERS:
+        logger.warning("%s holds passwords, and others may read it (mode %o): chmod 600 %s", path, mode, path)
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

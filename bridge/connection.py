@@ -83,6 +83,7 @@ def connect(
     zookeeper_root: str | None = None,
     client_name: str | None = None,
     kafka: Mapping[str, str] | None = None,
+    zookeeper_security: Mapping[str, str] | None = None,
     config_file: str | Path | None = None,
     options: ClientOptions | None = None,
 ) -> Bridge:
@@ -95,6 +96,7 @@ def connect(
         client_name: Names this client in transactions and logs; made of host and process id by default. Of those that
             begin transactions under a given name, the latest fences the others.
         kafka: Security settings under librdkafka's names, such as ``security.protocol``.
+        zookeeper_security: The same for ZooKeeper, see :mod:`bridge.zookeeper.security`.
         config_file: A TOML file with the same settings, see :mod:`bridge.config`.
         options: Sizes, delays and limits.
 
@@ -112,8 +114,12 @@ def connect(
         },
         config_file=None if config_file is None else Path(config_file),
     )
-    if kafka:
-        settings = replace(settings, kafka={**settings.kafka, **kafka})
+    if kafka or zookeeper_security:
+        settings = replace(
+            settings,
+            kafka={**settings.kafka, **(kafka or {})},
+            zookeeper_security={**settings.zookeeper_security, **(zookeeper_security or {})},
+        )
     if client_name is None and settings.client_name == _UNNAMED:
         settings = replace(settings, client_name=own_name())
     return Bridge(settings, options)
@@ -133,6 +139,7 @@ class Bridge(Resuming):
             root=settings.zookeeper_root,
             session_timeout_s=self.options.session_timeout_s,
             name=settings.client_name,
+            security=settings.zookeeper_security,
         )
         self._session.start(self.options.connect_timeout_s)
         try:

@@ -85,7 +85,12 @@ class Consumer:
         }
         address, name = connection.bootstrap_servers, connection.client_name
         self._offsets = LogOffsets(address, security=security, client_id=name)
-        self._session = ZooKeeperSession(connection.zookeeper, root=connection.zookeeper_root, name=name)
+        self._session = ZooKeeperSession(
+            connection.zookeeper,
+            root=connection.zookeeper_root,
+            name=name,
+            security=connection.zookeeper_security,
+        )
         try:
             self._session.start(_CONNECT_S)
         except BaseException:

@@ -6,7 +6,7 @@ Settings that load code (``plugin.library.paths``) or undo what is promised are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from bridge.config import ConnectionSettings, load_settings
@@ -15,6 +15,7 @@ from bridge.kafka.clients import CONSUMER_KEYS, Config, consumer_config
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.security import SECURITY_KEYS
 from bridge.model.sharing import Reset
+from bridge.zookeeper.security import PREFIXED_KEYS, take_prefixed
 
 _RESETS: Final = {
     **dict.fromkeys(("earliest", "smallest", "beginning"), Reset.EARLIEST),
@@ -60,7 +61,7 @@ class ConsumerSettings:
     """Hand out ``_PARTITION_EOF`` events."""
     cooperative: bool
     on_commit: Callable[..., None] | None
-    kafka: Config
+    kafka: Config = field(repr=False)
 
 
 def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
@@ -116,6 +117,7 @@ def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
             "client_name": config.get("client.id"),
         }
     )
+    connection = replace(connection, zookeeper_security={**connection.zookeeper_security, **take_prefixed(config)})
     security = {**connection.kafka, **{key: str(config[key]) for key in SECURITY_KEYS & set(config)}}
     kafka = consumer_config(
         connection.bootstrap_servers,
@@ -149,4 +151,4 @@ def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
     )
 
 
-_ALLOWED: Final = _OWN | _CALLBACKS | SECURITY_KEYS | CONSUMER_KEYS
+_ALLOWED: Final = _OWN | _CALLBACKS | SECURITY_KEYS | PREFIXED_KEYS | CONSUMER_KEYS

@@ -75,6 +75,8 @@ class CoordinatorSettings:
     """Also holds when snapshots are taken, and how."""
     security: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Security settings for Kafka, named as in confluent-kafka's configuration."""
+    zookeeper_security: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Security settings of the way to ZooKeeper."""
 
     def __post_init__(self) -> None:
         numbers = {
@@ -127,7 +129,7 @@ def load_coordinator_settings(
     addresses = ("bootstrap_servers", "zookeeper", "zookeeper_root")
     given = {name: flags.get(name) for name in addresses}
     connection = load_settings({name: None if value is None else str(value) for name, value in given.items()})
-    own = _fields(CoordinatorSettings) - {*addresses, "security", "limits", "leader"}
+    own = _fields(CoordinatorSettings) - {*addresses, "security", "zookeeper_security", "limits", "leader"}
     limits, leader, snapshots = _fields(BufferLimits), _fields(LeaderSettings) - {_SNAPSHOTS}, _fields(SnapshotSettings)
     known = own | limits | leader | snapshots
     values = _from_file(environ) | {
@@ -150,6 +152,7 @@ def load_coordinator_settings(
         zookeeper=connection.zookeeper,
         zookeeper_root=connection.zookeeper_root,
         security=connection.kafka,
+        zookeeper_security=connection.zookeeper_security,
         limits=BufferLimits(**{name: parsed[name] for name in parsed.keys() & limits}),
         leader=LeaderSettings(
             **{name: parsed[name] for name in parsed.keys() & leader},

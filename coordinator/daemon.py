@@ -59,6 +59,7 @@ class Daemon:
             root=settings.zookeeper_root,
             session_timeout_s=settings.session_timeout_s,
             name=settings.name,
+            security=settings.zookeeper_security,
         )
         self._metadata = Metadata(self._session)
         self._changed = threading.Event()
@@ -102,8 +103,7 @@ class Daemon:
     def _serve(self) -> None:
         admin = TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)
         self._metadata.claim_cluster(admin.cluster_id())
-        self._session.ensure(paths.COORDINATORS)
-        self._session.ensure(paths.GROUPS)
+        self._metadata.lay_out()
         self._session.on_state(self._state_changed)
         self._changed.set()
         self.is_serving = True

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,20 @@ class Answer:
     err: str
 
 
+def run_cli(environment: Mapping[str, str], *arguments: str, stdin: bytes = b"") -> Answer:
+    """Run a command to its end, with environment variables beside those of this process."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    source = io.TextIOWrapper(io.BytesIO(stdin))
+    with (
+        patch.dict(os.environ, environment),
+        patch.object(sys, "stdin", source),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        code = main(arguments)
+    return Answer(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+
+
 class Cli:
     """Runs ``rollbridge`` against one cluster, which it is told of by environment variables."""
 
@@ -37,16 +52,7 @@ class Cli:
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> Answer:
         """Run a command to its end."""
-        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-        source = io.TextIOWrapper(io.BytesIO(stdin))
-        with (
-            patch.dict(os.environ, self._environment),
-            patch.object(sys, "stdin", source),
-            redirect_stdout(out),
-            redirect_stderr(err),
-        ):
-            code = main(arguments)
-        return Answer(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+        return run_cli(self._environment, *arguments, stdin=stdin)
 
     def json(self, *arguments: str, stdin: bytes = b"") -> Any:
         """The answer of a command that is to succeed."""

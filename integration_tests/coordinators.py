@@ -12,15 +12,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from integration_tests.backends.interface import AnyCluster
 
 SESSION_TIMEOUT_S = 1.0
 
 
+class Servers(Protocol):
+    """Where Kafka and ZooKeeper are."""
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Kafka's address."""
+
+    @property
+    def zookeeper(self) -> str:
+        """ZooKeeper's address."""
+
+
 def command(
-    cluster: AnyCluster, root: str, name: str, kafka: str | None = None, zookeeper: str | None = None
+    cluster: Servers, root: str, name: str, kafka: str | None = None, zookeeper: str | None = None
 ) -> list[str]:
     """The command line of a coordinator, which may have its own way to the servers."""
     return [
@@ -37,19 +48,20 @@ def command(
 
 @contextmanager
 def coordinator(
-    cluster: AnyCluster,
+    cluster: Servers,
     root: str,
     name: str,
     logs: Path,
     *,
     kafka: str | None = None,
     zookeeper: str | None = None,
+    arguments: Sequence[str] = (),
     **environment: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A coordinator process with a short session, which may be killed or paused; it logs to ``logs/NAME.log``."""
     with (logs / f"{name}.log").open("ab") as output:
         process = subprocess.Popen(
-            command(cluster, root, name, kafka, zookeeper),
+            [*command(cluster, root, name, kafka, zookeeper), *arguments],
             stdout=output,
             stderr=output,
             env={**os.environ, **environment},
@@ -79,7 +91,7 @@ class Relay:
 
     def __init__(
         self,
-        cluster: AnyCluster,
+        cluster: Servers,
         root: str,
         logs: Path,
         crash_points: Sequence[str] = (),

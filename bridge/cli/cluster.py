@@ -126,7 +126,13 @@ def _look(context: CliContext) -> ClusterStatus:
     named += tuple(os.environ.get(f"ROLLBRIDGE_{key}") for key in ("BOOTSTRAP_SERVERS", "ZOOKEEPER"))
     if any(named):
         settings = context.settings()
-        return existing_status(settings.bootstrap_servers, settings.zookeeper, settings.zookeeper_root)
+        return existing_status(
+            settings.bootstrap_servers,
+            settings.zookeeper,
+            settings.zookeeper_root,
+            kafka_security=settings.kafka,
+            zookeeper_security=settings.zookeeper_security,
+        )
     return embedded_status(context.home)
 
 

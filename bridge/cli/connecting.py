@@ -19,5 +19,6 @@ def connected(context: CliContext, options: bridge.ClientOptions | None = None) 
         zookeeper_root=settings.zookeeper_root,
         client_name=settings.client_name,
         kafka=settings.kafka,
+        zookeeper_security=settings.zookeeper_security,
         options=options,
     )

@@ -49,6 +49,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "tail": _Entry("bridge.cli.cas", "Show the sequence number of the last record."),
     "consume": _Entry("bridge.cli.consume", "Read committed records."),
     "images": _Entry("bridge.cli.images", "Container images: pull them, or build stand-ins."),
+    "access": _Entry("bridge.cli.access", "Say who may use which transaction group; print Kafka ACLs."),
     "doctor": _Entry("bridge.cli.doctor", "Check the cluster, and say what to do."),
 }
 

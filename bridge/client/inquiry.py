@@ -25,7 +25,7 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.known import KnownTransaction
 from bridge.model.names import GroupName
 from bridge.model.requests import Request, RequestKind
-from bridge.zookeeper.errors import UnknownWriteError
+from bridge.zookeeper.errors import UnknownWriteError, ZooKeeperDenied
 from bridge.zookeeper.metadata import Metadata
 
 _ASKED_AT_ONCE: Final = 16
@@ -109,6 +109,9 @@ class Inquiry:
                     break
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+        denied = [fault for fault in faults if isinstance(fault, ZooKeeperDenied)]
+        if len(denied) < len(groups):  # groups of others hold nothing of ours
+            faults = [fault for fault in faults if fault not in denied]
         return found, faults
 
     def _ask_one(self, request: Request, group: GroupName, timeout_s: float) -> list[Known]:

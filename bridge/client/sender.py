@@ -77,6 +77,7 @@ class Sender:
         self._progress = threading.Condition()
         self._deferred: deque[tuple[str, int, bytes, bytes, Delivered]] = deque()
         self._failed = False
+        self._fatal: KafkaError | None = None
         self._stopping = threading.Event()
         self._producer = self._connect()
         self._thread = threading.Thread(target=self._deliver, name="rollbridge-delivery", daemon=True)
@@ -106,6 +107,16 @@ class Sender:
     def queued(self) -> int:
         """Frames whose fate is not known."""
         return len(self._producer) + len(self._deferred)
+
+    def cause_of(self, fault: KafkaError) -> KafkaError:
+        """Why a delivery failed: those of a producer that was replaced say no more than that."""
+        purged = fault.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+        return self._fatal if purged and self._fatal is not None else fault
+
+    def is_refusal(self, fault: KafkaError) -> bool:
+        """Whether a broker itself refused the frame, so that it is certainly not in the buffer."""
+        # Without a right to write anywhere a producer gets no id, and sends nothing at all.
+        return fault.code() > 0 or self.cause_of(fault).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
 
     def close(self, timeout_s: float) -> int:
         """Send what is queued and stop; return how many frames were not acknowledged in time."""
@@ -155,8 +166,12 @@ class Sender:
                     self._deferred.popleft()
                 if self._failed:
                     self._replace()
-            except Exception:  # of a callback; all other transactions depend on this thread
-                logger.exception("a delivery could not be dealt with")
+            except Exception as fault:  # all other transactions depend on this thread
+                error = kafka_error(fault)
+                if error is not None and error.fatal():
+                    self._on_error(error)  # the library raises these instead of calling back
+                else:
+                    logger.exception("a delivery could not be dealt with")
                 served = 1
             if served:
                 with self._progress:
@@ -190,6 +205,7 @@ class Sender:
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
             logger.error("the producer met a fatal error and is replaced: %s", error)
+            self._fatal = error
             self._failed = True
         else:
             logger.info("the producer reports: %s", error)

@@ -389,7 +389,7 @@ class Transaction(Writing):
 
     def _first_delivered(self, fault: KafkaError | None, message: Message) -> None:
         self._delivered(fault, message)
-        if fault is not None and fault.code() > 0:
+        if fault is not None and self._runtime.sender.is_refusal(fault):
             # The broker itself refused it, so no leader will ever hear of this transaction, or say a word about it.
             self._runtime.outcomes.waiting.pop(self._completion.key, None)
             self._completion.fail()

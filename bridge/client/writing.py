@@ -240,8 +240,9 @@ class Writing:
 
     def _fail(self, fault: KafkaError) -> None:
         if self._completion.failure is None:
-            logger.warning("a frame of transaction %s was refused: %s", self.id, fault)
-            self._completion.failure = translate(fault, "send a frame")
+            cause = self._runtime.sender.cause_of(fault)
+            logger.warning("a frame of transaction %s was refused: %s", self.id, cause)
+            self._completion.failure = translate(cause, "send a frame")
 
 
 class Part(Writing):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
@@ -18,6 +19,7 @@ from bridge.model.names import (
     snapshot_topic,
 )
 from bridge.model.records import StreamState
+from bridge.model.rights import coordinator_operations
 from bridge.model.transaction import State
 
 TRANSACTIONS_V2: Final = 2
@@ -26,8 +28,12 @@ SLOW: Final = timedelta(minutes=1)
 HANGING: Final = timedelta(minutes=16)
 """Brokers end native transactions after 15 minutes at most, unless they are set otherwise."""
 REPLICAS: Final = 3
-TOPIC_OPERATIONS: Final = frozenset({"READ", "WRITE", "DESCRIBE", "DELETE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS"})
-CLUSTER_OPERATIONS: Final = frozenset({"CREATE"})
+CLUSTER_OPERATIONS: Final = frozenset({"DESCRIBE"})
+_GRANT: Final = (
+    "a coordinator's principal needs it: `rollbridge access kafka-acls coordinator SCOPE/STREAM` prints the commands "
+    "that grant it; what a client needs is less (docs/security.md)"
+)
+_CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 _KEEP: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
 
@@ -151,6 +157,8 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
     }
     for name, topic_id in expected.items():
         topic = facts.topics.get(name)
+        if name in facts.hidden:
+            continue
         if topic is None or topic.topic_id != topic_id:
             yield problem(
                 "topic-replaced",
@@ -188,7 +196,7 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
         for segment in stream.history.segments():
             topic = facts.topics.get(name.segment_topic(segment))
             active = segment in stream.history.active.segment_ids
-            if topic is None and segment in stream.history.removed:
+            if topic is None and (segment in stream.history.removed or name.segment_topic(segment) in facts.hidden):
                 continue
             if topic is None:
                 yield problem(
@@ -261,19 +269,37 @@ def _orphan(topic: str, owner: str) -> Finding:
 
 def permissions(facts: ClusterFacts) -> Iterator[Finding]:
     """The principal that asks may do what a coordinator has to."""
-    if facts.operations and not facts.operations >= CLUSTER_OPERATIONS:
+    if not facts.operations >= CLUSTER_OPERATIONS:
         yield warning(
             "permission",
-            f"this principal may not {', '.join(sorted(CLUSTER_OPERATIONS - facts.operations))} in the cluster",
-            "a coordinator's principal needs it (docs/operations.md); a client's does not",
+            f"this principal may not {', '.join(sorted(CLUSTER_OPERATIONS - facts.operations))} the cluster",
+            "a coordinator's principal needs it for retentions by size (docs/security.md); a client's does not",
         )
     for topic in facts.topics.values():
-        if topic.operations and not topic.operations >= TOPIC_OPERATIONS:
+        missing = topic_operations(topic.name) - topic.operations - (facts.operations & {"CREATE"})
+        if topic.operations and missing:
             yield warning(
-                "permission",
-                f"this principal may not {', '.join(sorted(TOPIC_OPERATIONS - topic.operations))} topic {topic.name}",
-                "a coordinator's principal needs it (docs/operations.md); a client's needs READ, WRITE and DESCRIBE",
+                "permission", f"this principal may not {', '.join(sorted(missing))} topic {topic.name}", _GRANT
             )
+    if facts.hidden:
+        yield warning(
+            "permission",
+            f"this principal may not look at {len(facts.hidden)} topics, or at their settings, such as "
+            f"{min(facts.hidden)}: nothing can be said of these",
+            _GRANT,
+        )
+    if facts.open_nodes:
+        yield warning(
+            "zookeeper-open",
+            f"everybody may change {len(facts.open_nodes)} nodes in ZooKeeper, such as {min(facts.open_nodes)}",
+            "run `rollbridge access secure` with the coordinators' credentials (docs/security.md)",
+        )
+
+
+def topic_operations(topic: str) -> frozenset[str]:
+    """What a coordinator does with a topic, by Kafka's names; Read and Write bring Describe with them."""
+    needed = coordinator_operations(topic)
+    return frozenset(_CAPITAL.sub("_", item).upper() for item in needed) | {"DESCRIBE"}
 
 
 CHECKS: Final = (

@@ -133,7 +133,9 @@ class ClusterFacts:
     Attributes:
         kafka_cluster_id, recorded_cluster_id: What Kafka says, and what ZooKeeper has on record.
         topics: All topics whose names are ours, by name.
-        operations: What the principal may do with the cluster; empty if the broker does not say.
+        operations: What the principal may do with the cluster.
+        hidden: Topics that should be there, and that the principal may not look at.
+        open_nodes: Nodes in ZooKeeper that everybody may change, although we have an identity there.
         now_ms: When it was looked at.
     """
 
@@ -148,3 +150,5 @@ class ClusterFacts:
     open_natives: Sequence[OpenNative] = ()
     snapshots: Sequence[SnapshotFacts] = ()
     operations: frozenset[str] = frozenset()
+    hidden: frozenset[str] = frozenset()
+    open_nodes: Sequence[str] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
@@ -32,7 +33,7 @@ from bridge.kafka.metadata import Broker, Cluster
 from bridge.kafka.security import Security
 from bridge.kafka.topics import TopicAdmin
 from bridge.kafka.translate import translate
-from bridge.kafka.views import view_cluster
+from bridge.kafka.views import view_cluster, view_topics
 from bridge.kafka.wire import Connection
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
@@ -41,6 +42,7 @@ from bridge.model.records import StreamConfig, StreamState
 from bridge.model.terminated import decode_terminated
 from bridge.model.under_way import Committing, Scaling
 from bridge.snapshots import SnapshotReader
+from bridge.zookeeper.access import open_nodes
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 
@@ -61,14 +63,20 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
     config = admin_config(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
     admin = AdminClient(config, logger=logger)
     with (
-        ZooKeeperSession(settings.zookeeper, root=settings.zookeeper_root, name=settings.client_name) as session,
+        ZooKeeperSession(
+            settings.zookeeper,
+            root=settings.zookeeper_root,
+            name=settings.client_name,
+            security=settings.zookeeper_security,
+        ) as session,
         Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name) as cluster,
     ):
         view = view_cluster(cluster, _ANSWER_S)
         metadata = Metadata(session)
         recorded = metadata.cluster()
         streams = [_stream(metadata, config) for config in metadata.streams()]
-        found = _topics(topics, _names(admin))
+        names = _names(admin)
+        found = _topics(topics, names)
         return ClusterFacts(
             kafka_cluster_id=view.cluster_id,
             recorded_cluster_id=None if recorded is None else recorded.kafka_cluster_id,
@@ -81,6 +89,8 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             snapshots=list(_snapshots(settings, streams)),
             open_natives=[item for name in found for item in _open_natives(cluster, name)],
             operations=view.operations,
+            hidden=_hidden(cluster, _expected(metadata, streams) - set(names)) | set(names) - found.keys(),
+            open_nodes=open_nodes(session),
         )
 
 
@@ -93,8 +103,12 @@ def _wait(future: Any, doing: str, resource: str = "") -> Any:
 
 def _broker(admin: AdminClient, settings: ConnectionSettings, node: int, place: Broker) -> BrokerFacts:
     resource = ConfigResource(ResourceType.BROKER, str(node))
-    entries = _wait(admin.describe_configs([resource])[resource], f"describe broker {node}")
-    config = {name: str(entry.value) for name, entry in entries.items() if entry.value is not None}
+    config: dict[str, str] = {}
+    try:
+        entries = _wait(admin.describe_configs([resource])[resource], f"describe broker {node}")
+        config = {name: str(entry.value) for name, entry in entries.items() if entry.value is not None}
+    except NotAuthorizedError as fault:
+        logger.warning("the settings of broker %d can not be looked at: %s", node, fault)
     security = Security.from_config(settings.kafka)
     connection = Connection(place.host, place.port, security=security, client_id=settings.client_name)
     try:
@@ -112,7 +126,36 @@ def _names(admin: AdminClient) -> list[str]:
     return sorted(name for name in names if name.endswith(_OURS) or ".segment-" in name or is_compacted_topic(name))
 
 
-def _topics(topics: TopicAdmin, names: Iterable[str]) -> dict[str, TopicFacts]:
+def _expected(metadata: Metadata, streams: Iterable[StreamFacts]) -> set[str]:
+    """The topics that should be there."""
+    names = {name.commit_log_topic for name in metadata.groups()}
+    for stream in streams:
+        names.add(stream.config.name.buffer_topic)
+        if stream.history is not None:
+            names |= {stream.config.name.segment_topic(segment) for segment in stream.history.segments()}
+    return names
+
+
+def _hidden(cluster: Cluster, names: Iterable[str]) -> frozenset[str]:
+    """Those of some topics that may not be looked at. Kafka says so as well of topics that are not there."""
+    hidden = set()
+    for name in names:
+        try:
+            view_topics(cluster, [name], _ANSWER_S)
+        except NotAuthorizedError:
+            hidden.add(name)
+    return frozenset(hidden)
+
+
+def _topics(topics: TopicAdmin, names: Sequence[str]) -> dict[str, TopicFacts]:
+    """Those that may be looked at, settings included."""
+    try:
+        described = topics.describe(names, with_operations=True)
+    except NotAuthorizedError:
+        described = {}
+        for name in names:
+            with suppress(NotAuthorizedError):
+                described |= topics.describe([name], with_operations=True)
     return {
         name: TopicFacts(
             name=name,
@@ -123,7 +166,7 @@ def _topics(topics: TopicAdmin, names: Iterable[str]) -> dict[str, TopicFacts]:
             sealed=known.sealed,
             operations=known.operations,
         )
-        for name, known in topics.describe(names, with_operations=True).items()
+        for name, known in described.items()
     }
 
 

@@ -33,6 +33,8 @@ class Wishes:
     """As after ``-Xmx``. Default 1g."""
     kafka_settings: Mapping[str, str] | None = None
     """Broker settings on top of ours. Default none."""
+    zookeeper_settings: Mapping[str, str] | None = None
+    """ZooKeeper's settings on top of ours. Default none."""
 
 
 def refuse_foreign_directory(home: Home, wishes: Wishes) -> None:
@@ -76,7 +78,7 @@ def decide(home: Home, before: State | None, wishes: Wishes, running: Collection
     )
     changes = {
         name: value
-        for name in ("coordinators", "short_lived", "kafka_heap", "kafka_settings")
+        for name in ("coordinators", "short_lived", "kafka_heap", "kafka_settings", "zookeeper_settings")
         if (value := getattr(wishes, name)) is not None
     }
     ports = _ports(state.ports, wishes, running)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+from collections.abc import Mapping
 from typing import Final, cast
 
 from confluent_kafka import KafkaException
@@ -12,6 +13,8 @@ from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
+
+from bridge.zookeeper.security import ZooKeeperSecurity
 
 _TIMEOUT_SECONDS = 2.0
 ZOOKEEPER_ROOT: Final = "/rollbridge"
@@ -37,11 +40,13 @@ def accepts(address: str) -> bool:
     return True
 
 
-def kafka_cluster_id(bootstrap_servers: str, timeout_seconds: float = _TIMEOUT_SECONDS) -> str | None:
+def kafka_cluster_id(
+    bootstrap_servers: str, timeout_seconds: float = _TIMEOUT_SECONDS, *, security: Mapping[str, str] | None = None
+) -> str | None:
     """The id of the cluster whose unfenced brokers answer there, ``None`` when none does."""
     if not any(accepts(address) for address in bootstrap_servers.split(",")):
         return None
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0}, logger=_quiet)
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0, **(security or {})}, logger=_quiet)
     with contextlib.suppress(KafkaException):
         metadata = admin.list_topics(timeout=timeout_seconds)
         # Its annotation says that it is always None.
@@ -64,14 +69,19 @@ def zookeeper_mode(address: str) -> str | None:
 
 
 def registered_coordinators(
-    zookeeper: str, root: str = ZOOKEEPER_ROOT, timeout_seconds: float = _TIMEOUT_SECONDS
+    zookeeper: str,
+    root: str = ZOOKEEPER_ROOT,
+    timeout_seconds: float = _TIMEOUT_SECONDS,
+    *,
+    security: Mapping[str, str] | None = None,
 ) -> frozenset[tuple[str, int]] | None:
     """Names of the registered coordinators with their ZooKeeper sessions; ``None`` without an answer.
 
     A coordinator that was killed stays registered until its session runs out, and one that comes back under the same
     name has another session.
     """
-    client = KazooClient(zookeeper, timeout=timeout_seconds, logger=_quiet, read_only=True)
+    options = ZooKeeperSecurity.from_config(security).kazoo_options()
+    client = KazooClient(zookeeper, timeout=timeout_seconds, logger=_quiet, read_only=True, **options)
     try:
         client.start(timeout=timeout_seconds)
         found: set[tuple[str, int]] = set()

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from bridge.embedded import probes, processes
 from bridge.embedded.java import ClassArchive, Jvm
 from bridge.embedded.ports import LOOPBACK
-from bridge.embedded.state import Home, State
+from bridge.embedded.state import Home, State, write_privately
 from bridge.errors import EnvironmentProblem
 
 KAFKA: Final = "kafka"
@@ -207,6 +207,7 @@ class ZooKeeperServer:
                 "autopurge.purgeInterval": 1,
                 # Of each log file, in KiB; the default of 64 MiB is more than all the data here.
                 "preAllocSize": 4096,
+                **self.state.zookeeper_settings,
             },
         )
 
@@ -286,4 +287,4 @@ def telling_line(lines: Sequence[str]) -> str:
 
 
 def _write_properties(path: Path, properties: Mapping[str, object]) -> None:
-    path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()), encoding="utf-8")
+    write_privately(path, "".join(f"{key}={value}\n" for key, value in properties.items()))

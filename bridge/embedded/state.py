@@ -58,6 +58,8 @@ class State:
     """As after ``-Xmx``."""
     kafka_settings: Mapping[str, str] = field(default_factory=dict)
     """Broker settings on top of ours."""
+    zookeeper_settings: Mapping[str, str] = field(default_factory=dict)
+    """ZooKeeper's settings on top of ours."""
     running: bool = False
     """Somebody started it and nobody stopped it since; a part may have died nevertheless."""
 
@@ -104,10 +106,18 @@ class State:
                 short_lived=document["short_lived"],
                 kafka_heap=document["kafka_heap"],
                 kafka_settings=dict(document["kafka_settings"]),
+                zookeeper_settings=dict(document.get("zookeeper_settings", {})),
                 running=document["running"],
             )
         except (KeyError, TypeError) as exc:
             raise ValueError(f"a field is missing or unknown: {exc}") from exc
+
+
+def write_privately(path: Path, text: str) -> None:
+    """Write a file that nobody else may read, since settings of servers may hold passwords."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +164,7 @@ class Home:
     def save(self, state: State) -> State:
         """Replace the state file atomically."""
         part = self.state_file.with_suffix(f".{os.getpid()}")
-        part.write_text(state.to_json(), encoding="utf-8")
+        write_privately(part, state.to_json())
         os.replace(part, self.state_file)
         return state
 

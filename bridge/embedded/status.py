@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -90,9 +90,17 @@ def embedded_status(home: Home) -> ClusterStatus:
     )
 
 
-def existing_status(bootstrap_servers: str, zookeeper: str, zookeeper_root: str) -> ClusterStatus:
+def existing_status(
+    bootstrap_servers: str,
+    zookeeper: str,
+    zookeeper_root: str,
+    *,
+    kafka_security: Mapping[str, str],
+    zookeeper_security: Mapping[str, str],
+) -> ClusterStatus:
     """Look at a cluster that somebody else runs."""
-    registered = probes.registered_coordinators(zookeeper, zookeeper_root)
+    registered = probes.registered_coordinators(zookeeper, zookeeper_root, security=zookeeper_security)
+    cluster_id = probes.kafka_cluster_id(bootstrap_servers, security=kafka_security)
 
     def part(name: str, address: str | None, ok: bool) -> PartStatus:
         return PartStatus(part=name, state=RUNNING if ok else "not answering", address=address)
@@ -101,7 +109,7 @@ def existing_status(bootstrap_servers: str, zookeeper: str, zookeeper_root: str)
         bootstrap_servers=bootstrap_servers,
         zookeeper=zookeeper,
         parts=(
-            part(KAFKA, bootstrap_servers, probes.kafka_cluster_id(bootstrap_servers) is not None),
+            part(KAFKA, bootstrap_servers, cluster_id is not None),
             part(ZOOKEEPER, zookeeper, registered is not None),
             *(part(f"coordinator {name}", None, True) for name, _ in sorted(registered or ())),
         ),

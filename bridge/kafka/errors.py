@@ -124,7 +124,7 @@ class NotAuthorizedError(InvalidRequestError):
     code = "not-authorized"
 
     def __init__(self, message: str, *, resource: str) -> None:
-        super().__init__(message)
+        super().__init__(f"{message}; nothing was written; docs/security.md says which rights each role needs")
         self.resource = resource
 
 

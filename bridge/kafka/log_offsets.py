@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakSet
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bridge.kafka.clients import admin_config, library_logger
 from bridge.kafka.metadata import Isolation
-from bridge.kafka.translate import translate
+from bridge.kafka.translate import kafka_error, translate
 
 _TIMEOUT_S: Final = 30.0
 _NONE: Final = -1
@@ -102,5 +102,20 @@ def list_offsets(
             # The library enforces its own time-out; this one is for the case that it does not.
             found[place.topic, place.partition] = int(future.result(timeout_s * 2).offset)
         except Exception as exc:
-            raise translate(exc, f"read the {what} of topic {place.topic}", f"topic {place.topic}") from exc
+            topic, fault = _told_apart(admin, place.topic, [item.topic for item in request], exc, timeout_s)
+            raise translate(fault, f"read the {what} of topic {topic}", f"topic {topic}") from exc
     return found
+
+
+def _told_apart(
+    admin: AdminClient, topic: str, topics: Iterable[str], exc: Exception, timeout_s: float
+) -> tuple[str, Exception | KafkaError]:
+    """Which topic is at fault, and how: the library says of each that it has no leader, also if it is denied to us."""
+    error = kafka_error(exc)
+    if error is not None and error.code() == KafkaError._NOENT:
+        for name in dict.fromkeys(topics):
+            with suppress(KafkaException):
+                known = admin.list_topics(name, timeout=timeout_s).topics.get(name)
+                if known is not None and known.error is not None:
+                    return name, known.error
+    return topic, exc

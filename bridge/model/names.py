@@ -134,6 +134,16 @@ def snapshot_indexes_topic(scope: str) -> str:
     return f"{snapshot_topic(scope)}_indexes"
 
 
+def terminated_topics(scope: str) -> str:
+    """What the topics of terminated transactions of a scope's groups begin with."""
+    return f"{_TERMINATED}{scope}."
+
+
+def scope_of(topic: str) -> str:
+    """The scope to which a topic of ours belongs."""
+    return topic.removeprefix(_TERMINATED).partition(".")[0]
+
+
 def is_compacted_topic(topic: str) -> bool:
     """Whether a Kafka topic is one of those that hold a state by key: snapshots, and terminated transactions."""
     return topic.startswith(_TERMINATED) or _SNAPSHOT in topic
@@ -169,7 +179,7 @@ class GroupName:
     @property
     def terminated_topic(self) -> str:
         """The Kafka topic of terminated transactions. Source: PIP-255, ``__terminated_txn_state_${TCid}``."""
-        return f"{_TERMINATED}{self.scope}.{self.group}"
+        return terminated_topics(self.scope) + self.group
 
     def transactional_id(self, index: int) -> str:
         """The ``index``-th of the fixed Kafka transactional ids that the group's leader uses in turn."""

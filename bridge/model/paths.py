@@ -132,9 +132,14 @@ def transaction(name: GroupName, identifier: TransactionId) -> str:
     return f"{transactions(name)}/{bucket(identifier)}/{identifier}"
 
 
+def parts_of(name: GroupName) -> str:
+    """The parent of the part counters of a group's transactions."""
+    return f"{group(name)}/parts"
+
+
 def parts(name: GroupName, identifier: TransactionId) -> str:
     """The part counter of a transaction."""
-    return f"{group(name)}/parts/{identifier}"
+    return f"{parts_of(name)}/{identifier}"
 
 
 def sessions(name: GroupName) -> str:
@@ -152,7 +157,7 @@ def group_skeleton(name: GroupName) -> tuple[str, ...]:
     return (
         requests(name),
         answers(name),
-        f"{group(name)}/parts",
+        parts_of(name),
         sessions(name),
         transactions(name),
         *(f"{transactions(name)}/{number:02x}" for number in range(BUCKETS)),

@@ -69,6 +69,7 @@ class Producer:
                 zookeeper_root=self._settings.zookeeper_root,
                 client_name=self._settings.client_name,
                 kafka=self._settings.security,
+                zookeeper_security=self._settings.zookeeper_security,
                 options=self._settings.client,
             )
         self._lock = threading.RLock()

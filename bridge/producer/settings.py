@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from bridge.errors import ConfigError
 from bridge.kafka.clients import PRODUCER_KEYS
 from bridge.kafka.security import SECURITY_KEYS
 from bridge.writer.options import WriterOptions
+from bridge.zookeeper.security import PREFIXED_KEYS, take_prefixed
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ class ProducerSettings:
     """Settings of a producer, read from confluent-kafka's names.
 
     Attributes:
-        bootstrap_servers, zookeeper, zookeeper_root, security: How to connect; see :func:`bridge.connect`.
+        bootstrap_servers, zookeeper, zookeeper_root, security, zookeeper_security: How to connect; see
+            :func:`bridge.connect`.
         client_name: The transactional id, or the client id, or None.
         transactional: Whether transactions may be begun.
         streams: Streams of each transaction; empty for all of the group.
@@ -90,7 +92,8 @@ class ProducerSettings:
     bootstrap_servers: str | None
     zookeeper: str | None
     zookeeper_root: str | None
-    security: Mapping[str, str]
+    security: Mapping[str, str] = field(repr=False)
+    zookeeper_security: Mapping[str, str] = field(repr=False)
     client_name: str | None
     transactional: bool
     streams: tuple[str, ...]
@@ -138,6 +141,7 @@ class ProducerSettings:
             zookeeper=config.get("zookeeper"),
             zookeeper_root=config.get("zookeeper.root"),
             security={key: str(config[key]) for key in SECURITY_KEYS & config.keys()},
+            zookeeper_security=take_prefixed(config),
             client_name=None if name is None else str(name),
             transactional=bool(config.get("transactional.id")),
             streams=tuple(name.strip() for name in names if name.strip()),
@@ -149,7 +153,7 @@ class ProducerSettings:
 
 
 def _faults(config: Mapping[str, Any]) -> Iterator[str]:
-    for key in sorted(config.keys() - _OWN - SECURITY_KEYS - _WITHOUT_EFFECT):
+    for key in sorted(config.keys() - _OWN - SECURITY_KEYS - PREFIXED_KEYS - _WITHOUT_EFFECT):
         yield f"{key}: not a setting of this producer"
     if not _flag(config.get("enable.idempotence", True)):
         yield "enable.idempotence: every write is idempotent, which can not be switched off"

@@ -28,6 +28,7 @@ INCLUDE_HEADERS: Final = "includeHeaders"
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 """Options that Spark passes on although they are meant for itself."""
 _KAFKA: Final = "kafka."
+_ZOOKEEPER: Final = "zookeeper."
 _NAMES_OF_SETTINGS: Final = {"bootstrap_servers": SERVERS, "zookeeper_root": ROOT, "client_name": CLIENT_NAME}
 """What a :class:`ConnectionSettings` calls them, and what an option is called."""
 _STAND_IN: Final = "missing:1"
@@ -139,6 +140,7 @@ def read_settings(reader: OptionReader, *, streams_needed: bool = True) -> Spark
             zookeeper=zookeeper or _STAND_IN,
             zookeeper_root=root,
             kafka=reader.prefixed(_KAFKA),
+            zookeeper_security=reader.prefixed(_ZOOKEEPER),
             **({"client_name": client_name} if client_name else {}),
         )
     except ConfigError as exc:

@@ -43,6 +43,7 @@ class DriverConnection:
             root=self.connection.zookeeper_root,
             session_timeout_s=options.session_timeout_s,
             name=self.connection.client_name,
+            security=self.connection.zookeeper_security,
         )
         self._session.start(options.connect_timeout_s)
         try:

@@ -82,6 +82,12 @@ class RecordingSender:
     def wait_until(self, reached: Callable[[], bool], timeout_s: float | None) -> bool:
         return reached()
 
+    def cause_of(self, fault: KafkaError) -> KafkaError:
+        return fault
+
+    def is_refusal(self, fault: KafkaError) -> bool:
+        return fault.code() > 0
+
     def _note(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Any, *, soon: bool) -> None:
         header = unpack_header(key)
         assert header is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bridge.doctor.checks import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, find
+from bridge.doctor.checks import CLUSTER_OPERATIONS, find, topic_operations
 from bridge.doctor.facts import (
     BrokerFacts,
     ClusterFacts,
@@ -42,7 +42,7 @@ OLD, ACTIVE = next(iter(SEGMENTS)), list(SEGMENTS)[1]
 def topic(name: str, **changes: Any) -> TopicFacts:
     sealed = name == OLD
     config = {**KEEP, **(SEALED if sealed else {})}
-    known = TopicFacts(name, f"id of {name}", 3, 3, config, sealed, TOPIC_OPERATIONS)
+    known = TopicFacts(name, f"id of {name}", 3, 3, config, sealed, topic_operations(name))
     return replace(known, **changes)
 
 
@@ -299,17 +299,23 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
         Severity.WARNING,
         "OutcomeExpired",
     ),
-    "no right to create": (
-        lambda: replace(GOOD, operations=frozenset({"DESCRIBE"})),
+    "no right to look at the cluster": (
+        lambda: replace(GOOD, operations=frozenset({"CREATE"})),
         "permission",
         Severity.WARNING,
         "coordinator's principal",
     ),
-    "no right to a topic": (
-        lambda: with_topic(ACTIVE, operations=frozenset({"READ", "DESCRIBE"})),
+    "no rights to a topic but a client's": (
+        lambda: with_topic(ACTIVE, operations=frozenset({"READ", "WRITE", "DESCRIBE"})),
         "permission",
         Severity.WARNING,
-        "WRITE",
+        "rollbridge access kafka-acls coordinator",
+    ),
+    "nodes that are open to everybody": (
+        lambda: replace(GOOD, open_nodes=["/groups"]),
+        "zookeeper-open",
+        Severity.WARNING,
+        "rollbridge access secure",
     ),
 }
 
@@ -321,6 +327,19 @@ def test_each_fault_is_found_with_a_remedy(case: str) -> None:
     assert found, find(spoil())
     assert found[0].severity is severity
     assert remedy in found[0].remedy
+
+
+@pytest.mark.parametrize("topic", [ACTIVE, BUFFER, LOG])
+def test_a_topic_that_may_not_be_looked_at_is_not_said_to_be_gone(topic: str) -> None:
+    (finding,) = find(replace(without(topic), hidden=frozenset({topic})))
+    assert finding.check == "permission"
+    assert f"such as {topic}: nothing can be said" in finding.what
+
+
+def test_a_right_to_create_may_be_given_for_the_cluster() -> None:
+    operations = topic_operations(ACTIVE) - {"CREATE"}
+    assert find(with_topic(ACTIVE, operations=operations)) != []
+    assert find(replace(with_topic(ACTIVE, operations=operations), operations=frozenset({"CREATE", "DESCRIBE"}))) == []
 
 
 def test_a_segment_that_was_truncated_away_is_not_missed() -> None:

@@ -16,6 +16,7 @@ from bridge.zookeeper.errors import (
     NodeNotEmpty,
     NodeVersionMismatch,
     UnknownWriteError,
+    ZooKeeperDenied,
     ZooKeeperRefused,
     is_transient,
     translate,
@@ -48,19 +49,17 @@ MAY_HAVE_HAPPENED = {
     "ZookeeperStoppedError",
 }
 NOT_DONE_NOW = {"ThrottledOpError", "NewConfigNoQuorumError", "ReconfigInProcessError"}
+DENIED = {"NoAuthError", "InvalidACLError", "AuthFailedError"}
 REFUSED = {
     "APIError",
-    "AuthFailedError",
     "BadArgumentsError",
     "ConfigurationError",
     "DataInconsistency",
     "EphemeralOnLocalSessionError",
-    "InvalidACLError",
     "InvalidCallbackError",
     "KazooException",
     "LockTimeout",
     "MarshallingError",
-    "NoAuthError",
     "NoChildrenForEphemeralsError",
     "NoWatcherError",
     "NotReadOnlyCallError",
@@ -85,6 +84,8 @@ def expected(name: str, *, writes: bool) -> type[RollbridgeError]:
         return UnknownWriteError if writes else ZooKeeperUnavailable
     if name in NOT_DONE_NOW:
         return ZooKeeperUnavailable
+    if name in DENIED:
+        return ZooKeeperDenied
     assert name in REFUSED, f"kazoo has a new error, {name}: decide what it means"
     return ZooKeeperRefused
 

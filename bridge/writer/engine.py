@@ -56,6 +56,7 @@ class Engine:
 
         Raises:
             KafkaUnavailable: no broker answered.
+            NotAuthorizedError: we may write to no topic.
         """
         self.options = options
         self.lock = threading.Lock()
@@ -69,9 +70,14 @@ class Engine:
             request_timeout_s=options.request_timeout_s,
         )
         self._cluster = self._new_cluster()
+        try:
+            producer = new_producer_id(self._cluster)
+        except BaseException:
+            self._cluster.close()
+            raise
         self._dispatch = Dispatcher(
             self._cluster,
-            new_producer_id(self._cluster),
+            producer,
             options,
             suspect=catalog.suspect,
             settled=self._room.notify_all,

@@ -12,9 +12,7 @@ Fault = Callable[[], RollbridgeError]
 
 def denied(topic: str, code: str) -> Fault:
     """The principal may not write there."""
-    return lambda: NotAuthorizedError(
-        f"not allowed to write to topic {topic} ({code}); the record was not written", resource=f"topic {topic}"
-    )
+    return lambda: NotAuthorizedError(f"not allowed to write to topic {topic} ({code})", resource=f"topic {topic}")
 
 
 def refused(topic: str, code: str, detail: str | None) -> Fault:

@@ -10,7 +10,8 @@ The tree, below :mod:`bridge.errors`::
     └─ NodeMissing           the node (or its parent) is not there; nothing was written
     RollbridgeError
     ├─ UnknownWriteError     the connection went while a write was under way: read to learn whether it happened
-    └─ ZooKeeperRefused      ZooKeeper will never accept the request: permissions, size, malformed
+    └─ ZooKeeperRefused      ZooKeeper will never accept the request: size, malformed
+       └─ ZooKeeperDenied    or for want of a permission; carries which node, and who asked
 """
 
 from __future__ import annotations
@@ -77,6 +78,23 @@ class ZooKeeperRefused(RollbridgeError):
     code = "zookeeper-refused"
 
 
+class ZooKeeperDenied(ZooKeeperRefused):
+    """ZooKeeper's ACLs do not allow the request; nothing was written.
+
+    Attributes:
+        path: The node, below the root path.
+        identity: Who asked, such as ``digest user alice``.
+    """
+
+    code = "zookeeper-denied"
+    exit_code = 4
+
+    def __init__(self, message: str, *, path: str, identity: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.identity = identity
+
+
 _LOST_ON_THE_WAY = (
     kazoo.ConnectionLoss,
     kazoo.SessionExpiredError,  # ConnectionClosedError is one, too
@@ -98,13 +116,14 @@ def is_transient(fault: BaseException) -> bool:
     return isinstance(fault, _LOST_ON_THE_WAY + _NOTHING_DONE)
 
 
-def translate(fault: Exception, path: str, *, writes: bool) -> RollbridgeError:
+def translate(fault: Exception, path: str, *, writes: bool, who: str = "this client") -> RollbridgeError:
     """The error of ours that says what kazoo's says.
 
     Args:
         fault: What kazoo raised.
         path: The node concerned, for the message.
         writes: Whether the request would have changed something.
+        who: Who asked, for the message.
     """
     match fault:
         case kazoo.NodeExistsError():
@@ -115,6 +134,20 @@ def translate(fault: Exception, path: str, *, writes: bool) -> RollbridgeError:
             return NodeMissing(f"ZooKeeper node {path} or its parent does not exist; nothing was written", path=path)
         case kazoo.BadVersionError():
             return NodeVersionMismatch(f"ZooKeeper node {path} was written meanwhile; nothing was written", path=path)
+        case kazoo.NoAuthError():
+            return ZooKeeperDenied(
+                f"ZooKeeper does not allow {who} to {'change' if writes else 'read'} {path}; nothing was written: "
+                "check the credentials, or have the right granted (`rollbridge access grant`, docs/security.md)",
+                path=path,
+                identity=who,
+            )
+        case kazoo.InvalidACLError() | kazoo.AuthFailedError():
+            return ZooKeeperDenied(
+                f"ZooKeeper does not accept the identity of {who} for {path} ({_text(fault)}); nothing was written: "
+                "check whether the server offers this scheme",
+                path=path,
+                identity=who,
+            )
         case _ if isinstance(fault, _NOTHING_DONE):
             return ZooKeeperUnavailable(f"ZooKeeper is too busy for {path} ({_text(fault)}); nothing was written")
         case _ if isinstance(fault, _LOST_ON_THE_WAY):
@@ -128,12 +161,14 @@ def translate(fault: Exception, path: str, *, writes: bool) -> RollbridgeError:
             return ZooKeeperRefused(f"ZooKeeper refuses the request for {path}: {_text(fault)}; nothing was written")
 
 
-def translate_multi(results: Sequence[object], operations: Sequence[NodeOperation]) -> RollbridgeError | None:
+def translate_multi(
+    results: Sequence[object], operations: Sequence[NodeOperation], *, who: str = "this client"
+) -> RollbridgeError | None:
     """The error of the first operation that made a multi fail, or None if all were carried out."""
     faults = [(item, place) for place, item in enumerate(results) if isinstance(item, Exception)]
     for fault, place in faults:
         if not isinstance(fault, _CONSEQUENCES):
-            return translate(fault, operations[place].path, writes=True)
+            return translate(fault, operations[place].path, writes=True, who=who)
     if faults:
         return ZooKeeperRefused(f"ZooKeeper rolled back {len(operations)} operations without saying why")
     return None

@@ -100,6 +100,12 @@ class Metadata:
         ]
         return [StreamConfig.from_json(node.value) for node in self.session.get_many(wanted) if node is not None]
 
+    def lay_out(self) -> None:
+        """Create what everything else stands below, as far as it is missing, so that it belongs to who asks."""
+        for path in (paths.COORDINATORS, paths.GROUPS, paths.SCOPES, paths.CAS):
+            self.session.ensure(path)
+        self.session.ensure(paths.TRANSACTION_COUNTER, str(FIRST_COUNTER).encode())
+
     # Groups and coordinators ------------------------------------------------------------------------------------
 
     def groups(self, watch: Watch | None = None) -> list[GroupName]:

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar, assert_never
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import KazooException
@@ -27,20 +27,35 @@ from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import ZnodeStat
 from kazoo.retry import KazooRetry
 
-from bridge.errors import ConfigError, RollbridgeError, ZooKeeperUnavailable
-from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.errors import RollbridgeError, ZooKeeperUnavailable
+from bridge.model.nodes import NodeOperation
 from bridge.zookeeper.errors import (
     NodeExists,
     NodeMissing,
     UnknownWriteError,
-    ZooKeeperRefused,
+    ZooKeeperDenied,
     is_transient,
     translate,
     translate_multi,
 )
-from bridge.zookeeper.values import STATES, Node, NodeStat, Once, SessionState, Watch, node_of, stat_of
+from bridge.zookeeper.security import ACL, Quieter, ZooKeeperSecurity
+from bridge.zookeeper.values import (
+    REQUEST_BYTES_MAX,
+    STATES,
+    Node,
+    NodeStat,
+    Once,
+    SessionState,
+    Watch,
+    add_operation,
+    check_addresses,
+    check_size,
+    join_root,
+    node_of,
+    stat_of,
+)
 
-__all__ = ["Node", "NodeStat", "SessionState", "Watch", "ZooKeeperSession"]
+__all__ = ["REQUEST_BYTES_MAX", "Node", "NodeStat", "SessionState", "Watch", "ZooKeeperSession"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +63,6 @@ RETRY_PAUSE_S: Final = 0.05
 RECONNECT_PAUSE_MAX_S: Final = 1.0
 PIPELINE_DEPTH: Final = 500
 """Writes under way at once in :meth:`ZooKeeperSession.multi_pipelined`; ZooKeeper throttles beyond 1,000 requests."""
-REQUEST_BYTES_MAX: Final = 1_000_000
-"""ZooKeeper drops the connection over a request of more than 1 MiB, so larger ones are refused before they are sent."""
 
 T = TypeVar("T")
 
@@ -65,6 +78,7 @@ class ZooKeeperSession:
         session_timeout_s: float = 10.0,
         operation_timeout_s: float = 30.0,
         name: str = "",
+        security: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare a session; :meth:`start` connects.
 
@@ -74,22 +88,26 @@ class ZooKeeperSession:
             session_timeout_s: After how long without contact ZooKeeper ends the session.
             operation_timeout_s: How long one operation waits for its answer, reconnecting included.
             name: Who this is, for log lines.
+            security: See :mod:`bridge.zookeeper.security`.
 
         Raises:
-            ConfigError: malformed addresses or root path.
+            ConfigError: malformed addresses or root path, or security settings that can not be used.
         """
         addresses, slash, chroot = hosts.partition("/")
-        self._root = _join_root(slash + chroot, root)
+        self._root = join_root(slash + chroot, root)
         self.address: Final = hosts
         self.name: Final = name
         self._operation_timeout_s = operation_timeout_s
         self._listeners: list[Callable[[SessionState], None]] = []
-        _check_addresses(addresses)
+        check_addresses(addresses)
+        self._servers = addresses
+        self._security = ZooKeeperSecurity.from_config(security)
         self._client = KazooClient(
             hosts=addresses,
             timeout=session_timeout_s,
             connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=RECONNECT_PAUSE_MAX_S),
-            logger=_Quieter(logging.getLogger("kazoo.client"), {}),
+            logger=Quieter(logging.getLogger("kazoo.client"), {}),
+            **self._security.kazoo_options(),
         )
         self._client.add_listener(self._state_changed)
         self._closed = False
@@ -98,8 +116,11 @@ class ZooKeeperSession:
         """Connect.
 
         Raises:
-            ZooKeeperUnavailable: no server answered in time; nothing is left running.
+            ZooKeeperUnavailable: no server answered in time, or none that we trust; nothing is left running.
         """
+        if why := self._security.tls_fault(self._servers):
+            self.close()
+            raise ZooKeeperUnavailable(f"no ZooKeeper server can be used at {self.address}: {why}")
         try:
             self._client.start(timeout=timeout_s)
         except (KazooException, KazooTimeoutError) as fault:
@@ -131,6 +152,11 @@ class ZooKeeperSession:
     def root(self) -> str:
         """The path, chroot included, below which everything stands."""
         return self._root or "/"
+
+    @property
+    def has_identity(self) -> bool:
+        """Whether ZooKeeper knows who we are, so that what we create is ours."""
+        return self._security.has_identity
 
     @property
     def session_id(self) -> int | None:
@@ -203,7 +229,7 @@ class ZooKeeperSession:
             NodeMissing: its parent is not there and ``parents`` is false.
             UnknownWriteError: the connection was lost meanwhile.
         """
-        _check_size(path, len(value))
+        check_size(path, len(value))
         created: str = self._write(
             path,
             lambda: self._client.create_async(
@@ -219,6 +245,10 @@ class ZooKeeperSession:
                 self.create(path, value, parents=True)
             except NodeExists:
                 return False
+            except ZooKeeperDenied:
+                if self.exists(path) is None:
+                    raise
+                return False  # ZooKeeper looks at rights before it looks whether there is anything to do
             except UnknownWriteError:
                 if self.exists(path) is not None:
                     return True
@@ -232,7 +262,7 @@ class ZooKeeperSession:
             NodeMissing, NodeVersionMismatch: nothing was written.
             UnknownWriteError: the connection was lost meanwhile.
         """
-        _check_size(path, len(value))
+        check_size(path, len(value))
         stat: ZnodeStat = self._write(path, lambda: self._client.set_async(self._full(path), value, version))
         return stat.version
 
@@ -248,6 +278,24 @@ class ZooKeeperSession:
         except NodeMissing:
             return False
         return True
+
+    def acl(self, path: str) -> list[ACL]:
+        """Who may do what with a node; ZooKeeper hides the secrets of others unless we may change it.
+
+        Raises:
+            NodeMissing, ZooKeeperDenied.
+        """
+        found: list[ACL] = self._read(path, self._client.get_acls_async, None)[0]
+        return found
+
+    def set_acl(self, path: str, acl: Sequence[ACL]) -> None:
+        """Say who may do what with a node.
+
+        Raises:
+            NodeMissing, ZooKeeperDenied: nothing was changed.
+            UnknownWriteError: the connection was lost meanwhile.
+        """
+        self._write(path, lambda: self._client.set_acls_async(self._full(path), acl))
 
     def multi(self, operations: Sequence[NodeOperation]) -> None:
         """Carry out all operations, or none.
@@ -289,7 +337,7 @@ class ZooKeeperSession:
                 return send(*arguments).get(timeout=max(left, 0.0))
             except (KazooException, KazooTimeoutError) as fault:
                 if self._closed or left <= RETRY_PAUSE_S or not is_transient(fault):
-                    raise translate(fault, path, writes=False) from fault
+                    raise self._fault(fault, path, writes=False) from fault
             time.sleep(RETRY_PAUSE_S)
 
     def _many(
@@ -315,37 +363,26 @@ class ZooKeeperSession:
         try:
             return send().get(timeout=self._operation_timeout_s)
         except (KazooException, KazooTimeoutError) as fault:
-            raise translate(fault, path, writes=True) from fault
+            raise self._fault(fault, path, writes=True) from fault
 
     def _begin_multi(self, operations: Sequence[NodeOperation]) -> IAsyncResult:
         request = self._client.transaction()
-        size = 0
-        for operation in operations:
-            path = self._full(operation.path)
-            size += len(path) + 64  # and what surrounds it on the wire
-            match operation:
-                case CheckNode():
-                    request.check(path, operation.version)
-                case CreateNode():
-                    size += len(operation.value)
-                    request.create(path, operation.value)
-                case SetNode():
-                    size += len(operation.value)
-                    request.set_data(path, operation.value, operation.version)
-                case DeleteNode():
-                    request.delete(path, operation.version)
-                case _:
-                    assert_never(operation)
-        _check_size(operations[0].path if operations else "/", size)
+        size = sum(add_operation(request, self._full(operation.path), operation) for operation in operations)
+        check_size(operations[0].path if operations else "/", size)
         return request.commit_async()
 
     def _finish_multi(self, operations: Sequence[NodeOperation], result: IAsyncResult) -> RollbridgeError | None:
         try:
-            return translate_multi(result.get(timeout=self._operation_timeout_s), operations)
+            return translate_multi(
+                result.get(timeout=self._operation_timeout_s), operations, who=self._security.identity
+            )
         except (KazooException, KazooTimeoutError) as fault:
-            error = translate(fault, operations[0].path, writes=True)
+            error = self._fault(fault, operations[0].path, writes=True)
             error.__cause__ = fault
             return error
+
+    def _fault(self, fault: Exception, path: str, *, writes: bool) -> RollbridgeError:
+        return translate(fault, path, writes=writes, who=self._security.identity)
 
     def _state_changed(self, state: str) -> None:
         translated = STATES[state]
@@ -353,34 +390,3 @@ class ZooKeeperSession:
             logger.info("ZooKeeper session %s is %s", self.name or hex(self.session_id or 0), translated.value)
         for listener in self._listeners:
             listener(translated)
-
-
-class _Quieter(logging.LoggerAdapter[logging.Logger]):
-    """kazoo warns of each attempt to reconnect; nobody has to act on those, and what fails is raised."""
-
-    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
-        super().log(logging.INFO if level == logging.WARNING else level, msg, *args, **kwargs)
-
-
-def _join_root(chroot: str, root: str) -> str:
-    """One path from both, without a slash at its end."""
-    whole = "/".join(part for part in f"{chroot}/{root}".split("/") if part)
-    if any(part in (".", "..") for part in whole.split("/")):
-        raise ConfigError(f"ZooKeeper root path {root!r} is not absolute and plain")
-    return f"/{whole}" if whole else ""
-
-
-def _check_size(path: str, size: int) -> None:
-    if size > REQUEST_BYTES_MAX:
-        raise ZooKeeperRefused(
-            f"a write of {size} bytes for {path} exceeds ZooKeeper's limit of 1 MiB; nothing was written"
-        )
-
-
-def _check_addresses(addresses: str) -> None:
-    for address in addresses.split(","):
-        host, colon, port = address.strip().rpartition(":")
-        if not colon:
-            host, port = address.strip(), "2181"
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigError(f"{addresses!r} is not a list of ZooKeeper addresses: host:port,host:port is expected")

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, assert_never
 
-from kazoo.client import KazooState
+from kazoo.client import KazooState, TransactionRequest
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 
+from bridge.errors import ConfigError
+from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.zookeeper.errors import ZooKeeperRefused
+
 Watch = Callable[[], None]
+
+REQUEST_BYTES_MAX: Final = 1_000_000
+"""ZooKeeper drops the connection over a request of more than 1 MiB, so larger ones are refused before they are sent."""
 
 
 class SessionState(Enum):
@@ -76,3 +83,48 @@ class Once:
         """The same as a callback for kazoo, which passes an event."""
         once = watch if isinstance(watch, cls) else cls(watch)
         return lambda _: once()
+
+
+def join_root(chroot: str, root: str) -> str:
+    """One path from both, without a slash at its end."""
+    whole = "/".join(part for part in f"{chroot}/{root}".split("/") if part)
+    if any(part in (".", "..") for part in whole.split("/")):
+        raise ConfigError(f"ZooKeeper root path {root!r} is not absolute and plain")
+    return f"/{whole}" if whole else ""
+
+
+def check_addresses(addresses: str) -> None:
+    """Raise ConfigError unless these are ``host:port``, several with commas between."""
+    for address in addresses.split(","):
+        host, colon, port = address.strip().rpartition(":")
+        if not colon:
+            host, port = address.strip(), "2181"
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(f"{addresses!r} is not a list of ZooKeeper addresses: host:port,host:port is expected")
+
+
+def check_size(path: str, size: int) -> None:
+    """Raise ZooKeeperRefused if a request is too large."""
+    if size > REQUEST_BYTES_MAX:
+        raise ZooKeeperRefused(
+            f"a write of {size} bytes for {path} exceeds ZooKeeper's limit of 1 MiB; nothing was written"
+        )
+
+
+def add_operation(request: TransactionRequest, path: str, operation: NodeOperation) -> int:
+    """Put an operation into a multi, with its full path; returns about how many bytes it takes."""
+    size = len(path) + 64  # and what surrounds it on the wire
+    match operation:
+        case CheckNode():
+            request.check(path, operation.version)
+        case CreateNode():
+            size += len(operation.value)
+            request.create(path, operation.value)
+        case SetNode():
+            size += len(operation.value)
+            request.set_data(path, operation.value, operation.version)
+        case DeleteNode():
+            request.delete(path, operation.version)
+        case _:
+            assert_never(operation)
+    return size

@@ -36,7 +36,7 @@ def _expire_answers(group: GroupState, before_ms: int) -> Steps[None]:
 
 def _expire_parts(group: GroupState) -> Steps[None]:
     """A process may have joined a transaction in the moment of its end; its counter has been made anew then."""
-    parent = f"{paths.group(group.name)}/parts"
+    parent = paths.parts_of(group.name)
     names = yield from read_children(parent)
     ended = (name for name in names if not _is_open(group, name))
     yield from _delete(group, "parts_expired", [f"{parent}/{name}" for name in islice(ended, NODES_AT_ONCE)])

@@ -73,7 +73,8 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
             f"topic {used[0]} exists already and holds records of somebody else; stream {stream} was not created"
         )
     config = replace(config, buffer_topic_id=ids[stream.buffer_topic])
-    yield from ensure_nodes([paths.streams(stream.scope)])
+    # Slots as well: where ACLs are in force, conditional writers may not make their parent.
+    yield from ensure_nodes([paths.streams(stream.scope), paths.cas_slots(stream)])
     created = yield from write(
         DeleteNode(f"{paths.requests(group.name)}/{name}"),
         CreateNode(paths.stream(stream), config.to_json()),

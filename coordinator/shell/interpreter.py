@@ -19,6 +19,7 @@ from bridge.model.buffered import FrameRef, Partition
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, NodeOperation
+from bridge.zookeeper.access import open_slots
 from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch
 from bridge.zookeeper.session import ZooKeeperSession
 from coordinator import effects as fx
@@ -143,6 +144,8 @@ class Interpreter:
                 for name, node in zip(names, known, strict=True):
                     if node is None:
                         self._session.ensure(name)
+                    if name.startswith(f"{paths.CAS}/"):
+                        open_slots(self._session, self._group, name)
             case fx.CreateTopics(topics):
                 return self._create_topics(topics)
             case fx.DeleteTopics(topics, optional):

@@ -1,0 +1,155 @@
+"""``rollbridge access``: who may do what, in ZooKeeper and in Kafka."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+from bridge.cli.context import CliContext
+from bridge.cli.tables import counted, table
+from bridge.model import rights
+from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from bridge.model.rights import Right
+from bridge.zookeeper.access import Access, digest_identity, parse_identity, shown
+from bridge.zookeeper.metadata import Metadata
+from bridge.zookeeper.session import ZooKeeperSession
+
+_GROUP = click.argument("group", metavar="SCOPE/GROUP")
+_IDENTITIES = click.argument("identities", metavar="IDENTITY...", nargs=-1, required=True)
+_ROLES: dict[str, Callable[[StreamName, GroupName, tuple[str, ...]], Iterator[Right]]] = {
+    "reader": lambda stream, _, groups: rights.reader(stream, groups),
+    "previewer": rights.previewer,
+    "writer": rights.writer,
+    "compactor": lambda stream, _, __: rights.compactor(stream),
+    "coordinator": lambda stream, _, groups: rights.coordinator(stream.scope, groups),
+}
+
+
+@click.group()
+def access() -> None:
+    """Who may use which transaction group (ACLs in ZooKeeper), and what a role needs of Kafka's ACLs.
+
+    What changes ZooKeeper is run with the coordinators' credentials. See docs/security.md.
+    """
+
+
+@access.command()
+@click.pass_obj
+def secure(context: CliContext) -> None:
+    """Close to the public what was written to ZooKeeper without credentials, and lay out what is missing.
+
+    Coordinators then need the credentials with which this is run; clients need `grant`.
+    """
+    with _opened(context) as found:
+        closed = found.secure()
+    context.answer({"closed": closed}, f"{counted(closed, 'node')} closed.")
+
+
+@access.command()
+@_GROUP
+@_IDENTITIES
+@click.pass_obj
+def grant(context: CliContext, group: str, identities: tuple[str, ...]) -> None:
+    """Let identities use a transaction group, which is made if it is not there.
+
+    IDENTITY is digest:USER:HASH, which `rollbridge access identity USER` makes of a password, or x509:SUBJECT.
+    """
+    name = GroupName.parse(group)
+    wanted = [parse_identity(item) for item in identities]
+    with _opened(context) as found:
+        found.grant(name, wanted)
+    names = [shown(item) for item in wanted]
+    context.answer({"group": str(name), "granted": names}, f"Group {name} may be used by {', '.join(names)}.")
+
+
+@access.command()
+@_GROUP
+@_IDENTITIES
+@click.pass_obj
+def revoke(context: CliContext, group: str, identities: tuple[str, ...]) -> None:
+    """Take a transaction group away from identities; digest:USER is enough."""
+    name = GroupName.parse(group)
+    with _opened(context) as found:
+        names = [shown(item) for item in found.revoke(name, identities)]
+    text = f"Group {name} may no longer be used by {', '.join(names)}." if names else "None of them might use it."
+    context.answer({"group": str(name), "revoked": names}, text)
+
+
+@access.command("list")
+@click.pass_obj
+def list_access(context: CliContext) -> None:
+    """List who may use which transaction group."""
+    with _session(context) as session:
+        found = Access(session)
+        groups = Metadata(session).groups()
+        known = {
+            str(name): ["everybody"] if found.is_open(name) else [shown(item) for item in found.members(name)]
+            for name in groups
+        }
+    rows = [(name, ", ".join(identities) or "coordinators only") for name, identities in known.items()]
+    context.answer(known, table(("GROUP", "MAY BE USED BY"), rows) if rows else "There are no transaction groups.")
+
+
+@access.command()
+@click.argument("username")
+@click.pass_obj
+def identity(context: CliContext, username: str) -> None:
+    """Make the ZooKeeper identity of a user of the digest scheme; the password is asked for, or read from a pipe."""
+    if sys.stdin.isatty():
+        password = click.prompt("Password", hide_input=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    text = digest_identity(username, password)
+    context.answer({"identity": text}, text)
+
+
+@access.command("kafka-acls")
+@click.argument("role", type=click.Choice(list(_ROLES)))
+@click.argument("stream_name", metavar="SCOPE/STREAM")
+@click.option("--principal", default="User:NAME", show_default=True, help="Whom to allow.")
+@click.option("--group", default=DEFAULT_GROUP, show_default=True, help="Transaction group of the stream.")
+@click.option("--consumer-group", "consumer_groups", multiple=True, metavar="NAME", help="A consumer group to allow.")
+@click.pass_obj
+def kafka_acls(
+    context: CliContext, role: str, stream_name: str, principal: str, group: str, consumer_groups: tuple[str, ...]
+) -> None:
+    """Print the commands that give a role its rights in Kafka. Looks at nothing, and changes nothing.
+
+    A coordinator's rights are those for the whole scope of the stream.
+    """
+    stream = StreamName.parse(stream_name)
+    wanted = list(_ROLES[role](stream, GroupName(stream.scope, group), consumer_groups))
+    document = [
+        {
+            "resource": item.resource.value,
+            "name": item.name,
+            "prefixed": item.prefixed,
+            "operations": list(item.operations),
+            "why": item.why,
+            "command": item.command(principal),
+        }
+        for item in wanted
+    ]
+    context.answer(document, "\n".join(f"# {item.why}\n{item.command(principal)}" for item in wanted))
+
+
+@contextmanager
+def _session(context: CliContext) -> Iterator[ZooKeeperSession]:
+    """ZooKeeper as the command line means it; Kafka does not come into it."""
+    settings = context.settings()
+    with ZooKeeperSession(
+        settings.zookeeper,
+        root=settings.zookeeper_root,
+        name=settings.client_name,
+        security=settings.zookeeper_security,
+    ) as session:
+        yield session
+
+
+@contextmanager
+def _opened(context: CliContext) -> Iterator[Access]:
+    with _session(context) as session:
+        yield Access(session)

@@ -1,0 +1,155 @@
+"""What each role needs to be allowed in Kafka: one table for the command line, the documentation and the tests.
+
+Read, Write, Delete and AlterConfigs bring Describe and DescribeConfigs with them, as Kafka's authorizer has it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from bridge.model.names import GroupName, StreamName, scope_of, terminated_topics
+
+
+class Resource(StrEnum):
+    """Kinds of resources, as confluent-kafka and Kafka's tools spell them in capital letters."""
+
+    TOPIC = "TOPIC"
+    GROUP = "GROUP"
+    TRANSACTIONAL_ID = "TRANSACTIONAL_ID"
+    CLUSTER = "CLUSTER"
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Some operations on a resource, or on all whose names begin so.
+
+    Attributes:
+        operations: As Kafka's tools spell them, such as ``DescribeConfigs``.
+        why: What they are needed for.
+    """
+
+    resource: Resource
+    name: str
+    operations: tuple[str, ...]
+    why: str
+    prefixed: bool = False
+
+    def command(self, principal: str, bootstrap_servers: str = "...") -> str:
+        """The command of Kafka's that grants it."""
+        words = ["kafka-acls.sh", "--bootstrap-server", bootstrap_servers, "--add", "--allow-principal", principal]
+        for operation in self.operations:
+            words += ["--operation", operation]
+        match self.resource:
+            case Resource.CLUSTER:
+                words.append("--cluster")
+            case Resource.TOPIC | Resource.GROUP | Resource.TRANSACTIONAL_ID:
+                words += [f"--{self.resource.value.lower().replace('_', '-')}", self.name]
+        if self.prefixed:
+            words += ["--resource-pattern-type", "prefixed"]
+        return shlex.join(words)
+
+
+CLUSTER: Final = "kafka-cluster"
+"""Kafka's name of the one resource of this kind."""
+
+
+def reader(stream: StreamName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
+    """To read what is committed: with any Kafka client, ``Bridge.reader``, ``bridge.Consumer``, or Spark's source."""
+    yield Right(Resource.TOPIC, f"{_prefix(stream)}segment-", ("Read",), "read committed records", prefixed=True)
+    yield _client()
+    for group in consumer_groups:
+        yield Right(Resource.GROUP, group, ("Read",), "be a member of the consumer group, and commit offsets")
+
+
+def previewer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
+    """To read open transactions as well, or committed transactions one by one in the order of their commits."""
+    yield Right(Resource.TOPIC, _prefix(stream), ("Read",), "read segments, and the buffer for previews", prefixed=True)
+    yield _outcomes(group)
+    yield _client()
+    for name in consumer_groups:
+        yield Right(Resource.GROUP, name, ("Read",), "be a member of the consumer group, and commit offsets")
+
+
+def writer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
+    """To do everything with a stream: write plainly, in transactions and conditionally, read and preview."""
+    yield Right(
+        Resource.TOPIC,
+        _prefix(stream),
+        ("Read", "Write"),
+        "write to segments and buffer; read, also to learn after a lost answer what was written",
+        prefixed=True,
+    )
+    yield Right(
+        Resource.TRANSACTIONAL_ID, _prefix(stream), ("Write",), "conditional writes and synchronizers", prefixed=True
+    )
+    yield _outcomes(group)
+    yield _client()
+    for name in consumer_groups:
+        yield Right(Resource.GROUP, name, ("Read",), "be a member of the consumer group, and commit offsets")
+
+
+def compactor(stream: StreamName) -> Iterator[Right]:
+    """To truncate by ``Synchronizer.compact``, beside what a writer needs."""
+    yield Right(
+        Resource.TOPIC, f"{_prefix(stream)}segment-", ("Delete",), "delete records before a snapshot", prefixed=True
+    )
+
+
+def coordinator(scope: str, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
+    """To lead the groups of a scope."""
+    yield Right(
+        Resource.TOPIC,
+        f"{scope}.",
+        ("Create", "Delete", "Read", "Write", "AlterConfigs", "DescribeConfigs"),
+        "make, read, merge, seal, truncate and delete topics",
+        prefixed=True,
+    )
+    yield Right(
+        Resource.TOPIC,
+        terminated_topics(scope),
+        ("Create", "Read", "Write", "DescribeConfigs"),
+        "remember outcomes",
+        prefixed=True,
+    )
+    yield Right(
+        Resource.TRANSACTIONAL_ID, f"rollbridge.{scope}.", ("Write",), "merge in native transactions", prefixed=True
+    )
+    yield _client()
+    yield Right(Resource.CLUSTER, CLUSTER, ("Describe",), "ask for the sizes of segments, for retentions by size")
+    for name in consumer_groups:
+        yield Right(
+            Resource.GROUP, name, ("Read",), "commit offsets that transactions carry; wait for groups of retentions"
+        )
+
+
+def coordinator_operations(topic: str) -> frozenset[str]:
+    """What a coordinator does with a topic of ours."""
+    return frozenset(
+        operation
+        for right in coordinator(scope_of(topic))
+        if right.resource is Resource.TOPIC and topic.startswith(right.name)
+        for operation in right.operations
+    )
+
+
+def _prefix(stream: StreamName) -> str:
+    """With the dot, so that ``sales/orders`` does not bring ``sales/orders-archive`` with it."""
+    return f"{stream.scope}.{stream.stream}."
+
+
+def _outcomes(group: GroupName) -> Right:
+    return Right(Resource.TOPIC, group.commit_log_topic, ("Read",), "learn what became of transactions")
+
+
+def _client() -> Right:
+    return Right(
+        Resource.GROUP,
+        "rollbridge",
+        ("Describe",),
+        "librdkafka looks for the coordinator of a group in whose name nothing is ever committed",
+        prefixed=True,
+    )

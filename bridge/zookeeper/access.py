@@ -1,0 +1,195 @@
+"""Who may use which transaction group: ACLs of the few nodes in ZooKeeper that clients write to.
+
+Every node belongs to whoever made it, and all may read it (:mod:`bridge.zookeeper.security`); nearly all are made by
+coordinators, so clients can change none of them. What is granted to the members of a group, and nothing else:
+
+======================================  ==========  ==============================================================
+node                                    right       why
+======================================  ==========  ==============================================================
+``/groups/SCOPE.GROUP/requests``        cdr         put admin requests and questions, withdraw them
+``/groups/SCOPE.GROUP/answers``         dr          take answers away
+``/groups/SCOPE.GROUP/sessions``        cdr         register the session of a client name; the node is then its own
+``/groups/SCOPE.GROUP/parts``           cr          number the processes that write one transaction
+``/cas/SCOPE.STREAM``                   cdr         take a slot as conditional writer; for each stream of the group
+``/counters/transaction``               rw          reserve transaction ids; shared by all groups of the root path
+======================================  ==========  ==============================================================
+
+The group is the smallest unit: who may ask its leader for one thing may ask for any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+from kazoo.security import ACL, Id, Permissions, make_digest_acl_credential
+
+from bridge.errors import InvalidRequestError, NotFoundError
+from bridge.model import paths
+from bridge.model.names import GroupName
+from bridge.zookeeper.errors import NodeMissing
+from bridge.zookeeper.metadata import Metadata
+from bridge.zookeeper.security import OWNED
+from bridge.zookeeper.session import ZooKeeperSession
+
+_READ: Final = Permissions.READ
+_MEMBER: Final = _READ | Permissions.CREATE | Permissions.DELETE
+_IDENTITY: Final = re.compile(r"digest:[^:]+:[A-Za-z0-9+/]{27}=|(?:x509|sasl|ip):.+")
+_OF_CLIENTS: Final = re.compile(rf"{paths.GROUPS}/[^/]+/(?:sessions|parts|requests)|{paths.CAS}/[^/]+")
+"""Nodes whose children are made by clients."""
+_WORLD: Final = "world"
+
+
+def digest_identity(username: str, password: str) -> str:
+    """The identity of a user of the scheme ``digest``: it holds a hash of the password.
+
+    Raises:
+        InvalidRequestError: a name that ZooKeeper can not tell from the password.
+    """
+    if not username or ":" in username:
+        raise InvalidRequestError(f"{username!r} is no user name: it is empty or holds a colon")
+    return f"digest:{make_digest_acl_credential(username, password)}"
+
+
+def parse_identity(text: str) -> Id:
+    """``digest:USER:HASH``, ``x509:SUBJECT``, ``sasl:NAME`` or ``ip:ADDRESS``.
+
+    Raises:
+        InvalidRequestError: it is none of these.
+    """
+    if not _IDENTITY.fullmatch(text):
+        raise InvalidRequestError(
+            f"{shown(text)!r} is no identity: digest:USER:HASH (`rollbridge access identity USER` makes one), "
+            "x509:SUBJECT, sasl:NAME or ip:ADDRESS is expected; nothing was granted"
+        )
+    scheme, _, name = text.partition(":")
+    return Id(scheme, name)
+
+
+def shown(identity: Id | str) -> str:
+    """An identity without the hash of its password, from which that could be guessed."""
+    text = identity if isinstance(identity, str) else f"{identity.scheme}:{identity.id}"
+    return ":".join(text.split(":")[:2]) if text.startswith("digest:") else text
+
+
+class Access:
+    """Grants and revokes what clients may do. The session needs the identity of the coordinators."""
+
+    def __init__(self, session: ZooKeeperSession) -> None:
+        self._session = session
+        self._metadata = Metadata(session)
+
+    def secure(self) -> int:
+        """Close what is open to everybody, with everything that coordinators need; says how many nodes were closed.
+
+        Nodes of sessions, parts and slots stay as they are, since clients own them.
+
+        Raises:
+            InvalidRequestError: the session has no identity that could own anything; nothing was changed.
+            ZooKeeperDenied: a node belongs to somebody else; those before it are closed.
+        """
+        self._need_identity()
+        self._metadata.lay_out()
+        closed = 0
+        for path in self._tree(paths.CLUSTER):
+            if _is_open(self._session.acl(path)):
+                self._session.set_acl(path, OWNED)
+                closed += 1
+        return closed
+
+    def grant(self, group: GroupName, identities: Iterable[Id]) -> None:
+        """Let identities use a group, which is made if it is not there.
+
+        Raises:
+            InvalidRequestError: the session has no identity; nothing was changed.
+            ZooKeeperDenied: the session is not a coordinator's.
+        """
+        self._need_identity()
+        self._metadata.lay_out()
+        self._metadata.ensure_group(group)
+        wanted = list(dict.fromkeys(identities))
+        for path, rights in self._places(group):
+            kept = [entry for entry in self._closed(path) if entry.id not in wanted]
+            self._session.set_acl(path, [*kept, *(ACL(rights, item) for item in wanted)])
+
+    def revoke(self, group: GroupName, identities: Iterable[str]) -> list[Id]:
+        """Take a group away from identities, which may be named without hashes; returns those that had it.
+
+        Raises:
+            NotFoundError: there is no such group.
+        """
+        self._need_identity()
+        names = set(identities)
+        gone = [item for item in self.members(group) if shown(item) in names or f"{item.scheme}:{item.id}" in names]
+        elsewhere = {item for other in self._metadata.groups() if other != group for item in self.members(other)}
+        for path, _ in self._places(group):
+            doomed = [item for item in gone if path != paths.TRANSACTION_COUNTER or item not in elsewhere]
+            self._session.set_acl(path, [entry for entry in self._closed(path) if entry.id not in doomed])
+        return gone
+
+    def members(self, group: GroupName) -> list[Id]:
+        """Who may use a group; raises NotFoundError if there is none of this name."""
+        if group not in self._metadata.groups():
+            raise NotFoundError(f"there is no transaction group {group}")
+        acl = self._session.acl(paths.requests(group))
+        return [entry.id for entry in acl if entry.id.scheme != _WORLD and entry.perms != Permissions.ALL]
+
+    def is_open(self, group: GroupName) -> bool:
+        """Whether everybody who reaches ZooKeeper may use a group."""
+        return _is_open(self._session.acl(paths.requests(group)))
+
+    def _need_identity(self) -> None:
+        if not self._session.has_identity:
+            raise InvalidRequestError(
+                "access is given by whom ZooKeeper knows: set digest.username and digest.password, or a certificate, "
+                "under zookeeper_security (docs/security.md); nothing was changed"
+            )
+
+    def _closed(self, path: str) -> Sequence[ACL]:
+        """Who may do what with a node, once it is not open to everybody any more."""
+        acl = self._session.acl(path)
+        return OWNED if _is_open(acl) else acl
+
+    def _places(self, group: GroupName) -> Iterator[tuple[str, int]]:
+        """The nodes that members write to, and what they may do there."""
+        yield paths.requests(group), _MEMBER
+        yield paths.answers(group), _READ | Permissions.DELETE
+        yield paths.sessions(group), _MEMBER
+        yield paths.parts_of(group), _READ | Permissions.CREATE
+        for stream in self._metadata.streams(group.scope):
+            if stream.group == group:
+                self._session.ensure(paths.cas_slots(stream.name))
+                yield paths.cas_slots(stream.name), _MEMBER
+        yield paths.TRANSACTION_COUNTER, _READ | Permissions.WRITE
+
+    def _tree(self, path: str) -> Iterator[str]:
+        """A node and everything below it but for what clients own."""
+        yield path
+        if not _OF_CLIENTS.fullmatch(path):
+            for name in self._session.children(path):
+                yield from self._tree(f"{path.rstrip('/')}/{name}")
+
+
+def open_slots(session: ZooKeeperSession, group: GroupName, path: str) -> None:
+    """Let the members of a group take slots below a node that has just been made for a stream of it."""
+    if session.has_identity:
+        session.set_acl(path, session.acl(paths.requests(group)))
+
+
+def open_nodes(session: ZooKeeperSession) -> list[str]:
+    """Of the nodes that matter most, those that everybody may change; none if we have no identity ourselves."""
+    if not session.has_identity:
+        return []
+    groups = [path for name in Metadata(session).groups() for path in (paths.group(name), paths.requests(name))]
+    found = []
+    for path in (paths.CLUSTER, paths.SCOPES, paths.GROUPS, paths.CAS, paths.TRANSACTION_COUNTER, *groups):
+        with suppress(NodeMissing):
+            if _is_open(session.acl(path)):
+                found.append(path)
+    return found
+
+
+def _is_open(acl: Iterable[ACL]) -> bool:
+    return any(entry.id.scheme == _WORLD and entry.perms != _READ for entry in acl)

@@ -1,0 +1,174 @@
+"""Who we are to ZooKeeper, and how we know that it is ZooKeeper: digest identities, TLS, and the ACL of our nodes.
+
+The keys are those of Kafka's clients where they mean the same::
+
+    security.protocol                      PLAINTEXT (default) or SSL
+    ssl.ca.location, ssl.certificate.location, ssl.key.location, ssl.key.password,
+    ssl.endpoint.identification.algorithm  as for Kafka
+    digest.username, digest.password       an identity of ZooKeeper's scheme ``digest``
+
+Whoever has an identity, by digest or by a client certificate (scheme ``x509``), owns what it creates: it may do
+everything with such a node, and everybody else may read it. Who else may write where is granted by
+:mod:`bridge.zookeeper.access`. Without an identity nodes are open to all, as ZooKeeper's default has it.
+
+Sources: ZooKeeper's programmer's guide (access control using ACLs) and administrator's guide (SSL/TLS options).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kazoo.protocol.serialization import Auth, Connect
+from kazoo.security import ACL, CREATOR_ALL_ACL, READ_ACL_UNSAFE
+
+from bridge.errors import ConfigError
+from bridge.kafka.security import Security
+
+_TLS_KEYS: Final = frozenset(
+    {
+        "security.protocol",
+        "ssl.ca.location",
+        "ssl.certificate.location",
+        "ssl.key.location",
+        "ssl.key.password",
+        "ssl.endpoint.identification.algorithm",
+    }
+)
+USERNAME: Final = "digest.username"
+PASSWORD: Final = "digest.password"
+ZOOKEEPER_SECURITY_KEYS: Final = _TLS_KEYS | {USERNAME, PASSWORD}
+_PREFIX: Final = "zookeeper."
+PREFIXED_KEYS: Final = frozenset(_PREFIX + key for key in ZOOKEEPER_SECURITY_KEYS)
+"""The same keys where they stand beside those of Kafka's clients."""
+
+OWNED: Final = (*CREATOR_ALL_ACL, *READ_ACL_UNSAFE)
+"""The ACL of a node whose creator has an identity: that identity may do everything, all others may read."""
+
+_HANDSHAKE_S: Final = 3.0
+
+__all__ = ["ACL", "OWNED", "PREFIXED_KEYS", "ZOOKEEPER_SECURITY_KEYS", "Quieter", "ZooKeeperSecurity", "take_prefixed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooKeeperSecurity:
+    """How a session proves who it is and whom it talks to; passwords show neither in ``repr`` nor in errors."""
+
+    tls: Security = field(default_factory=Security)
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, str] | None) -> ZooKeeperSecurity:
+        """Read the keys above; ConfigError names every key that is unknown, missing or wrong."""
+        config = config or {}
+        faults = [f"{key}: not a security setting of ZooKeeper" for key in config if key not in ZOOKEEPER_SECURITY_KEYS]
+        protocol = config.get("security.protocol", "PLAINTEXT").upper()
+        if protocol.startswith("SASL"):
+            faults.append(f"security.protocol: {protocol!r} is neither PLAINTEXT nor SSL; SASL is not offered")
+        username, password = config.get(USERNAME), config.get(PASSWORD)
+        if (username is None) != (password is None):
+            faults.append(f"{PASSWORD if password is None else USERNAME}: needed with the other one")
+        if username is not None and (not username or ":" in username):
+            faults.append(f"{USERNAME}: is empty or holds a colon, which ends it")
+        tls = Security()
+        if not faults:
+            try:
+                tls = Security.from_config({key: config[key] for key in _TLS_KEYS & set(config)})
+            except ConfigError as exc:
+                faults.append(str(exc))
+        if not tls.uses_tls:
+            faults.extend(
+                f"{key}: has no effect without security.protocol=SSL"
+                for key in sorted(config)
+                if key.startswith("ssl.")
+            )
+        if faults:
+            raise ConfigError("; ".join(faults))
+        return cls(tls=tls, username=username, password=password)
+
+    @property
+    def has_identity(self) -> bool:
+        """Whether ZooKeeper can tell who we are."""
+        return self.username is not None or (self.tls.uses_tls and self.tls.certificate_location is not None)
+
+    @property
+    def identity(self) -> str:
+        """Who we are, for messages."""
+        if self.username is not None:
+            return f"digest user {self.username}"
+        if self.has_identity:
+            return f"the certificate {self.tls.certificate_location}"
+        return "a client without identity"
+
+    def kazoo_options(self) -> dict[str, Any]:
+        """What a KazooClient is told.
+
+        Raises:
+            ConfigError: a file can not be used; kazoo itself would say nothing and try for ever.
+        """
+        options: dict[str, Any] = {}
+        if self.username is not None:
+            options["auth_data"] = [("digest", f"{self.username}:{self.password}")]
+        if self.has_identity:
+            options["default_acl"] = list(OWNED)
+        if self.tls.uses_tls:
+            self.tls.tls_context()
+            certificate = self.tls.certificate_location
+            options |= {
+                "use_ssl": True,
+                "ca": self.tls.ca_location,
+                "certfile": certificate,
+                "keyfile": self.tls.key_location or certificate,
+                "keyfile_password": self.tls.key_password or "",
+                "verify_certs": True,
+                "check_hostname": self.tls.check_hostname,
+            }
+        return options
+
+    def tls_fault(self, addresses: str) -> str:
+        """Why a TLS handshake with the first server that accepts connections fails; empty if it does not, or none.
+
+        kazoo itself would not say, try again for ever, and leave the sockets to the garbage collector.
+        """
+        if not self.tls.uses_tls:
+            return ""
+        context = self.tls.tls_context()
+        for address in addresses.split(","):
+            host, _, port = address.strip().rpartition(":")
+            try:
+                with (
+                    socket.create_connection((host.strip("[]"), int(port)), timeout=_HANDSHAKE_S) as raw,
+                    context.wrap_socket(raw, server_hostname=host.strip("[]")),
+                ):
+                    return ""
+            except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                continue  # it is just stopping, perhaps
+            except ssl.SSLError as fault:
+                return f"the TLS handshake with {address.strip()} fails: {fault}"
+            except (OSError, ValueError):
+                continue
+        return ""
+
+
+def take_prefixed(config: Mapping[str, object]) -> dict[str, str]:
+    """Our settings among those of a client of Kafka, without their prefix."""
+    return {key.removeprefix(_PREFIX): str(config[key]) for key in PREFIXED_KEYS & config.keys()}
+
+
+class Quieter(logging.LoggerAdapter[logging.Logger]):
+    """kazoo's log: attempts to reconnect are no warnings, since what fails is raised; secrets are left out.
+
+    kazoo logs every request at DEBUG, and among them those that hold our password and the session's; below DEBUG it
+    logs the session's password again.
+    """
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        if level < logging.DEBUG:
+            return
+        shown = tuple(f"{type(item).__name__}(...)" if isinstance(item, Auth | Connect) else item for item in args)
+        super().log(logging.INFO if level == logging.WARNING else level, msg, *shown, **kwargs)

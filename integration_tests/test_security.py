@@ -1,0 +1,403 @@
+"""A secured cluster: who has rights on one stream does everything with it, and nothing with another; no secret is told.
+
+Alice owns ``sales/orders``, in the group ``sales/default``; bob owns ``sales/ledger``, in ``sales/bobs``; carol only
+reads orders. Their rights are those that ``rollbridge access`` prints and grants, so these are enough.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+import pytest
+from confluent_kafka import TopicPartition
+
+import bridge
+from bridge.errors import IncompleteError, InvalidRequestError, NotFoundError, RollbridgeError, ZooKeeperUnavailable
+from bridge.kafka.errors import NotAuthorizedError
+from bridge.kafka.topics import TopicAdmin
+from bridge.model import paths
+from bridge.model.names import GroupName, StreamName
+from bridge.model.rights import Right, coordinator, previewer, reader, writer
+from bridge.zookeeper.access import Access, digest_identity, open_nodes, parse_identity
+from bridge.zookeeper.errors import ZooKeeperDenied
+from bridge.zookeeper.metadata import Metadata
+from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.clients import read_and_commit, until
+from integration_tests.command_line import Answer, run_cli
+from integration_tests.coordinators import coordinator as running_coordinator
+from integration_tests.secured import (
+    CA,
+    CERTIFICATE,
+    CERTIFICATE_IDENTITY,
+    Secured,
+    kafka_security,
+    password,
+    secured_processes,
+    zookeeper_security,
+)
+
+ORDERS, LEDGER = "sales/orders", "sales/ledger"
+ALICES, BOBS = GroupName("sales"), GroupName("sales", "bobs")
+SECRET = "Hush-"
+USERS = ("coordinator", "alice", "bob", "carol", "trainee")
+
+Do = Callable[[bridge.Bridge], object]
+
+
+class Heard(logging.Handler):
+    """Everything that is logged in this process, whatever its level."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture(scope="module")
+def heard() -> Iterator[Heard]:
+    root, handler = logging.getLogger(), Heard()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(1)
+    yield handler
+    root.setLevel(before)
+    root.removeHandler(handler)
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def secured(heard: Heard, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(secured_processes(tmp_path_factory.mktemp("secured")))
+        cluster.add_users(*USERS)
+        cluster.allow("coordinator", coordinator("sales", ["billing"]))
+        cluster.allow("alice", writer(StreamName.parse(ORDERS), ALICES, ["billing"]))
+        cluster.allow("bob", writer(StreamName.parse(LEDGER), BOBS))
+        cluster.allow("carol", reader(StreamName.parse(ORDERS), ["carols"]))
+        stack.enter_context(
+            running_coordinator(
+                cluster,
+                cluster.root,
+                "secured",
+                logs,
+                arguments=["--log-level=DEBUG"],
+                **cluster.environment("coordinator"),
+            )
+        )
+        # Who is first makes the root path, and owns it.
+        with opened(cluster, "coordinator") as session:
+            until(lambda: session.children(paths.COORDINATORS))
+        for group, user in ((ALICES, "alice"), (BOBS, "bob")):
+            made = cli(cluster, user, "access", "identity", user, stdin=password(user).encode())
+            done = cli(cluster, "coordinator", "access", "grant", str(group), made.out.strip())
+            assert done.code == 0, done
+        for user, stream, group in (("alice", ORDERS, ALICES), ("bob", LEDGER, BOBS)):
+            with cluster.connect(user) as client:
+                client.admin.create_stream(stream, segments=2, group=group.group)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def alice(secured: Secured) -> Iterator[bridge.Bridge]:
+    with secured.connect("alice") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def bob(secured: Secured) -> Iterator[bridge.Bridge]:
+    with secured.connect("bob") as client:
+        yield client
+
+
+def opened(cluster: Secured, user: str, security: Mapping[str, str] | None = None) -> ZooKeeperSession:
+    return ZooKeeperSession(
+        cluster.zookeeper, root=cluster.root, security=zookeeper_security(user) if security is None else security
+    )
+
+
+def cli(cluster: Secured, user: str, *arguments: str, stdin: bytes = b"") -> Answer:
+    return run_cli(cluster.environment(user), *arguments, stdin=stdin)
+
+
+def consume(cluster: Secured, user: str, group: str, last: bytes) -> list[bytes | None]:
+    config = {
+        "bootstrap.servers": cluster.bootstrap_servers,
+        "zookeeper": cluster.zookeeper,
+        "zookeeper.root": cluster.root,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        **kafka_security(user),
+        **{f"zookeeper.{key}": value for key, value in zookeeper_security(user).items()},
+    }
+    consumer = bridge.Consumer(config)
+    try:
+        consumer.subscribe([ORDERS])
+        return read_and_commit(consumer, last)
+    finally:
+        consumer.close()
+
+
+def values(client: bridge.Bridge, stream: str, isolation: Any = "read_committed") -> set[bytes | None]:
+    with client.reader(stream, isolation=isolation, follow=False) as records:
+        return {record.value for record in records}
+
+
+def test_alice_does_everything_with_her_stream(secured: Secured, alice: bridge.Bridge) -> None:
+    with alice.transaction(ORDERS) as transaction:
+        transaction.write(ORDERS, key=b"a", value=b"committed")
+        transaction.send_offsets([TopicPartition("sales.orders.segment-0.epoch-0", 0, 0)], "billing")
+    assert alice.outcome(transaction.id).committed
+    aborted = alice.begin(ORDERS)
+    aborted.write(ORDERS, key=b"a", value=b"aborted")
+    aborted.abort()
+    with alice.writer(ORDERS) as plain:
+        plain.write(b"b", b"plain").result(30)
+    with alice.cas_writer(ORDERS) as conditional:
+        first = conditional.write(b"c", b"first", expected=bridge.ANY)
+        conditional.write(b"c", b"second", expected=first)
+    counter: bridge.Synchronizer[bytes, bytes] = alice.synchronizer(ORDERS, b"counter", b"", operator.add)
+    counter.update(lambda state: [b"x"])
+    assert counter.fetch() == b"x"
+    preview = alice.begin(ORDERS)
+    preview.write(ORDERS, key=b"d", value=b"open")
+    preview.flush()
+    written = {b"committed", b"plain", b"first", b"second"}
+    assert written <= values(alice, ORDERS)
+    assert b"open" in values(alice, ORDERS, "read_uncommitted")
+    alice.admin.scale(ORDERS, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+    preview.commit()
+    with alice.writer(ORDERS) as plain:
+        plain.write(b"e", b"last").result(30)
+    assert {*written, b"open", b"last"} <= values(alice, ORDERS)
+    assert b"aborted" not in values(alice, ORDERS)
+    assert b"last" in consume(secured, "alice", "billing", b"last")
+    with alice.transactions("sales", follow=False) as transactions:
+        assert [item.id for item in transactions] == [transaction.id, preview.id]
+    for arguments in (("stream", "describe", ORDERS), ("txn", "list"), ("consume", ORDERS), ("status",)):
+        assert cli(secured, "alice", *arguments).code == 0
+
+
+NOTHING_WITH_ANOTHER: Mapping[str, Do] = {
+    "begins a transaction": lambda b: b.begin(ORDERS),
+    "begins one with a stream of its own": lambda b: b.begin(LEDGER, ORDERS),
+    "writes plainly": lambda b: b.writer(ORDERS).write(b"k", b"no").result(30),
+    "writes conditionally": lambda b: b.cas_writer(ORDERS).write(b"k", b"no", expected=bridge.ANY),
+    "reads": lambda b: values(b, ORDERS),
+    "previews": lambda b: values(b, ORDERS, "read_uncommitted"),
+    "reads transactions": lambda b: [*b.transactions("sales", follow=False)],
+    "scales": lambda b: b.admin.scale(ORDERS, seal=[1], ranges=[(0.5, 1.0)]),
+    "truncates": lambda b: b.admin.truncate(ORDERS, "latest"),
+    "sets a retention": lambda b: b.admin.update_stream(ORDERS, retention_bytes=1),
+    "deletes": lambda b: b.admin.delete_stream(ORDERS),
+    "creates one beside it": lambda b: b.admin.create_stream("sales/more"),
+    "creates one in a group of nobody": lambda b: b.admin.create_stream("sales/more", group="new"),
+}
+
+
+@pytest.mark.parametrize("what", NOTHING_WITH_ANOTHER)
+def test_bob_can_do_nothing_with_it_and_is_told_why(secured: Secured, bob: bridge.Bridge, what: str) -> None:
+    before = state_of(secured)
+    with pytest.raises(RollbridgeError) as refused:
+        NOTHING_WITH_ANOTHER[what](bob)
+    assert isinstance(refused.value, NotAuthorizedError | ZooKeeperDenied) or what.startswith("begins one with")
+    assert "nothing was" in str(refused.value)
+    assert SECRET not in str(refused.value)
+    assert state_of(secured) == before
+
+
+def state_of(cluster: Secured) -> object:
+    """Everything of alice's that anybody could have changed."""
+    with opened(cluster, "coordinator") as session:
+        stream = StreamName.parse(ORDERS)
+        nodes = [paths.stream(stream), paths.truncation(stream), *(paths.group(item) for item in (ALICES, BOBS))]
+        known = [None if node is None else node.version for node in session.get_many(nodes)]
+        lists = [
+            session.children(path)
+            for path in (paths.GROUPS, paths.streams("sales"), paths.epochs(stream), paths.sessions(ALICES))
+        ]
+        topics = [f"{stream.scope}.{stream.stream}.segment-{n}.epoch-0" for n in range(2)]
+        return known, lists, TopicAdmin(cluster.inner).end_offsets([stream.buffer_topic, *topics])
+
+
+def test_bobs_own_stream_is_his(bob: bridge.Bridge) -> None:
+    with bob.transaction(LEDGER) as transaction:
+        transaction.write(LEDGER, key=b"k", value=b"bob's")
+    with bob.cas_writer(LEDGER) as conditional:
+        conditional.write(b"c", b"first", expected=bridge.ANY)
+    assert values(bob, LEDGER) == {b"bob's", b"first"}
+
+
+def test_a_reader_reads_and_writes_nothing(secured: Secured, alice: bridge.Bridge) -> None:
+    with alice.writer(ORDERS) as plain:
+        plain.write(b"e", b"for carol").result(30)
+    with secured.connect("carol") as carol:
+        assert b"for carol" in values(carol, ORDERS)
+        for attempt in (
+            lambda: carol.begin(ORDERS),
+            lambda: carol.writer(ORDERS).write(b"k", b"no").result(30),
+            lambda: values(carol, ORDERS, "read_uncommitted"),
+        ):
+            with pytest.raises((NotAuthorizedError, ZooKeeperDenied)):
+                attempt()
+    assert b"for carol" in consume(secured, "carol", "carols", b"for carol")
+    with pytest.raises(NotAuthorizedError, match="billing"):
+        consume(secured, "carol", "billing", b"for carol")
+
+
+def test_a_member_of_the_group_without_rights_on_the_stream_can_not_write_a_transaction(secured: Secured) -> None:
+    secured.add_users("dave")
+    secured.allow("dave", previewer(StreamName.parse(ORDERS), ALICES))
+    with opened(secured, "coordinator") as session:
+        Access(session).grant(ALICES, [parse_identity(digest_identity("dave", password("dave")))])
+    with secured.connect("dave") as dave:
+        assert b"committed" in values(dave, ORDERS, "read_uncommitted")
+        # First without a right to write anywhere, in which case brokers give it no producer id.
+        for said in ("CLUSTER_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"):
+            transaction = dave.begin(ORDERS)
+            future = transaction.write(ORDERS, key=b"k", value=b"no")
+            with pytest.raises(IncompleteError, match=f"{said}.*nothing was written"):
+                transaction.commit()
+            with pytest.raises(IncompleteError):
+                future.result(1)
+            secured.allow("dave", writer(StreamName("sales", "daves"), ALICES))
+    cli(secured, "coordinator", "access", "revoke", str(ALICES), "digest:dave")
+
+
+def test_nobody_else_gets_in(secured: Secured) -> None:
+    stranger = replace(secured.settings("alice"), kafka={**kafka_security("alice"), "sasl.password": "guessed"})
+    with pytest.raises(RollbridgeError, match="refused our credentials"):
+        bridge.Bridge(stranger)
+    # ZooKeeper's digests are names: a wrong password makes another one, which has no rights.
+    wrong = {**zookeeper_security("alice"), "digest.password": "guessed"}
+    with opened(secured, "alice", wrong) as session:
+        for attempt in (
+            lambda: session.create(f"{paths.requests(ALICES)}/request-", b"{}", sequential=True),
+            lambda: session.set(paths.TRANSACTION_COUNTER, b"1"),
+            lambda: session.delete(paths.stream(StreamName.parse(ORDERS))),
+            lambda: session.set_acl(paths.CLUSTER, []),
+            lambda: Access(session).grant(ALICES, [parse_identity("ip:127.0.0.1")]),
+        ):
+            with pytest.raises(ZooKeeperDenied, match="digest user alice") as refused:
+                attempt()
+            assert "guessed" not in str(refused.value)
+    with (
+        pytest.raises(ZooKeeperUnavailable, match="TLS handshake"),
+        opened(secured, "alice", {"security.protocol": "SSL", "ssl.ca.location": CA.replace("ca.", "stranger.")}) as it,
+    ):
+        it.start(2.0)
+
+
+def test_a_certificate_is_an_identity_and_what_is_granted_can_be_revoked(secured: Secured) -> None:
+    by_certificate = {"security.protocol": "SSL", "ssl.ca.location": CA, **CERTIFICATE}
+    granted = cli(secured, "coordinator", "access", "grant", str(BOBS), CERTIFICATE_IDENTITY, "--json")
+    assert json.loads(granted.out) == {"group": str(BOBS), "granted": [CERTIFICATE_IDENTITY]}
+    listed = json.loads(cli(secured, "carol", "access", "list", "--json").out)
+    assert listed == {str(ALICES): ["digest:alice"], str(BOBS): ["digest:bob", CERTIFICATE_IDENTITY]}
+    with opened(secured, "", by_certificate) as session:
+        slot = f"{paths.cas_slots(StreamName.parse(LEDGER))}/17"
+        session.create(slot, ephemeral=True)
+        session.delete(slot)
+        revoked = cli(secured, "coordinator", "access", "revoke", str(BOBS), CERTIFICATE_IDENTITY)
+        assert CERTIFICATE_IDENTITY in revoked.out
+        with pytest.raises(ZooKeeperDenied, match="certificate"):
+            session.create(slot, ephemeral=True)
+        with pytest.raises(ZooKeeperDenied):
+            session.set(paths.TRANSACTION_COUNTER, b"1")
+    assert cli(secured, "coordinator", "access", "grant", "sales/default", "digest:eve").code == 4
+    with opened(secured, "coordinator") as session, pytest.raises(NotFoundError):
+        Access(session).members(GroupName("sales", "none"))
+
+
+def test_what_was_open_to_everybody_can_be_closed(secured: Secured) -> None:
+    old = replace(secured, root="/old")
+    anonymous = {"security.protocol": "SSL", "ssl.ca.location": CA}
+    with opened(old, "", anonymous) as nobody, opened(old, "coordinator") as session:
+        Metadata(nobody).lay_out()
+        Metadata(nobody).ensure_group(ALICES)
+        nobody.create(paths.session(ALICES, "loader"), b"{}")
+        assert open_nodes(nobody) == []
+        assert paths.requests(ALICES) in open_nodes(session)
+        assert json.loads(cli(old, "carol", "access", "list", "--json").out) == {str(ALICES): ["everybody"]}
+        with pytest.raises(InvalidRequestError, match=r"digest.username"):
+            Access(nobody).grant(ALICES, [parse_identity(CERTIFICATE_IDENTITY)])
+        assert json.loads(cli(old, "coordinator", "access", "secure", "--json").out)["closed"] > paths.BUCKETS
+        assert open_nodes(session) == []
+        assert cli(old, "coordinator", "access", "secure").out == "0 nodes closed.\n"
+        assert cli(old, "carol", "access", "secure").out == "0 nodes closed.\n"
+        with pytest.raises(ZooKeeperDenied, match="without identity"):
+            nobody.create(f"{paths.requests(ALICES)}/request-", sequential=True)
+        assert nobody.set(paths.session(ALICES, "loader"), b"{}") > 0  # it is its client's
+
+
+def test_the_doctor_says_which_rights_are_missing(secured: Secured, alice: bridge.Bridge) -> None:
+    def found(user: str) -> list[dict[str, str]]:
+        answer = cli(secured, user, "doctor", "--json")
+        assert answer.out, answer
+        checks = ("permission", "zookeeper-open", "topic-replaced", "segment-gone")
+        return [item for item in json.loads(answer.out)["findings"] if item["check"] in checks]
+
+    assert found("coordinator") == []
+    lacking = [
+        replace(right, operations=tuple(item for item in right.operations if item not in ("AlterConfigs", "Delete")))
+        for right in coordinator("sales")
+    ]
+    secured.allow("trainee", lacking)
+    said = {item["what"] for item in found("trainee")}
+    assert said
+    assert all("may not ALTER_CONFIGS, DELETE topic sales." in item for item in said)
+    assert any("may not look at" in item["what"] for item in found("bob"))
+
+
+def test_a_coordinator_that_lacks_a_right_says_which(secured: Secured, logs: Path) -> None:
+    lacking: list[Right] = [
+        replace(right, operations=tuple(item for item in right.operations if item != "Create"))
+        for right in coordinator("school")
+    ]
+    secured.allow("trainee", lacking)
+    school = replace(secured, root="/school")
+    with running_coordinator(school, school.root, "trainee", logs, **school.environment("trainee")):
+        with opened(school, "trainee") as session:
+            until(lambda: session.children(paths.COORDINATORS))
+            Access(session).grant(GroupName("school"), [])
+        log = logs / "trainee.log"
+        until(lambda: "cannot create topic" in log.read_text())
+    assert "TOPIC_AUTHORIZATION_FAILED" in log.read_text()
+    assert "docs/security.md" in log.read_text()
+
+
+def test_nothing_tells_a_secret(secured: Secured, heard: Heard, logs: Path, alice: bridge.Bridge) -> None:
+    said = [cli(secured, "alice", *item, "--json", "-vv") for item in (("stream", "list"), ("doctor",), ("status",))]
+    with patch.dict(os.environ, {}):
+        said.append(run_cli({**secured.environment("alice"), "ROLLBRIDGE_KAFKA_SASL_MECHANISM": "X"}, "txn", "list"))
+    assert said[-1].code == 4
+    for answer in said:
+        assert SECRET not in answer.out + answer.err
+    for process in psutil.process_iter():
+        try:
+            assert SECRET not in " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+    for log in logs.glob("*.log"):
+        assert SECRET not in log.read_text(errors="replace")
+    assert "ZooKeeper session" in (logs / "secured.log").read_text()
+    assert any("Auth(...)" in line for line in heard.lines)
+    assert not [line for line in heard.lines if SECRET in line]
+    for thing in (alice, alice.settings, alice.admin):
+        assert SECRET not in repr(thing)
