@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-
 SESSION_TIMEOUT_S = 1.0
 
 
