@@ -320,7 +320,8 @@ def test_a_certificate_is_an_identity_and_what_is_granted_can_be_revoked(secured
             session.create(slot, ephemeral=True)
         with pytest.raises(ZooKeeperDenied):
             session.set(paths.TRANSACTION_COUNTER, b"1")
-    assert cli(secured, "coordinator", "access", "grant", "sales/default", "digest:eve").code == 4
+    for group, identity in ((ALICES, "digest:eve"), (ORDERS, CERTIFICATE_IDENTITY), ("nonsense", "x509:CN=a")):
+        assert cli(secured, "coordinator", "access", "grant", str(group), identity).code == 4
     with opened(secured, "coordinator") as session, pytest.raises(NotFoundError):
         Access(session).members(GroupName("sales", "none"))
 
