@@ -22,7 +22,14 @@ import pytest
 from confluent_kafka import TopicPartition
 
 import bridge
-from bridge.errors import IncompleteError, InvalidRequestError, NotFoundError, RollbridgeError, ZooKeeperUnavailable
+from bridge.errors import (
+    ConflictError,
+    IncompleteError,
+    InvalidRequestError,
+    NotFoundError,
+    RollbridgeError,
+    ZooKeeperUnavailable,
+)
 from bridge.kafka.errors import NotAuthorizedError
 from bridge.kafka.topics import TopicAdmin
 from bridge.model import paths
@@ -188,8 +195,21 @@ def test_alice_does_everything_with_her_stream(secured: Secured, alice: bridge.B
     assert {*written, b"open", b"last"} <= values(alice, ORDERS)
     assert b"aborted" not in values(alice, ORDERS)
     assert b"last" in consume(secured, "alice", "billing", b"last")
+    shared = alice.begin(ORDERS)
+    shared.flush()
+    part = alice.join(shared.id, timeout=30)
+    part.write(ORDERS, key=b"f", value=b"of another process")
+    shared.commit(parts=[part.finish()])
+    assert b"of another process" in values(alice, ORDERS)
+    assert alice.unfinished() == []
     with alice.transactions("sales", follow=False) as transactions:
-        assert [item.id for item in transactions] == [transaction.id, preview.id]
+        assert [item.id for item in transactions] == [transaction.id, preview.id, shared.id]
+    alice.admin.update_stream(ORDERS, retention_groups=["billing"])
+    with pytest.raises(ConflictError, match="billing"):
+        alice.admin.truncate(ORDERS, "latest")
+    alice.admin.update_stream(ORDERS, retention_groups=[])
+    alice.admin.create_stream("sales/orders-of-old")
+    alice.admin.delete_stream("sales/orders-of-old")
     for arguments in (("stream", "describe", ORDERS), ("txn", "list"), ("consume", ORDERS), ("status",)):
         assert cli(secured, "alice", *arguments).code == 0
 
@@ -320,7 +340,8 @@ def test_a_certificate_is_an_identity_and_what_is_granted_can_be_revoked(secured
             session.create(slot, ephemeral=True)
         with pytest.raises(ZooKeeperDenied):
             session.set(paths.TRANSACTION_COUNTER, b"1")
-    assert cli(secured, "coordinator", "access", "grant", "sales/default", "digest:eve").code == 4
+    for group, identity in ((ALICES, "digest:eve"), (ORDERS, CERTIFICATE_IDENTITY), ("nonsense", "x509:CN=a")):
+        assert cli(secured, "coordinator", "access", "grant", str(group), identity).code == 4
     with opened(secured, "coordinator") as session, pytest.raises(NotFoundError):
         Access(session).members(GroupName("sales", "none"))
 

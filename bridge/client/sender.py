@@ -115,8 +115,10 @@ class Sender:
 
     def is_refusal(self, fault: KafkaError) -> bool:
         """Whether a broker itself refused the frame, so that it is certainly not in the buffer."""
-        # Without a right to write anywhere a producer gets no id, and sends nothing at all.
-        return fault.code() > 0 or self.cause_of(fault).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+        if fault.code() == KafkaError._PURGE_QUEUE:
+            # Without a right to write anywhere a producer gets no id, and sends nothing at all.
+            return self.cause_of(fault).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+        return fault.code() > 0
 
     def close(self, timeout_s: float) -> int:
         """Send what is queued and stop; return how many frames were not acknowledged in time."""

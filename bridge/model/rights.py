@@ -61,8 +61,7 @@ def reader(stream: StreamName, consumer_groups: Iterable[str] = ()) -> Iterator[
     """To read what is committed: with any Kafka client, ``Bridge.reader``, ``bridge.Consumer``, or Spark's source."""
     yield Right(Resource.TOPIC, f"{_prefix(stream)}segment-", ("Read",), "read committed records", prefixed=True)
     yield _client()
-    for group in consumer_groups:
-        yield Right(Resource.GROUP, group, ("Read",), "be a member of the consumer group, and commit offsets")
+    yield from _members(consumer_groups)
 
 
 def previewer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
@@ -70,8 +69,7 @@ def previewer(stream: StreamName, group: GroupName, consumer_groups: Iterable[st
     yield Right(Resource.TOPIC, _prefix(stream), ("Read",), "read segments, and the buffer for previews", prefixed=True)
     yield _outcomes(group)
     yield _client()
-    for name in consumer_groups:
-        yield Right(Resource.GROUP, name, ("Read",), "be a member of the consumer group, and commit offsets")
+    yield from _members(consumer_groups)
 
 
 def writer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
@@ -88,8 +86,7 @@ def writer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] 
     )
     yield _outcomes(group)
     yield _client()
-    for name in consumer_groups:
-        yield Right(Resource.GROUP, name, ("Read",), "be a member of the consumer group, and commit offsets")
+    yield from _members(consumer_groups)
 
 
 def compactor(stream: StreamName) -> Iterator[Right]:
@@ -143,6 +140,11 @@ def _prefix(stream: StreamName) -> str:
 
 def _outcomes(group: GroupName) -> Right:
     return Right(Resource.TOPIC, group.commit_log_topic, ("Read",), "learn what became of transactions")
+
+
+def _members(consumer_groups: Iterable[str]) -> Iterator[Right]:
+    for name in consumer_groups:
+        yield Right(Resource.GROUP, name, ("Read",), "be a member of the consumer group, and commit offsets")
 
 
 def _client() -> Right:

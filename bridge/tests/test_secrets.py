@@ -11,6 +11,7 @@ from kazoo.protocol.serialization import Auth, Connect, Create
 
 from bridge.config import ConnectionSettings, load_settings
 from bridge.consumer_settings import consumer_settings
+from bridge.embedded.state import write_privately
 from bridge.errors import ConfigError
 from bridge.kafka.security import Security
 from bridge.producer.settings import ProducerSettings
@@ -167,6 +168,15 @@ def test_a_file_without_secrets_may_be_read_by_all(tmp_path: Path, caplog: pytes
     file.chmod(0o644)
     load_settings(config_file=file, environ={})
     assert caplog.text == ""
+
+
+def test_what_embedded_servers_are_told_is_nobody_elses(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("old")
+    file.chmod(0o644)
+    write_privately(file, SECRET)
+    assert file.read_text() == SECRET
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_identities_of_zookeeper() -> None:

@@ -49,7 +49,7 @@ MAY_HAVE_HAPPENED = {
     "ZookeeperStoppedError",
 }
 NOT_DONE_NOW = {"ThrottledOpError", "NewConfigNoQuorumError", "ReconfigInProcessError"}
-DENIED = {"NoAuthError", "InvalidACLError", "AuthFailedError"}
+DENIED = {"NoAuthError", "InvalidACLError", "AuthFailedError", "SessionClosedRequireSaslError"}
 REFUSED = {
     "APIError",
     "BadArgumentsError",
@@ -68,7 +68,6 @@ REFUSED = {
     "RolledBackError",
     "RuntimeInconsistency",
     "SASLException",
-    "SessionClosedRequireSaslError",
     "SystemZookeeperError",
     "UnimplementedError",
     "UnknownSessionError",

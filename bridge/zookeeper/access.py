@@ -26,9 +26,9 @@ from typing import Final
 
 from kazoo.security import ACL, Id, Permissions, make_digest_acl_credential
 
-from bridge.errors import InvalidRequestError, NotFoundError
+from bridge.errors import InvalidNameError, InvalidRequestError, NotFoundError
 from bridge.model import paths
-from bridge.model.names import GroupName
+from bridge.model.names import GroupName, StreamName
 from bridge.zookeeper.errors import NodeMissing
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.security import OWNED
@@ -104,9 +104,12 @@ class Access:
 
         Raises:
             InvalidRequestError: the session has no identity; nothing was changed.
+            InvalidNameError: a stream has the name of the group, so its writers could write to the commit log.
             ZooKeeperDenied: the session is not a coordinator's.
         """
         self._need_identity()
+        if self._metadata.stream(StreamName(group.scope, group.group)) is not None:
+            raise InvalidNameError(f"group {group} has the name of a stream of its scope; nothing was granted")
         self._metadata.lay_out()
         self._metadata.ensure_group(group)
         wanted = list(dict.fromkeys(identities))

@@ -141,10 +141,10 @@ def translate(fault: Exception, path: str, *, writes: bool, who: str = "this cli
                 path=path,
                 identity=who,
             )
-        case kazoo.InvalidACLError() | kazoo.AuthFailedError():
+        case kazoo.InvalidACLError() | kazoo.AuthFailedError() | kazoo.SessionClosedRequireSaslError():
             return ZooKeeperDenied(
                 f"ZooKeeper does not accept the identity of {who} for {path} ({_text(fault)}); nothing was written: "
-                "check whether the server offers this scheme",
+                "check what the server asks for, and whether it offers this scheme",
                 path=path,
                 identity=who,
             )
