@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 import bridge
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model.identifiers import TransactionId
+from bridge.spark.sink_crash import CRASH, PAUSE, PAUSED
 from integration_tests.adapter_tools import eventually, read_values
 from integration_tests.clients import Site, header_of, headers_of
 from integration_tests.coordinators import coordinator
@@ -75,34 +79,67 @@ def test_a_batch_job_is_one_transaction_of_several_streams(
         assert message.timestamp()[1] == 1_700_000_000_000 + number
 
 
-def test_every_row_once_wherever_the_driver_dies(
+def test_every_row_once_wherever_the_driver_stands_still_or_dies(
     spark: SparkSession, site: Site, client: bridge.Bridge, orders: str, tmp_path: Path
 ) -> None:
     options, checkpoint = options_of(site, orders), str(tmp_path / "checkpoint")
-    arguments = {"options": options, "checkpoint": checkpoint, "rows": ROWS, "batches": 9}
-    for done, point in ((1, "before-commit:1"), (3, "inside-commit:2")):
-        driver = subprocess.run(
-            [sys.executable, "-m", "integration_tests.spark_driver", json.dumps(arguments)],
-            env={**os.environ, "ROLLBRIDGE_SPARK_CRASH_AT": point},
-            capture_output=True,
-            timeout=250,
-            check=False,
-        )
-        assert driver.returncode != 0, "it was to be killed"
-        assert len(numbers_in(site, orders)) == done * ROWS, driver.stderr.decode()[-2000:]
-        if done == 1:
-            client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
-    for last in (4, 6):
+
+    def go_on(last: int) -> None:
         query = start_numbers(spark, options, checkpoint, ROWS)
         try:
             await_batch(query, last)
         finally:
             query.stop()
+
+    # It stands still before the commit of its second micro-batch while another driver takes its query over.
+    paused = tmp_path / "paused"
+    with driver(options, checkpoint, tmp_path, **{PAUSE: "before-commit:1", PAUSED: str(paused)}) as older:
+        eventually(lambda: paused.exists() and bool(paused.read_text()), "the driver stands still", timeout_s=120)
+        assert numbers_in(site, orders) == list(range(ROWS))
+        client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+        go_on(2)
+        done, rest = divmod(len(numbers_in(site, orders)), ROWS)
+        assert not rest
+        os.kill(int(paused.read_text()), signal.SIGCONT)
+        assert older.wait(120) != 0, "it was to be refused"
+    assert "newer session" in (tmp_path / "driver.log").read_text()
+    assert len(numbers_in(site, orders)) == done * ROWS
+
+    with driver(options, checkpoint, tmp_path, **{CRASH: f"inside-commit:{done + 1}"}) as dying:
+        assert dying.wait(120) != 0, "it was to be killed"
+    assert len(numbers_in(site, orders)) == (done + 2) * ROWS, (tmp_path / "driver.log").read_text()[-2000:]
+
+    for last in (done + 3, done + 5):
+        go_on(last)
         # What a driver leaves that dies after the commit, before Spark has noted it.
         noted = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
         noted.unlink()
         noted.with_name(f".{noted.name}.crc").unlink(missing_ok=True)
-    check_whole_batches(site, orders, 7)
+    check_whole_batches(site, orders, done + 6)
+
+
+@contextmanager
+def driver(
+    options: Mapping[str, str], checkpoint: str, logs: Path, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver in a process of its own, which logs to ``driver.log``."""
+    arguments = {"options": options, "checkpoint": checkpoint, "rows": ROWS, "batches": 1_000}
+    with (logs / "driver.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "integration_tests.spark_driver", json.dumps(arguments)],
+            env={**os.environ, **environment},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            process.kill()
+            process.wait(10)
 
 
 def test_every_row_once_while_the_stream_is_scaled_and_the_coordinator_is_killed(

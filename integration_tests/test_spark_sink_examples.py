@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS = 6_000
+PNG = b"\x89PNG\r\n"
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +24,18 @@ def environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_backfill_is_one_transaction_beside_live_traffic(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert spark_backfill.show(spark, ROWS), capsys.readouterr().out
+    plot = tmp_path / "new" / "backfill.png"
+    assert spark_backfill.show(spark, ROWS, plot), capsys.readouterr().out
+    assert plot.read_bytes().startswith(PNG)
     assert capsys.readouterr().out.count("  ok: ") == 3
 
 
 def test_flights_are_there_once_although_the_driver_is_killed(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert spark_flights.show(spark, ROWS), capsys.readouterr().out
+    plot = tmp_path / "flights.png"
+    assert spark_flights.show(spark, ROWS, plot), capsys.readouterr().out
+    assert plot.read_bytes().startswith(PNG)
     assert capsys.readouterr().out.count("  ok: ") == 3

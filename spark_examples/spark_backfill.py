@@ -19,6 +19,7 @@ import bridge
 from spark_examples import flights
 from spark_examples.competing import check, connect, new_stream, play, until
 from spark_examples.on_spark import open_spark, options_of
+from spark_examples.plots import FOLDER, save_curves
 from spark_examples.spark_flights import committed
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ TASKS: Final = 16
 _LIVE_KEY: Final = b"live"
 _LIVE_EVERY_S: Final = 0.02
 _LAST: Final = b"the last one"
+_LIVE: Final = "live records"
+_LOADED: Final = "records of the backfill"
+_DRAWN_EVERY: Final = 1_000
 
 
 class LiveReader:
@@ -37,28 +41,33 @@ class LiveReader:
         live, loaded: How many live records and records of the backfill it has read.
         live_before: How many live ones came while nothing of the backfill was there.
         silence_s: Its longest wait for a live record while nothing of the backfill was there.
+        seen: Records of each kind over time, for a plot.
     """
 
     def __init__(self, b: bridge.Bridge, stream: str) -> None:
         self.live = self.loaded = self.live_before = 0
         self.silence_s = 0.0
+        self.seen: dict[str, list[tuple[float, float]]] = {_LIVE: [], _LOADED: []}
         self._reader = b.reader(stream)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        last_s = time.monotonic()
+        began_s = last_s = time.monotonic()
         with self._reader as reader:
             for record in reader:
                 now_s = time.monotonic()
                 if record.key != _LIVE_KEY:
                     self.loaded += 1
+                    if self.loaded % _DRAWN_EVERY == 1:
+                        self.seen[_LOADED].append((now_s - began_s, self.loaded))
                     continue
                 if not self.loaded:
                     if self.live:
                         self.silence_s = max(self.silence_s, now_s - last_s)
                     self.live_before += 1
                 self.live += 1
+                self.seen[_LIVE].append((now_s - began_s, self.live))
                 last_s = now_s
                 if record.value == _LAST:
                     return
@@ -98,8 +107,8 @@ def backfill(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> N
     frame.write.format("rollbridge").options(**options).mode("append").save()
 
 
-def show(spark: SparkSession, rows: int) -> bool:
-    """Load while live traffic goes on."""
+def show(spark: SparkSession, rows: int, plot: Path) -> bool:
+    """Load while live traffic goes on, and draw what a reader saw of both."""
     with connect("backfill") as b, tempfile.TemporaryDirectory(prefix="backfill-") as place:
         stream = new_stream(b, "backfill")
         folder = Path(place) / "in"
@@ -121,6 +130,7 @@ def show(spark: SparkSession, rows: int) -> bool:
         until(lambda: reader.live >= writer.written, "the reader has the rest")
         [load] = [item for item in committed(b, stream) if item.count > 1]
         click.echo(f"  then all {load.count:,} records at once, as transaction {load.id}")
+        save_curves(plot, "What a live reader has seen of one stream", "records", reader.seen)
         held = (
             check("the backfill is one transaction of all rows", load.count == rows and reader.loaded == rows),
             check("live records came through all the while", reader.live_before > 1 and reader.live == writer.written),
@@ -134,12 +144,13 @@ def show(spark: SparkSession, rows: int) -> bool:
 
 @click.command()
 @click.option("--rows", type=click.IntRange(1_000, flights.ROWS), default=flights.ROWS, show_default=True)
-def main(rows: int) -> None:
+@click.option("--plot", type=click.Path(path_type=Path), default=FOLDER / "spark_backfill.png", show_default=True)
+def main(rows: int, plot: Path) -> None:
     """Load history as one transaction, while live traffic goes on."""
 
     def run() -> bool:
         with open_spark("backfill") as spark:
-            return show(spark, rows)
+            return show(spark, rows, plot)
 
     play(run)
 

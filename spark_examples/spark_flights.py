@@ -23,6 +23,7 @@ import bridge
 from spark_examples import flights
 from spark_examples.competing import check, connect, new_stream, play, start, until
 from spark_examples.on_spark import open_spark, options_of
+from spark_examples.plots import FOLDER, save_bars
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -91,8 +92,8 @@ def enriched(spark: SparkSession, lines: DataFrame, flown: str, cancelled: str) 
     )
 
 
-def show(spark: SparkSession, rows: int) -> bool:
-    """Run the pipeline, kill it, run it again, and count."""
+def show(spark: SparkSession, rows: int, plot: Path) -> bool:
+    """Run the pipeline, kill it, run it again, count, and draw the delays."""
     with connect("flights") as b, tempfile.TemporaryDirectory(prefix="flights-") as place:
         flown, cancelled = (new_stream(b, f"flights-{name}") for name in ("flown", "cancelled"))
         lines = flights.load().lines[:rows]
@@ -107,13 +108,21 @@ def show(spark: SparkSession, rows: int) -> bool:
         run_pipeline(spark, place, flown, cancelled)
         transactions = committed(b, flown)
         delays, numbers = read_back(b, flown, cancelled)
-        for carrier, (count, minutes) in sorted(delays.items(), key=lambda item: -item[1][1] / max(item[1][0], 1))[:5]:
-            click.echo(f"  {carrier}: {count:>6,} flights, {minutes / max(count, 1):5.1f} minutes late on average")
+        for carrier, (count, minutes) in sorted(delays.items(), key=lambda item: -item[1][1] / item[1][0])[:5]:
+            click.echo(f"  {carrier}: {count:>6,} flights, {minutes / count:5.1f} minutes late on average")
+        expected = delays_of(lines)
+        save_bars(
+            plot,
+            f"Departure delays of {len(numbers):,} flights in 2013; the driver was killed in the middle",
+            "minutes late on average",
+            means_of(delays),
+            means_of(expected),
+        )
         return all(
             (
                 check("every flight is there once", sorted(numbers) == list(range(len(lines)))),
                 check("each micro-batch is one transaction over both streams", len(transactions) == batches),
-                check("delays by carrier are those of the file", delays == delays_of(lines)),
+                check("delays by carrier are those of the file", delays == expected),
             )
         )
 
@@ -163,6 +172,11 @@ def delays_of(lines: Sequence[bytes]) -> Delays:
     return dict(delays)
 
 
+def means_of(delays: Delays) -> dict[str, float]:
+    """Minutes late on average, by carrier."""
+    return {carrier: minutes / count for carrier, (count, minutes) in delays.items()}
+
+
 def kill_all(driver: BaseProcess) -> None:
     """Kill a driver with its JVM and its workers."""
     process = psutil.Process(driver.pid)
@@ -176,12 +190,13 @@ def kill_all(driver: BaseProcess) -> None:
 
 @click.command()
 @click.option("--rows", type=click.IntRange(1_000, flights.ROWS), default=flights.ROWS, show_default=True)
-def main(rows: int) -> None:
+@click.option("--plot", type=click.Path(path_type=Path), default=FOLDER / "spark_flights.png", show_default=True)
+def main(rows: int, plot: Path) -> None:
     """Every flight of 2013 through Spark into two streams, exactly once."""
 
     def run() -> bool:
         with open_spark("flights") as spark:
-            return show(spark, rows)
+            return show(spark, rows, plot)
 
     play(run)
 
