@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL_DISK_MIB = 512
+_PROPERTY = "containers"
+"""Of a test's reports: why it had none, or nothing."""
 _run = uuid.uuid4().hex[:8]
 _numbers = itertools.count(1)
 
@@ -47,8 +49,11 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests that ask for containers end here where there are none, before anything is started for them."""
-    if item.get_closest_marker("containers") is not None and (reason := why_no_containers()):
-        lacking(reason)
+    if item.get_closest_marker("containers") is not None:
+        reason = why_no_containers()
+        item.user_properties.append((_PROPERTY, reason or ""))
+        if reason:
+            lacking(reason)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -62,15 +67,22 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Which images tests on containers have used, or why there were none."""
-    if chosen() is not Backend.DOCKER and not any(
-        "containers" in getattr(report, "keywords", {})
+    reasons = {
+        str(reason)
         for reports in terminalreporter.stats.values()
         for report in reports
-    ):
+        for name, reason in getattr(report, "user_properties", ())
+        if name == _PROPERTY
+    }
+    if not reasons and chosen() is not Backend.DOCKER:
         return
     terminalreporter.section("containers")
-    for line in [why_no_containers()] if why_no_containers() else descriptions():
-        terminalreporter.write_line(str(line))
+    try:
+        lines = sorted(reasons - {""}) or list(descriptions())
+    except Unsupported as exc:
+        lines = [str(exc)]
+    for line in lines:
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

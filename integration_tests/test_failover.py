@@ -16,6 +16,7 @@ from bridge.model.names import GroupName
 from bridge.model.records import ControllerEpoch
 from bridge.zookeeper.session import ZooKeeperSession
 from coordinator.daemon import first_choice
+from integration_tests.backends import faults
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator, until
@@ -178,8 +179,7 @@ def test_a_leader_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing
 def test_a_leader_that_is_cut_off_from_kafka_gives_way_until_it_is_back(
     root: str, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    with new_cluster() as own, Link("127.0.0.1:0") as link:
-        link.lead_to(own.add_listener("LINKED", link.address))
+    with new_cluster() as own, faults.linked(own) as link:
         scope = next(
             scope
             for scope in (unique_name("cut") for _ in range(99))

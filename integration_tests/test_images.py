@@ -397,7 +397,8 @@ def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
         return done.stdout
 
     yield run
-    run("down", "--volumes", "--timeout", "20", "--remove-orphans")
+    if engine().containers.list(all=True, filters={"label": f"com.docker.compose.project={project}"}):
+        run("down", "--volumes", "--timeout", "20", "--remove-orphans")
 
 
 def test_compose_starts_everything_and_a_client_works_with_it(compose: Callable[..., str]) -> None:

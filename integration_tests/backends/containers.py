@@ -31,7 +31,6 @@ class ContainerCluster:
         brokers: int = 1,
         zookeepers: int = 1,
         kafka_settings: Mapping[str, str] | None = None,
-        kafka_heap: str = "512m",
         disk_mib: Mapping[str, int] | None = None,
     ) -> None:
         """Only notes what is wanted; ``start`` starts it.
@@ -40,14 +39,12 @@ class ContainerCluster:
             brokers: How many; topics have as many replicas, of which all but one must be in sync.
             zookeepers: How many.
             kafka_settings: Broker settings on top of those of the embedded cluster.
-            kafka_heap: As after ``-Xmx``.
             disk_mib: Size of the data directory of parts whose disk is to be filled; it is in memory.
         """
         self.brokers: Final = _names(KAFKA, brokers)
         self.zookeepers: Final = _names(ZOOKEEPER, zookeepers)
         self.kafka_cluster_id: Final = new_cluster_id()
         self._kafka_settings = dict(kafka_settings or {})
-        self._kafka_heap = kafka_heap
         self._disk_mib = dict(disk_mib or {})
         self.surroundings: Final = Surroundings()
         self.labels: Final = self.surroundings.labels
@@ -71,8 +68,8 @@ class ContainerCluster:
                 ZooKeeper(number, self.zookeepers, network, labels) for number in range(1, len(self.zookeepers) + 1)
             ]
             for number in range(1, len(self.brokers) + 1):
-                settings, heap = self._kafka_settings, self._kafka_heap
-                servers.append(Broker(number, self.brokers, network, labels, self.kafka_cluster_id, settings, heap))
+                settings = self._kafka_settings
+                servers.append(Broker(number, self.brokers, network, labels, self.kafka_cluster_id, settings))
             for server in servers:
                 self._nodes[server.part] = server.keep_data_in(
                     self.surroundings.volume(server.part, self._disk_mib.get(server.part))

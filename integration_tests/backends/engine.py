@@ -97,7 +97,12 @@ def _ryuk_can_be_had() -> bool:
 
 
 def descriptions() -> Iterator[str]:
-    """A line for each image: its name, its id, and whether it stands in for an official one."""
+    """A line for each image: its name, its id, and whether it stands in for an official one.
+
+    Raises:
+        Unsupported: no engine answers.
+    """
+    engine()
     for name, image in look(IN_USE).items():
         if image is None:
             yield f"{name}: missing"

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from integration_tests.adapter_tools import eventually
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.links import Link
@@ -160,14 +159,6 @@ def full_disk(cluster: AnyCluster, part: str) -> Iterator[None]:
 
 
 # -- how ----------------------------------------------------------------------------------------------------
-
-
-def await_whole(cluster: AnyCluster) -> None:
-    """Return when every server of a cluster answers."""
-    if isinstance(cluster, ContainerCluster):
-        for part in (*cluster.zookeepers, *cluster.brokers):
-            node = cluster.node(part)
-            eventually(node.answers, f"{part} answers again")
 
 
 @contextmanager

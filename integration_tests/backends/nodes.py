@@ -212,7 +212,6 @@ class Broker(Node):
         labels: Mapping[str, str],
         cluster_id: str,
         settings: Mapping[str, str],
-        heap: str,
     ) -> None:
         super().__init__(KAFKA, parts[number - 1], network, labels)
         self.number = number
@@ -240,7 +239,7 @@ class Broker(Node):
         }
         for key, value in properties.items():
             self.with_env(variable_of(key), str(value))
-        self.with_envs(CLUSTER_ID=cluster_id, KAFKA_HEAP_OPTS=f"-Xmx{heap}", KAFKA_JVM_PERFORMANCE_OPTS=_SMALL_JVM)
+        self.with_envs(CLUSTER_ID=cluster_id, KAFKA_HEAP_OPTS="-Xmx512m", KAFKA_JVM_PERFORMANCE_OPTS=_SMALL_JVM)
 
     @property
     def address(self) -> str:

@@ -13,6 +13,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, PartitionMetadata
 
 import bridge
+from bridge.embedded import probes
+from bridge.images.names import KAFKA
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
 from bridge.model.names import GroupName
@@ -22,9 +24,10 @@ from integration_tests.backends import faults
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import Ability, Unsupported
 from integration_tests.backends.local import LocalCluster
+from integration_tests.backends.nodes import INSIDE
 from integration_tests.kafka_tools import produce, read_all
 
-OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
+TOPICS = "/opt/kafka/bin/kafka-topics.sh"
 DAY_S = 86_400
 PARTITIONS = 6
 """So that each broker leads some of them."""
@@ -68,6 +71,20 @@ def test_a_broker_that_is_cut_off_from_the_others_leads_nothing_until_it_is_back
         produce(",".join(address_of(ensemble, other) for other in others), topic, [b"meanwhile"])
     eventually(lambda: in_sync(ensemble, topic), "it has caught up")
     assert read_all(address_of(ensemble, cut), TopicPartition(topic, 0)) == [b"meanwhile"]
+
+
+@pytest.mark.containers
+@pytest.mark.needs(Ability.PARTITION)
+def test_a_broker_that_clients_of_this_machine_can_not_reach_goes_on_for_the_others(
+    ensemble: ContainerCluster, topic: str
+) -> None:
+    cut, *others = ensemble.brokers
+    with faults.partitioned(ensemble, cut, faults.HOST):
+        assert probes.kafka_cluster_id(address_of(ensemble, cut)) is None
+        assert 1 in leaders(ensemble, topic, others[0])
+        said = ensemble.run(KAFKA, ["--bootstrap-server", f"{cut}:{INSIDE}", "--list"], entrypoint=TOPICS)
+        assert topic.encode() in said.out.splitlines(), said.err.decode()
+    eventually(lambda: probes.kafka_cluster_id(address_of(ensemble, cut)) is not None, "it is reached again")
 
 
 @pytest.mark.containers
