@@ -26,6 +26,7 @@ help:
 	@echo "make demo-cas  two processes race for one account, with compare-and-set and without"
 	@echo "make test      all tests, against a real Kafka and a real ZooKeeper (ARGS=... goes to pytest)"
 	@echo "make soak      clients and random faults for MINUTES=30, then a verdict (ARGS=\"--seed N\" repeats one)"
+	@echo "               ARGS=\"--backend docker\": on three brokers and three ZooKeeper servers in containers"
 	@echo "make check     lint, format and types"
 	@echo "make bench     compare with native Kafka transactions"
 	@echo "make up        start Kafka, ZooKeeper and a coordinator on this machine; make down stops them"
