@@ -72,8 +72,10 @@ def test_kafkas_console_consumer_reads_what_is_committed(ensemble: ContainerClus
         "--from-beginning",
         "--isolation-level",
         "read_committed",
+        "--max-messages",
+        str(len(EXPECTED)),
         "--timeout-ms",
-        "8000",
+        "60000",
     )
     assert sorted(read.out.splitlines()) == EXPECTED, read.err.decode()
 
