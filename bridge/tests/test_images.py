@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
+import os
 import re
+import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -12,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from bridge.cli.main import main
+from bridge.errors import EnvironmentProblem
 from bridge.images import host, names, recipes
 from bridge.images.engine import Image, PullFailed
 from bridge.images.provide import Origin, Provider
@@ -297,3 +302,24 @@ def test_images_of_ours_are_built_again_if_that_is_wanted() -> None:
     shelf = Shelf()
     shelf.ensure(names.TOOLBOX)
     assert shelf.ensure(names.TOOLBOX, rebuild=True) == ("built-1", Origin.BUILT, False)
+
+
+def test_without_an_engine_one_line_says_so(tmp_path: Path) -> None:
+    environment = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none"}
+    command = [sys.executable, "-m", "bridge", "images", "build"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == EnvironmentProblem.exit_code
+    assert done.stderr.startswith("rollbridge: no Docker engine answers: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_dockers_library_the_error_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "docker", None)
+    monkeypatch.delitem(sys.modules, "bridge.images.engine")
+    with pytest.raises(EnvironmentProblem, match=re.escape("pip install 'rollbridge[containers]'")):
+        importlib.import_module("bridge.images.engine")
+
+
+def test_an_image_that_nobody_knows_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["images", "build", "spark"]) == 2
+    assert "'spark' is not one of 'kafka', 'zookeeper', 'coordinator', 'toolbox', 'python'" in capsys.readouterr().err
