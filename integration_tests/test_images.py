@@ -1,15 +1,14 @@
-"""Container images: made once, never over somebody else's, with the contract of the official ones; and compose.yaml."""
+"""Container images: made once, never over somebody else's, with the contract of the official ones."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from docker.errors import ImageNotFound
 from docker.models.containers import Container
 
 from bridge.cli.main import main
-from bridge.embedded.ports import free_port
 from bridge.errors import EnvironmentProblem
 from bridge.images import names
 from bridge.images.provide import Origin, Provided, provide
@@ -31,14 +29,12 @@ from integration_tests.backends import reaper
 from integration_tests.backends.choice import lacking
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.engine import SESSION, engine, host, publishing_address
+from integration_tests.container_health import health
 
 pytestmark = pytest.mark.containers
 
-ROOT = Path(__file__).parents[1]
 SECOND_NS = 1_000_000_000
 METRICS = "9464/tcp"
-COMPOSE = {"docker compose": ["docker", "compose"], "docker-compose": ["docker-compose"]}
-"""Version 2 and version 1.29."""
 
 
 @pytest.fixture(scope="module")
@@ -269,11 +265,6 @@ def coordinator(servers: ContainerCluster, root: str, **options: Any) -> Iterato
         yield container
 
 
-def health(container: Container) -> str:
-    container.reload()
-    return str(container.attrs["State"]["Health"]["Status"])
-
-
 def said(container: Container) -> str:
     """What the health check has said last."""
     container.reload()
@@ -345,91 +336,3 @@ def test_the_same_image_is_the_clients(servers: ContainerCluster) -> None:
     nobody = servers.run(names.COORDINATOR, ["coordinator"])
     assert nobody.code == 4
     assert b"no cluster is named" in nobody.err
-
-
-# -- compose.yaml ----------------------------------------------------------------------------------------------
-
-
-def composes() -> list[Any]:
-    return [pytest.param(command, id=label) for label, command in COMPOSE.items()]
-
-
-@pytest.fixture(params=composes())
-def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Runs compose on a project of its own, with ports of its own; what it has made is removed after."""
-    command: Sequence[str] = request.param
-    if shutil.which(command[0]) is None or subprocess.run([*command, "version"], capture_output=True).returncode:
-        if request.param == COMPOSE["docker-compose"]:
-            lacking("docker-compose is not installed")
-        pytest.skip("version 2 of compose is not installed")
-    project = f"rollbridge-test-{uuid.uuid4().hex[:8]}"
-    # So that what is made is removed even if this process is killed.
-    marked = {"labels": reaper.labels(SESSION, project)}
-    soon = {"healthcheck": {"interval": "1s"}}
-    marks = {
-        "services": {
-            **dict.fromkeys(("kafka", "zookeeper", "client"), marked),
-            **{name: {**marked, **soon} for name in ("coordinator-1", "coordinator-2")},
-        },
-        "volumes": dict.fromkeys(("kafka-data", "zookeeper-data", "zookeeper-log"), marked),
-        "networks": {"default": marked},
-    }
-    (tmp_path / "marks.json").write_text(json.dumps(marks))
-    variables = ("KAFKA_PORT", "ZOOKEEPER_PORT", "METRICS_PORT_1", "METRICS_PORT_2")
-    environment = {**os.environ, "BIND": publishing_address(), "OUTSIDE": host()}
-    for variable in variables:
-        environment[variable] = str(free_port(int(environment[one]) for one in variables if one in environment))
-
-    def run(*arguments: str, stdin: str | None = None, files: Sequence[Path] = (), **more: str) -> str:
-        whole = [*command, "-p", project]
-        for file in (ROOT / "compose.yaml", tmp_path / "marks.json", *files):
-            whole += ["-f", str(file)]
-        done = subprocess.run(
-            [*whole, *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            cwd=ROOT,
-            env={**environment, **more},
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    yield run
-    if engine().containers.list(all=True, filters={"label": f"com.docker.compose.project={project}"}):
-        run("down", "--volumes", "--timeout", "20", "--remove-orphans")
-
-
-def test_compose_starts_everything_and_a_client_works_with_it(compose: Callable[..., str]) -> None:
-    compose("up", "--detach", "--no-build")
-    ids = compose("ps", "--quiet").split()
-    assert len(ids) == 4
-    containers = [engine().containers.get(one) for one in ids]
-    eventually(lambda: {health(container) for container in containers} == {"healthy"}, "all of them are healthy")
-
-    def client(*arguments: str, stdin: str | None = None) -> Any:
-        return compose("run", "--rm", "-T", "client", *arguments, stdin=stdin)
-
-    client("stream", "create", "sales/orders")
-    client("produce", "sales/orders", "--key-separator", ":", stdin="a:1\nb:2\n")
-    assert client("consume", "sales/orders", "--format", "{key} {value}").splitlines() == ["a 1", "b 2"]
-
-
-def test_compose_takes_the_settings_for_several_machines(compose: Callable[..., str], tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "containers.md").read_text(encoding="utf-8")
-    (override,) = re.findall(r"```yaml\n# compose\.override\.yaml\n(.*?)```", page, re.DOTALL)
-    (settings,) = re.findall(r"```sh\n# \.env\n(.*?)```", page, re.DOTALL)
-    file = tmp_path / "compose.override.yaml"
-    file.write_text(override)
-    variables = dict(line.split("=", 1) for line in settings.splitlines() if line and not line.startswith("#"))
-    found = re.sub(r"\n\s+(?=server\.)", " ", compose("config", files=[file], **variables))
-
-    def given(key: str) -> str:
-        (value,) = re.findall(rf"^ +{key}: (.*)$", found, re.MULTILINE)
-        return str(value).strip("'\"")
-
-    assert given("KAFKA_CONTROLLER_QUORUM_VOTERS").count("@") == 3
-    assert given("ZOO_SERVERS").count("server.") == 3
-    assert (given("KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR"), given("KAFKA_MIN_INSYNC_REPLICAS")) == ("3", "2")
-    assert all(re.search(rf"\b{port}\b", found) for port in (2888, 3888, 9093, 19092))
