@@ -16,6 +16,7 @@ import bridge
 from bridge.errors import OutcomeExpired, TransactionRefused
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.names import StreamName
+from bridge.model.records import StreamConfig
 from bridge.snapshots import SnapshotReader
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import read_committed
@@ -60,6 +61,10 @@ def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
     ):
         topics = TopicAdmin(cluster.bootstrap_servers)
         b.admin.create_stream(name)
+        config = b.admin.describe(name).config
+        holder = b.begin(name)
+        holder.write(name, key=b"0", value=b"never seen")
+        holder.flush()  # and while it is open nothing behind it is truncated, so its neighbours' ids are listed
         aborted = []
         for number in range(ABORTS):
             txn = b.begin(name)
@@ -67,6 +72,8 @@ def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
             aborted.append((txn.id, txn.abort_async()))
         for _, ended in aborted:
             ended.result(60)
+        until(lambda: _has_sealed(SnapshotReader(b.settings, scope), config))
+        holder.abort()
         before, _ = _written(b, name, b"before")
         until(lambda: relay.deaths == 3)
 
@@ -103,10 +110,14 @@ def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
         seen = [item.value() for item in read_committed(cluster.bootstrap_servers, segments)]
         assert seen == [b"kept", b"if", b"brief"]
         reader = SnapshotReader(b.settings, scope)
-        [snapshot] = reader.of(b.admin.describe(name).config)
+        [snapshot] = reader.of(config)
         assert reader.verify(snapshot).faults == []
         assert snapshot.snapshot is not None
         assert snapshot.snapshot.sequence_id > 0, "a segment was sealed"
+
+
+def _has_sealed(reader: SnapshotReader, config: StreamConfig) -> bool:
+    return any(item.snapshot is not None and item.snapshot.sequence_id > 0 for item in reader.of(config))
 
 
 def _written(
