@@ -9,9 +9,8 @@ import pytest
 from integration_tests.history.run import running
 
 WINDOWS = {
-    1: ("kill a coordinator", "scale", "kill the broker"),
-    2: ("pause a coordinator", "kill a client", "kill ZooKeeper"),
-    3: ("scale", "pause the broker", "pause a client", "pause ZooKeeper"),
+    1: ("kill a coordinator", "scale", "kill the broker", "pause a client", "pause ZooKeeper"),
+    2: ("pause a coordinator", "kill a client", "kill ZooKeeper", "scale", "pause the broker"),
 }
 """By seed: what is broken, one after the other."""
 

@@ -36,6 +36,6 @@ def test_flights_are_there_once_although_the_driver_is_killed(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     plot = tmp_path / "flights.png"
-    assert spark_flights.show(spark, ROWS, plot), capsys.readouterr().out
+    assert spark_flights.show(spark, ROWS, plot, files=12), capsys.readouterr().out
     assert plot.read_bytes().startswith(PNG)
     assert capsys.readouterr().out.count("  ok: ") == 3

@@ -92,14 +92,14 @@ def enriched(spark: SparkSession, lines: DataFrame, flown: str, cancelled: str) 
     )
 
 
-def show(spark: SparkSession, rows: int, plot: Path) -> bool:
+def show(spark: SparkSession, rows: int, plot: Path, files: int = FILES) -> bool:
     """Run the pipeline, kill it, run it again, count, and draw the delays."""
     with connect("flights") as b, tempfile.TemporaryDirectory(prefix="flights-") as place:
         flown, cancelled = (new_stream(b, f"flights-{name}") for name in ("flown", "cancelled"))
         lines = flights.load().lines[:rows]
-        write_files(Path(place) / "in", lines)
-        batches = -(-FILES // FILES_PER_BATCH)
-        click.echo(f"{len(lines):,} flights in {FILES} files go to {flown} and {cancelled}")
+        write_files(Path(place) / "in", lines, files)
+        batches = -(-files // FILES_PER_BATCH)
+        click.echo(f"{len(lines):,} flights in {files} files go to {flown} and {cancelled}")
         driver = start(drive, place, flown, cancelled)
         until(lambda: len(committed(b, flown)) >= 3, "three micro-batches are committed", [driver], _PATIENCE_S)
         kill_all(driver)
@@ -127,11 +127,11 @@ def show(spark: SparkSession, rows: int, plot: Path) -> bool:
         )
 
 
-def write_files(folder: Path, lines: Sequence[bytes]) -> None:
+def write_files(folder: Path, lines: Sequence[bytes], files: int) -> None:
     """The lines with their numbers, as files of the same size and of rising age."""
     folder.mkdir()
-    size = -(-len(lines) // FILES)
-    for number in range(FILES):
+    size = -(-len(lines) // files)
+    for number in range(files):
         rows = range(number * size, min((number + 1) * size, len(lines)))
         file = folder / f"part-{number:02}.csv"
         file.write_bytes(b"".join(b"%d,%s\n" % (row, lines[row]) for row in rows))
