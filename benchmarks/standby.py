@@ -10,12 +10,14 @@ import bridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.recovery import logged_coordinator, took_s, wait_for, write_aborted
 from benchmarks.site import Site
-from bridge.model.names import StreamName
+from bridge.model.names import GroupName, StreamName
+from coordinator.daemon import first_choice
 
 COLD: Final = "cold"
 _ROOT: Final = "/standby"
 _PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _NEVER: Final = str(10**13)
+_NAMES: Final = ("one", "another")
 _RARE: Final = {
     f"{_PREFIX}TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": _NEVER,
     f"{_PREFIX}TRANSACTION_BUFFER_SNAPSHOT_MAX_TRANSACTION_COUNT": _NEVER,
@@ -68,8 +70,12 @@ class LongTail:
         """Kill a leader, and see the standby take over that has followed it."""
         self._make()
         metrics = Path(tempfile.mkdtemp(dir=self._logs))
-        environment = {**self._environment, f"{_PREFIX}METRICS_DIR": str(metrics)}
-        with logged_coordinator(self._site, _ROOT, self._logs, **self._environment) as (leader, log):
+        # A leader gives way to whose turn it is, and that must not be the newcomer, who has read nothing yet.
+        first = first_choice(GroupName(self._stream.scope), list(_NAMES))
+        [second] = set(_NAMES) - {first}
+        names = [{**self._environment, f"{_PREFIX}NAME": str(name)} for name in (first, second)]
+        environment = {**names[1], f"{_PREFIX}METRICS_DIR": str(metrics)}
+        with logged_coordinator(self._site, _ROOT, self._logs, **names[0]) as (leader, log):
             took_s(log)
             with logged_coordinator(self._site, _ROOT, self._logs, **environment) as (_, own):
                 wait_for(lambda: self._has_followed(metrics), "standby that has read everything")
