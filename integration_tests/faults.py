@@ -20,10 +20,12 @@ from typing import assert_never
 import pytest
 from kio.schema.end_txn.v5 import EndTxnResponse
 from kio.schema.errors import ErrorCode
+from kio.schema.init_producer_id.v5 import InitProducerIdResponse
 from kio.schema.produce.v12 import ProduceRequest, ProduceResponse
 from kio.schema.produce.v12.response import PartitionProduceResponse, TopicProduceResponse
+from kio.schema.types import ProducerId
 from kio.serial import entity_reader, entity_writer
-from kio.static.primitive import i32Timedelta, i64
+from kio.static.primitive import i16, i32Timedelta, i64
 
 from bridge.kafka.metadata import Broker, Cluster
 from bridge.kafka.wire import Connection
@@ -301,6 +303,14 @@ def _error_answer(frame: bytes, error: ErrorCode) -> bytes:
         case Api.END_TXN, 5:
             no_time = i32Timedelta.parse(timedelta())
             entity_writer(EndTxnResponse)(answer, EndTxnResponse(throttle_time=no_time, error_code=error))
+        case Api.INIT_PRODUCER_ID, 5:
+            no_time = i32Timedelta.parse(timedelta())
+            entity_writer(InitProducerIdResponse)(
+                answer,
+                InitProducerIdResponse(
+                    throttle_time=no_time, error_code=error, producer_id=ProducerId(-1), producer_epoch=i16(-1)
+                ),
+            )
         case _:
             raise AssertionError(f"cannot answer request {kind} version {version}")
     body = struct.pack(">i", correlation_id) + b"\0" + answer.getvalue()

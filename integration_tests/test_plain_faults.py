@@ -17,6 +17,8 @@ from bridge.errors import (
     OutcomeUnknown,
     StreamNotFound,
 )
+from bridge.kafka.errors import NotAuthorizedError
+from bridge.kafka.idempotent import new_producer_id
 from bridge.kafka.metadata import Broker, Cluster
 from bridge.kafka.wire import Connection
 from bridge.model.sequence import DLSN
@@ -41,6 +43,19 @@ def exposed(site: Site, proxy: FaultProxy, unique_name: Callable[[str], str]) ->
 
 
 ONE = WriterOptions(linger_s=0.0)
+
+
+def test_brokers_that_have_no_producer_ids_yet_are_asked_again(site: Site, proxy: FaultProxy) -> None:
+    with Cluster(site.cluster.bootstrap_servers) as cluster:
+        proxy.strike(Api.INIT_PRODUCER_ID, Point.REFUSED, times=3, error=ErrorCode.coordinator_load_in_progress)
+        assert new_producer_id(cluster)[1] == 0
+        assert proxy.requests.count(Api.INIT_PRODUCER_ID) >= 4, "the broker itself may have none yet"
+        proxy.strike(Api.INIT_PRODUCER_ID, Point.REFUSED, times=9, error=ErrorCode.coordinator_load_in_progress)
+        with pytest.raises(KafkaUnavailable, match="COORDINATOR_LOAD_IN_PROGRESS"):
+            new_producer_id(cluster, timeout_s=0)
+        proxy.strike(Api.INIT_PRODUCER_ID, Point.REFUSED, error=ErrorCode.cluster_authorization_failed)
+        with pytest.raises(NotAuthorizedError):
+            new_producer_id(cluster)
 
 
 @pytest.mark.parametrize("point", [Point.BEFORE_REQUEST, Point.AFTER_REQUEST, Point.BEFORE_ANSWER])

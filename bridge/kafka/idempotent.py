@@ -5,6 +5,7 @@ Source: KIP-98. A producer without transactional id gets a new producer id each 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum, auto
@@ -61,6 +62,7 @@ _MEANINGS: Final[Mapping[Meaning, Verdict]] = {
     Meaning.EXPIRED: Verdict.EXPIRED,
     Meaning.UNKNOWN: Verdict.UNKNOWN,
 }
+_PAUSE_S: Final = 0.05
 _OWN: Final[Mapping[ErrorCode, Verdict]] = {
     ErrorCode.message_too_large: Verdict.SEALED,
     ErrorCode.record_list_too_large: Verdict.SEALED,
@@ -78,11 +80,13 @@ def verdict(code: ErrorCode) -> Verdict:
     return _MEANINGS[codes.meaning(codes.PRODUCE, code)] if own is None else own
 
 
-def new_producer_id(cluster: Cluster) -> tuple[int, int]:
+def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int]:
     """A producer id that nobody has used, and its epoch.
 
+    A broker that has just started may have none yet, and says so for a moment.
+
     Raises:
-        KafkaUnavailable: no broker gave one; ask again.
+        KafkaUnavailable: no broker gave one within ``timeout_s``; ask again.
         NotAuthorizedError: this principal may write to no topic.
     """
     request = InitProducerIdRequest(
@@ -91,14 +95,19 @@ def new_producer_id(cluster: Cluster) -> tuple[int, int]:
         producer_id=ProducerId(-1),
         producer_epoch=i16(-1),
     )
-    answer = cluster.ask_any(request, InitProducerIdResponse)
-    if answer.error_code == ErrorCode.none:
-        return answer.producer_id, answer.producer_epoch
-    if codes.meaning(codes.INIT, answer.error_code) is Meaning.DENIED:
-        raise NotAuthorizedError(
-            f"not allowed to write idempotently: {codes.name(answer.error_code)}", resource="cluster"
-        )
-    raise KafkaUnavailable(f"no broker gave a producer id: {codes.name(answer.error_code)}")
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = cluster.ask_any(request, InitProducerIdResponse)
+        if answer.error_code == ErrorCode.none:
+            return answer.producer_id, answer.producer_epoch
+        meaning = codes.meaning(codes.INIT, answer.error_code)
+        if meaning is Meaning.DENIED:
+            raise NotAuthorizedError(
+                f"not allowed to write idempotently: {codes.name(answer.error_code)}", resource="cluster"
+            )
+        if meaning not in (Meaning.RETRY, Meaning.REFRESH) or time.monotonic() >= deadline:
+            raise KafkaUnavailable(f"no broker gave a producer id: {codes.name(answer.error_code)}")
+        time.sleep(_PAUSE_S)
 
 
 def own_batches(cluster: Cluster, topic: str, start: int, end: int, producer_id: int) -> dict[int, int]:
