@@ -284,7 +284,8 @@ class Engine:
                         lane, batch, faults.unknown(lane.topic, "the broker has forgotten this producer")
                     )
         try:
-            self._dispatch.producer = new_producer_id(self._cluster)
+            # Asked once: this thread serves all writers, and comes back by itself.
+            self._dispatch.producer = new_producer_id(self._cluster, timeout_s=0.0)
         except RollbridgeError as fault:
             logger.info("a new producer id can not be had now: %s", fault)
             self._dispatch.back_off()
