@@ -113,9 +113,11 @@ class Shape:
             ZooKeeperUnavailable: no answer in time.
             ScopeNotFound, StreamNotFound: there is no such stream any more.
         """
-        self.check_current()
         if is_lost:
+            self._session.sync()
             self._catalog.forget(self._name)
+        else:
+            self.check_current()
         try:
             return self.course(position).active != segment
         except UnavailableError:
