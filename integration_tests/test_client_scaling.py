@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import cast
 
+import pytest
+from confluent_kafka import Producer
+
 import bridge
-from bridge.errors import (
-    StreamNotFound,
-)
+from bridge.errors import InvalidNameError, StreamNotFound
+from bridge.kafka.topics import TopicAdmin
 from bridge.model.epochs import EpochCause
 from bridge.model.sequence import DLSN
+from coordinator.topics import segment_topic_spec
 from integration_tests.clients import Site, place_of, until
 
 
@@ -96,6 +99,22 @@ def test_a_stream_that_was_deleted_and_made_again_is_a_new_one(site: Site, clien
         with other.transaction(orders) as transaction:
             transaction.write(orders, key=b"k", value=b"second life")
     assert [message.value() for message in site.committed(orders)] == [b"second life"]
+
+
+def test_a_topic_of_somebody_else_is_not_taken_for_a_segment(site: Site, client: bridge.Bridge, scope: str) -> None:
+    stream = f"{scope}/taken"
+    client.admin.create_stream(stream)
+    spec = segment_topic_spec(client.admin.describe(stream).config, bridge.SegmentId.of(0, 0))
+    client.admin.delete_stream(stream)
+    admin = TopicAdmin(site.cluster.bootstrap_servers)
+    admin.create_topics([spec])
+    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers})
+    producer.produce(spec.name, b"somebody else's", partition=0)
+    assert producer.flush(30) == 0
+    with pytest.raises(InvalidNameError, match=f"{spec.name} exists already .* was not created; delete the topic"):
+        client.admin.create_stream(stream)
+    admin.delete_topics([spec.name])
+    client.admin.create_stream(stream)
 
 
 def test_streams_are_listed_and_described(client: bridge.Bridge, scope: str, orders: str, payments: str) -> None:

@@ -24,6 +24,7 @@ from coordinator.steps import (
     read_children,
     read_node,
     read_nodes,
+    topic_ids,
     write,
 )
 from coordinator.topics import buffer_topic_spec, segment_topic_spec
@@ -38,6 +39,7 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
     Raises:
         InvalidRequestError: a bad name, range or number.
         StreamExists: it exists already, in whatever group.
+        InvalidNameError: the name is taken by a group, or one of its topics by somebody else's records.
     """
     stream = StreamName.parse(request.stream)
     ranges = ranges_of(request.ranges) if request.ranges else even_ranges(request.segments or 1)
@@ -65,12 +67,17 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
     )
     history = EpochHistory.create(ranges, now_ms)
     wanted = [buffer_topic_spec(config), *(segment_topic_spec(config, item.id) for item in history.active.segments)]
+    # What is in a topic that is new comes from a late writer to a deleted stream of this name; it does no harm.
+    old = yield from topic_ids([item.name for item in wanted])
     ids = yield from create_topics(wanted)
-    ends = yield from end_offsets([(item.name, number) for item in wanted for number in range(item.partitions)])
+    ends = yield from end_offsets(
+        [(item.name, number) for item in wanted if item.name in old for number in range(item.partitions)]
+    )
     used = sorted({topic for (topic, _), end in ends.items() if end > 0})
     if used:
         raise InvalidNameError(
-            f"topic {used[0]} exists already and holds records of somebody else; stream {stream} was not created"
+            f"topic {used[0]} exists already and holds records of somebody else; stream {stream} was not created; "
+            "delete the topic if nobody needs it, or choose another name"
         )
     config = replace(config, buffer_topic_id=ids[stream.buffer_topic])
     # Slots as well: where ACLs are in force, conditional writers may not make their parent.
