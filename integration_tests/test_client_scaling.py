@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 import bridge
 from bridge.errors import InvalidNameError, StreamNotFound
-from bridge.kafka.topics import TopicAdmin
+from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model.epochs import EpochCause
 from bridge.model.sequence import DLSN
 from coordinator.topics import segment_topic_spec
@@ -107,7 +107,7 @@ def test_a_topic_of_somebody_else_is_not_taken_for_a_segment(site: Site, client:
     spec = segment_topic_spec(client.admin.describe(stream).config, bridge.SegmentId.of(0, 0))
     client.admin.delete_stream(stream)
     admin = TopicAdmin(site.cluster.bootstrap_servers)
-    admin.create_topics([spec])
+    admin.create_topics([TopicSpec(name=spec.name, config=spec.config)])
     producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers})
     producer.produce(spec.name, b"somebody else's", partition=0)
     assert producer.flush(30) == 0
