@@ -23,7 +23,7 @@ _SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _SCRAM_ITERATIONS_MAX: Final = 1_000_000
 _SCRAM_ITERATIONS_MIN: Final = 4096
 
-SECURITY_KEYS: Final = frozenset(
+TLS_KEYS: Final = frozenset(
     {
         "security.protocol",
         "ssl.ca.location",
@@ -31,12 +31,10 @@ SECURITY_KEYS: Final = frozenset(
         "ssl.key.location",
         "ssl.key.password",
         "ssl.endpoint.identification.algorithm",
-        "sasl.mechanism",
-        "sasl.mechanisms",
-        "sasl.username",
-        "sasl.password",
     }
 )
+"""Those that say whom to trust, and who we are by certificate."""
+SECURITY_KEYS: Final = TLS_KEYS | {"sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,21 +27,11 @@ from kazoo.protocol.serialization import Auth, Connect
 from kazoo.security import ACL, CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
 from bridge.errors import ConfigError
-from bridge.kafka.security import Security
+from bridge.kafka.security import TLS_KEYS, Security
 
-_TLS_KEYS: Final = frozenset(
-    {
-        "security.protocol",
-        "ssl.ca.location",
-        "ssl.certificate.location",
-        "ssl.key.location",
-        "ssl.key.password",
-        "ssl.endpoint.identification.algorithm",
-    }
-)
 USERNAME: Final = "digest.username"
 PASSWORD: Final = "digest.password"
-ZOOKEEPER_SECURITY_KEYS: Final = _TLS_KEYS | {USERNAME, PASSWORD}
+ZOOKEEPER_SECURITY_KEYS: Final = TLS_KEYS | {USERNAME, PASSWORD}
 _PREFIX: Final = "zookeeper."
 PREFIXED_KEYS: Final = frozenset(_PREFIX + key for key in ZOOKEEPER_SECURITY_KEYS)
 """The same keys where they stand beside those of Kafka's clients."""
@@ -78,7 +68,7 @@ class ZooKeeperSecurity:
         tls = Security()
         if not faults:
             try:
-                tls = Security.from_config({key: config[key] for key in _TLS_KEYS & set(config)})
+                tls = Security.from_config({key: config[key] for key in TLS_KEYS & set(config)})
             except ConfigError as exc:
                 faults.append(str(exc))
         if not tls.uses_tls:
