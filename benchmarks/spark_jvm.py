@@ -24,7 +24,7 @@ def spark_session(site: Site) -> SparkSession:
     if found is None:
         scratch = Path(mkdtemp(prefix="rollbridge-spark-"))
         found = _sessions[id(site)] = local_session(
-            str(Path(find_java().executable).resolve().parent.parent),
+            str(find_java().home),
             JarCache.default().ensure("spark", quiet=True),
             scratch,
             name="rollbridge benchmarks",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def spark_session(scratch: Path) -> Iterator[SparkSession]:
     """A Spark of two threads, which tries each task twice."""
     session = local_session(
-        str(Path(find_java().executable).resolve().parent.parent),
+        str(find_java().home),
         JarCache.default().ensure("spark", quiet=True),
         scratch,
         name="rollbridge tests",

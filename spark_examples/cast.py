@@ -130,7 +130,7 @@ def assemble(stack: ExitStack, out: Path, stream: StreamName, aircraft: Sequence
     """
     # First, so that what is missing is said before anything is started.
     jars = JarCache.default().ensure("spark")
-    java_home = Path(find_java().executable).resolve().parent.parent
+    java_home = find_java().home
     pattern = segment_topic_pattern(stream)
     cluster = stack.enter_context(EmbeddedCluster())
     stack.callback(lambda: shutil.copytree(cluster.logs, out / "logs", dirs_exist_ok=True))

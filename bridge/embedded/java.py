@@ -36,6 +36,11 @@ class Java:
     banner: str
     """What ``java -version`` says; tells one build from another."""
 
+    @property
+    def home(self) -> Path:
+        """Its own directory, whatever links lead there."""
+        return Path(self.executable).resolve().parent.parent
+
 
 def find_java() -> Java:
     """Find Java 17 or newer: in ``JAVA_HOME``, else on ``PATH``.

@@ -115,9 +115,7 @@ def java_home() -> Path:
     Raises:
         EnvironmentProblem: there is none that is new enough.
     """
-    executable = shutil.which(find_java().executable)
-    assert executable is not None, "it has just been run"
-    return Path(executable).resolve().parent.parent
+    return find_java().home
 
 
 def java_identity(home: Path) -> str:
