@@ -170,7 +170,7 @@ class ContainerCluster:
         node = self.node(part)
         if gracefully:
             node.stop_gracefully()
-        elif node.status_now() in ("running", "paused"):
+        elif node.runs():
             node.kill()
         node.start_again()
 

@@ -78,11 +78,7 @@ def partitioned(cluster: AnyCluster, ones: str | Sequence[str], others: str | Se
     Raises:
         Unsupported: the backend has no networks that can be cut.
     """
-    with ExitStack() as cuts:
-        addresses = _addresses(cluster, others)
-        for victim in _names(ones):
-            both_ways = [f"{way} {address} -j DROP" for address in addresses for way in ("INPUT -s", "OUTPUT -d")]
-            cuts.enter_context(_rules(cluster, victim, both_ways))
+    with _cut(cluster, ones, others, "INPUT -s", "OUTPUT -d"):
         yield
 
 
@@ -93,10 +89,7 @@ def silenced(cluster: AnyCluster, senders: str | Sequence[str], receivers: str |
     Raises:
         Unsupported: the backend has no networks that can be cut.
     """
-    with ExitStack() as cuts:
-        addresses = _addresses(cluster, receivers)
-        for victim in _names(senders):
-            cuts.enter_context(_rules(cluster, victim, [f"OUTPUT -d {address} -j DROP" for address in addresses]))
+    with _cut(cluster, senders, receivers, "OUTPUT -d"):
         yield
 
 
@@ -162,6 +155,16 @@ def full_disk(cluster: AnyCluster, part: str) -> Iterator[None]:
 
 
 @contextmanager
+def _cut(cluster: AnyCluster, victims: str | Sequence[str], others: str | Sequence[str], *ways: str) -> Iterator[None]:
+    """No packet goes these ways between any of the victims and any of the others."""
+    with ExitStack() as cuts:
+        rules = [f"{way} {address} -j DROP" for address in _addresses(cluster, others) for way in ways]
+        for victim in _names(victims):
+            cuts.enter_context(_rules(cluster, victim, rules))
+        yield
+
+
+@contextmanager
 def _rules(cluster: AnyCluster, victim: str, rules: Sequence[str]) -> Iterator[None]:
     """Rules of the packet filter of a part, before all others."""
     network = _containers(cluster, "cut a network")
@@ -170,7 +173,7 @@ def _rules(cluster: AnyCluster, victim: str, rules: Sequence[str]) -> Iterator[N
         yield
     finally:
         # A container that has ended took its rules with it; one that was started again has none.
-        if network.node(victim).status_now() in ("running", "paused"):
+        if network.node(victim).runs():
             undo = "; ".join(f"iptables -w -D {rule} 2>/dev/null || true" for rule in rules)
             network.in_network_of(victim, undo)
 

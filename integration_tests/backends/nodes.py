@@ -152,6 +152,10 @@ class Node(DockerContainer):
         self.container.reload()
         return str(self.container.status)
 
+    def runs(self) -> bool:
+        """Whether it has not ended; a frozen one has not."""
+        return self.status_now() in ("running", "paused")
+
     def said(self, lines: int | Literal["all"] = 30) -> str:
         """What it has printed last."""
         return self.container.logs(tail=lines).decode(errors="replace") if self._container is not None else ""
@@ -195,7 +199,7 @@ class Node(DockerContainer):
         self.await_answer()
 
     def _must_run(self) -> None:
-        if self.status_now() not in ("running", "paused"):
+        if not self.runs():
             raise NotFoundError(f"{self.part} does not run")
 
 
