@@ -128,8 +128,9 @@ class Provider:
         if base is None:
             return ""
         image = self._engine.find(base)
-        ours = image is None or names.is_ours(base, image.labels)
-        return self._digest(base) if image is None or ours else image.id
+        if image is not None and not names.is_ours(base, image.labels):
+            return image.id
+        return self._digest(base)
 
     def _pulled(self, name: str) -> bool:
         if not self._pull:
