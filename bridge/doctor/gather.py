@@ -132,7 +132,8 @@ def _expected(metadata: Metadata, streams: Iterable[StreamFacts]) -> set[str]:
     for stream in streams:
         names.add(stream.config.name.buffer_topic)
         if stream.history is not None:
-            names |= {stream.config.name.segment_topic(segment) for segment in stream.history.segments()}
+            kept = (segment for segment in stream.history.segments() if segment not in stream.history.removed)
+            names |= {stream.config.name.segment_topic(segment) for segment in kept}
     return names
 
 
