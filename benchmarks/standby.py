@@ -71,13 +71,13 @@ class LongTail:
         self._make()
         metrics = Path(tempfile.mkdtemp(dir=self._logs))
         # A leader gives way to whose turn it is, and that must not be the newcomer, who has read nothing yet.
-        first = first_choice(GroupName(self._stream.scope), list(_NAMES))
-        [second] = set(_NAMES) - {first}
-        names = [{**self._environment, f"{_PREFIX}NAME": str(name)} for name in (first, second)]
-        environment = {**names[1], f"{_PREFIX}METRICS_DIR": str(metrics)}
-        with logged_coordinator(self._site, _ROOT, self._logs, **names[0]) as (leader, log):
+        choice = first_choice(GroupName(self._stream.scope), list(_NAMES))
+        first, second = sorted(_NAMES, key=lambda name: name != choice)
+        leading = {**self._environment, f"{_PREFIX}NAME": first}
+        following = {**self._environment, f"{_PREFIX}NAME": second, f"{_PREFIX}METRICS_DIR": str(metrics)}
+        with logged_coordinator(self._site, _ROOT, self._logs, **leading) as (leader, log):
             took_s(log)
-            with logged_coordinator(self._site, _ROOT, self._logs, **environment) as (_, own):
+            with logged_coordinator(self._site, _ROOT, self._logs, **following) as (_, own):
                 wait_for(lambda: self._has_followed(metrics), "standby that has read everything")
                 leader.kill()
                 seconds = took_s(own)
