@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 import bridge
@@ -24,6 +23,7 @@ from integration_tests.clients import Site, header_of, headers_of
 from integration_tests.coordinators import coordinator
 from integration_tests.spark_driver import await_batch, start_numbers
 from integration_tests.spark_tools import options_of
+from spark_examples.on_spark import kill_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,10 +135,7 @@ def driver(
         yield process
     finally:
         if process.poll() is None:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
-            process.kill()
+            kill_driver(process.pid)
             process.wait(10)
 
 

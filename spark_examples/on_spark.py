@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from bridge.config import load_settings
 from bridge.embedded.java import find_java
@@ -23,12 +25,19 @@ if TYPE_CHECKING:
 def open_spark(name: str) -> Iterator[SparkSession]:
     """A Spark of two threads in this process; rollbridge's formats need no jars."""
     with tempfile.TemporaryDirectory(prefix="rollbridge-spark-") as scratch:
-        java = Path(find_java().executable).resolve().parent.parent
-        session = local_session(str(java), [], Path(scratch), name=name)
+        session = local_session(str(find_java().home), [], Path(scratch), name=name)
         try:
             yield session
         finally:
             session.stop()
+
+
+def kill_driver(pid: int) -> None:
+    """SIGKILL a driver with its JVM and its workers."""
+    process = psutil.Process(pid)
+    for one in [*process.children(recursive=True), process]:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
 
 
 def options_of(stream: str, **more: str) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,17 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-import psutil
 
 import bridge
 from spark_examples import flights
 from spark_examples.competing import check, connect, new_stream, play, start, until
-from spark_examples.on_spark import open_spark, options_of
+from spark_examples.on_spark import kill_driver, open_spark, options_of
 from spark_examples.plots import FOLDER, save_bars
 
 if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-
     from pyspark.sql import DataFrame, SparkSession
 
 FILES: Final = 24
@@ -98,19 +94,21 @@ def show(spark: SparkSession, rows: int, plot: Path, files: int = FILES) -> bool
         flown, cancelled = (new_stream(b, f"flights-{name}") for name in ("flown", "cancelled"))
         lines = flights.load().lines[:rows]
         write_files(Path(place) / "in", lines, files)
-        batches = -(-files // FILES_PER_BATCH)
+        planned = -(-files // FILES_PER_BATCH)
         click.echo(f"{len(lines):,} flights in {files} files go to {flown} and {cancelled}")
         driver = start(drive, place, flown, cancelled)
         until(lambda: len(committed(b, flown)) >= 3, "three micro-batches are committed", [driver], _PATIENCE_S)
-        kill_all(driver)
+        assert driver.pid is not None, "it has been started"
+        kill_driver(driver.pid)
+        driver.join()
         before = len(committed(b, flown))
-        click.echo(f"  the driver is killed after {before} of {batches} micro-batches, in the middle of the next one")
+        click.echo(f"  the driver is killed after {before} of {planned} micro-batches, in the middle of the next one")
         run_pipeline(spark, place, flown, cancelled)
         transactions = committed(b, flown)
         delays, numbers = read_back(b, flown, cancelled)
         for carrier, (count, minutes) in sorted(delays.items(), key=lambda item: -item[1][1] / item[1][0])[:5]:
             click.echo(f"  {carrier}: {count:>6,} flights, {minutes / count:5.1f} minutes late on average")
-        expected = delays_of(lines)
+        expected, batches = delays_of(lines), batches_of(place)
         save_bars(
             plot,
             f"Departure delays of {len(numbers):,} flights in 2013; the driver was killed in the middle",
@@ -136,6 +134,14 @@ def write_files(folder: Path, lines: Sequence[bytes], files: int) -> None:
         file = folder / f"part-{number:02}.csv"
         file.write_bytes(b"".join(b"%d,%s\n" % (row, lines[row]) for row in rows))
         os.utime(file, (1_000_000_000 + number, 1_000_000_000 + number))
+
+
+def batches_of(place: str) -> int:
+    """How many micro-batches Spark knows to be done.
+
+    A driver that is killed while it plans one may have noted its files already, and then the next one has twice as many.
+    """
+    return sum(file.name.isdigit() for file in (Path(place) / "checkpoint" / "commits").iterdir())
 
 
 def committed(b: bridge.Bridge, stream: str) -> list[bridge.CommittedTransaction]:
@@ -175,17 +181,6 @@ def delays_of(lines: Sequence[bytes]) -> Delays:
 def means_of(delays: Delays) -> dict[str, float]:
     """Minutes late on average, by carrier."""
     return {carrier: minutes / count for carrier, (count, minutes) in delays.items()}
-
-
-def kill_all(driver: BaseProcess) -> None:
-    """Kill a driver with its JVM and its workers."""
-    process = psutil.Process(driver.pid)
-    for one in [*process.children(recursive=True), process]:
-        try:
-            one.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
-    driver.join()
 
 
 @click.command()
