@@ -139,7 +139,7 @@ def write_files(folder: Path, lines: Sequence[bytes], files: int) -> None:
 def batches_of(place: str) -> int:
     """How many micro-batches Spark knows to be done.
 
-    A driver that is killed while it plans one may have noted its files already, and then the next one has twice as many.
+    A driver that is killed while it plans one may have noted its files already; the next one has twice as many then.
     """
     return sum(file.name.isdigit() for file in (Path(place) / "checkpoint" / "commits").iterdir())
 
