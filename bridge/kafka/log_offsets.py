@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import groupby
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -17,7 +19,8 @@ from bridge.kafka.translate import kafka_error, translate
 
 _TIMEOUT_S: Final = 30.0
 _NONE: Final = -1
-
+_PAUSE_S: Final = 0.1
+"""Before a partition without a leader is asked for again."""
 _ACQUAINTED_S: Final = 1.0
 
 _acquainted: Final[WeakSet[AdminClient]] = WeakSet()
@@ -80,6 +83,8 @@ def list_offsets(
 ) -> dict[tuple[str, int], int]:
     """The offset that ``spec`` asks for, of each topic and partition; ``what`` names it in errors.
 
+    A partition that has no leader at the moment is waited for.
+
     Raises:
         KafkaUnavailable, NotFoundError (a topic does not exist), NotAuthorizedError.
     """
@@ -90,32 +95,66 @@ def list_offsets(
         with suppress(KafkaException):  # whatever it is, the request itself says it
             admin.list_topics(next(iter(request)).topic, timeout=min(timeout_s, _ACQUAINTED_S))
             _acquainted.add(admin)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _listed(admin, request, isolation, timeout_s)
+        except _Failed as failed:
+            topic, fault = _told_apart(admin, request, failed, timeout_s)
+            leaderless = isinstance(fault, KafkaError) and fault.code() == KafkaError.LEADER_NOT_AVAILABLE
+            if not leaderless or time.monotonic() > deadline:
+                raise translate(fault, f"read the {what} of topic {topic}", f"topic {topic}") from failed.cause
+            time.sleep(_PAUSE_S)
+
+
+class _Failed(Exception):
+    """What the library says of one of the topics."""
+
+    def __init__(self, topic: str, cause: Exception) -> None:
+        self.topic = topic
+        self.cause = cause
+
+
+def _listed(
+    admin: AdminClient, request: Mapping[TopicPartition, OffsetSpec], isolation: Isolation, timeout_s: float
+) -> dict[tuple[str, int], int]:
+    """Ask once; raises _Failed."""
     try:
         futures: Mapping[TopicPartition, Future[Any]] = admin.list_offsets(
-            request, isolation_level=IsolationLevel[isolation.name], request_timeout=timeout_s
+            dict(request), isolation_level=IsolationLevel[isolation.name], request_timeout=timeout_s
         )
     except Exception as exc:  # what the library can tell without a broker
-        raise translate(exc, f"read the {what} of topics") from exc
+        raise _Failed(next(iter(request)).topic, exc) from exc
     found: dict[tuple[str, int], int] = {}
     for place, future in futures.items():
         try:
             # The library enforces its own time-out; this one is for the case that it does not.
             found[place.topic, place.partition] = int(future.result(timeout_s * 2).offset)
         except Exception as exc:
-            topic, fault = _told_apart(admin, place.topic, [item.topic for item in request], exc, timeout_s)
-            raise translate(fault, f"read the {what} of topic {topic}", f"topic {topic}") from exc
+            raise _Failed(place.topic, exc) from exc
     return found
 
 
 def _told_apart(
-    admin: AdminClient, topic: str, topics: Iterable[str], exc: Exception, timeout_s: float
+    admin: AdminClient, request: Iterable[TopicPartition], failed: _Failed, timeout_s: float
 ) -> tuple[str, Exception | KafkaError]:
-    """Which topic is at fault, and how: the library says of each that it has no leader, also if it is denied to us."""
-    error = kafka_error(exc)
-    if error is not None and error.code() == KafkaError._NOENT:
-        for name in dict.fromkeys(topics):
-            with suppress(KafkaException):
-                known = admin.list_topics(name, timeout=timeout_s).topics.get(name)
-                if known is not None and known.error is not None:
-                    return name, known.error
-    return topic, exc
+    """Which topic is at fault, and how.
+
+    The library says of each that it has no leader: if the topic is not there, if it is denied to us, and if a partition
+    really has none at the moment, as while its broker is away.
+    """
+    error = kafka_error(failed.cause)
+    if error is None or error.code() != KafkaError._NOENT:
+        return failed.topic, failed.cause
+    for name, places in groupby(sorted(request, key=_place), key=lambda place: place.topic):
+        with suppress(KafkaException):
+            known = admin.list_topics(name, timeout=timeout_s).topics.get(name)
+            if known is not None and known.error is not None:
+                return name, known.error
+            if known is not None and any(place.partition not in known.partitions for place in places):
+                return name, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    return failed.topic, KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+
+
+def _place(place: TopicPartition) -> tuple[str, int]:
+    return place.topic, place.partition

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from confluent_kafka.admin import AdminClient, PartitionMetadata
 
 import bridge
 from bridge.embedded import probes
+from bridge.errors import KafkaUnavailable, NotFoundError
 from bridge.images.names import KAFKA
+from bridge.kafka.log_offsets import LogOffsets
+from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
 from bridge.model.names import GroupName
@@ -264,3 +268,30 @@ def test_what_a_backend_cannot_do_is_said() -> None:
 def test_a_disk_without_a_limit_cannot_be_filled(ensemble: ContainerCluster) -> None:
     with pytest.raises(Unsupported, match="no limit"), faults.full_disk(ensemble, ensemble.brokers[0]):
         raise AssertionError("it was not refused")
+
+
+@pytest.mark.containers
+def test_offsets_of_a_partition_whose_broker_is_away_are_waited_for(
+    ensemble: ContainerCluster, unique_name: Callable[[str], str]
+) -> None:
+    broker = ensemble.brokers[-1]
+    topic = unique_name("alone")
+    admin = TopicAdmin(ensemble.bootstrap_servers)
+    admin.create_topics([TopicSpec(name=topic, partitions=PARTITIONS, replication_factor=1)])
+    number = len(ensemble.brokers)
+    alone = next(item for item, known in partitions_of(ensemble, topic).items() if known.leader == number)
+    impatient, patient = (LogOffsets(ensemble.bootstrap_servers, timeout_s=timeout_s) for timeout_s in (1, 120))
+    ensemble.node(broker).kill()
+    with ThreadPoolExecutor() as pool:
+        try:
+            eventually(lambda: partitions_of(ensemble, topic)[alone].leader == -1, "its partition has no leader")
+            with pytest.raises(KafkaUnavailable, match="Leader not available"):
+                impatient.end([topic], Isolation.READ_UNCOMMITTED, alone)
+            waiting = pool.submit(patient.end, [topic], Isolation.READ_UNCOMMITTED, alone)
+        finally:
+            ensemble.node(broker).start_again()
+        assert waiting.result(120) == {topic: 0}
+    with pytest.raises(NotFoundError):
+        patient.end([topic], Isolation.READ_UNCOMMITTED, PARTITIONS)
+    with pytest.raises(NotFoundError):
+        patient.end([f"{topic}-not"], Isolation.READ_UNCOMMITTED)
