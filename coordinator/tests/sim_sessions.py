@@ -53,7 +53,7 @@ class RestartingClient(Client):
                 self._asked = None
                 answered(Answer.from_json(raw))
         elif self.pending is None and not self.stopping and self.rng.random() < 0.08:
-            if self.current is not None and self.current.ended in ("", "commit") and self.rng.random() < 0.5:
+            if self.current is not None and self.current.ended in ("", "commit") and self.rng.random() < 0.6:
                 self._restart(self.current)
             elif self.attempts:
                 asked = self.rng.choice(self.attempts[-8:])
