@@ -26,6 +26,7 @@ from bridge.client.shared import SharedClient
 from bridge.connection import Bridge
 from bridge.errors import GroupMismatchError, InvalidRequestError, RollbridgeError, RowRefused
 from bridge.spark import sink_crash
+from bridge.spark.garbage import keep_what_stays
 from bridge.spark.settings import CLIENT_NAME, OptionReader, SparkSettings, read_settings
 from bridge.spark.sink_columns import Columns
 from bridge.spark.sink_connections import connection
@@ -165,6 +166,7 @@ def _target(reader: OptionReader, schema: StructType) -> Target:
     assert settings is not None
     assert lease is not None
     assert timeout is not None
+    keep_what_stays()
     columns = Columns.of(schema, settings.streams, include_headers=settings.include_headers is not False)
     return Target(settings, columns, timedelta(hours=lease), timedelta(seconds=timeout))
 
@@ -202,6 +204,8 @@ def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Any) -> 
         where = "" if context is None else f" of partition {context.partitionId()}"
         why = f"row {fault.row}{where} can not be written: {fault}; nothing of {written.work} becomes visible"
         raise RowRefused(why, row=fault.row) from fault
+    finally:
+        keep_what_stays()
 
 
 def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None:
@@ -217,6 +221,7 @@ def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None
     result = client.commit(ticket, parts, target.commit_timeout)
     sink_crash.reach("inside-commit", work.number)
     client.note_committed(ticket, last=work.once)
+    keep_what_stays()
     sink_crash.reach("after-commit", work.number)
     logger.info("%s is committed as %s: %d records", work, ticket.transaction, result.records)
 
