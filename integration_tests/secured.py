@@ -1,16 +1,18 @@
 """A cluster that trusts nobody: Kafka with SCRAM over TLS and ACLs, ZooKeeper with TLS, digests, certificates and ACLs.
 
-What servers and clients are told is in functions of addresses, so that it does not matter how the servers are run. The
-listeners without security are for the test itself, which is Kafka's super user there.
+What servers and clients are told is here, so that it does not matter how the servers are run, which
+``integration_tests.backends.secured`` does. The listeners without security are for the test itself, which is Kafka's
+super user there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from confluent_kafka.admin import (
     AclBinding,
@@ -26,16 +28,12 @@ from confluent_kafka.admin import (
 
 import bridge
 from bridge.config import ConnectionSettings
-from bridge.embedded.cluster import Cluster as EmbeddedServers
-from bridge.embedded.plan import Wishes
-from bridge.embedded.ports import free_port
-from bridge.embedded.reaper import Reaper
-from bridge.embedded.servers import KAFKA, ZOOKEEPER
-from bridge.embedded.state import Home
 from bridge.model.rights import Resource, Right
 
 CERTIFICATES: Final = Path(__file__).parent / "certificates"
-CA: Final = str(CERTIFICATES / "ca.pem")
+AUTHORITY: Final = "ca.pem"
+SERVER: Final = "server.pem"
+CA: Final = str(CERTIFICATES / AUTHORITY)
 CERTIFICATE: Final = {
     "ssl.certificate.location": str(CERTIFICATES / "client.pem"),
     "ssl.key.location": str(CERTIFICATES / "client.key"),
@@ -55,61 +53,82 @@ def password(user: str) -> str:
     return f"Hush-{user}-7f3a91"
 
 
-def broker_settings(inner: str, controller: str, outer: str) -> dict[str, str]:
-    """A broker's settings, given the addresses of its listeners: for tests, for the controller, and for everybody."""
-    return {
-        "controller.quorum.voters": f"1@{controller}",
-        "listeners": f"PLAINTEXT://{inner},CONTROLLER://{controller},SCRAM://{outer}",
-        "advertised.listeners": f"PLAINTEXT://{inner},SCRAM://{outer}",
-        "inter.broker.listener.name": "PLAINTEXT",
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SCRAM:SASL_SSL",
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(CERTIFICATES / "server.pem"),
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": CA,
-        "listener.name.scram.sasl.enabled.mechanisms": "SCRAM-SHA-256",
-        "listener.name.scram.scram-sha-256.sasl.jaas.config": (
+def broker_settings(certificates: str, listeners: Iterable[str]) -> dict[str, str]:
+    """A broker's settings, given the directory of its certificates and the names of its listeners with SCRAM."""
+    scram: dict[str, str] = {}
+    for name in listeners:
+        prefix = f"listener.name.{name.lower()}"
+        scram[f"{prefix}.sasl.enabled.mechanisms"] = "SCRAM-SHA-256"
+        scram[f"{prefix}.scram-sha-256.sasl.jaas.config"] = (
             "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-        ),
+        )
+    return {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": f"{certificates}/{SERVER}",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": f"{certificates}/{AUTHORITY}",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
+        **scram,
     }
 
 
-def zookeeper_settings(port: int) -> dict[str, str]:
+def zookeeper_settings(certificates: str, port: int) -> dict[str, str]:
     """ZooKeeper's settings for a port with TLS, at which clients may have certificates."""
     return {
         "secureClientPort": str(port),
-        "secureClientPortAddress": "127.0.0.1",
         "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
         "authProvider.x509": "org.apache.zookeeper.server.auth.X509AuthenticationProvider",
-        "ssl.keyStore.location": str(CERTIFICATES / "server.pem"),
+        "ssl.keyStore.location": f"{certificates}/{SERVER}",
         "ssl.keyStore.type": "PEM",
-        "ssl.trustStore.location": CA,
+        "ssl.trustStore.location": f"{certificates}/{AUTHORITY}",
         "ssl.trustStore.type": "PEM",
         "ssl.clientAuth": "want",
     }
 
 
-def kafka_security(user: str) -> dict[str, str]:
+def kafka_security(user: str, ca: str = CA) -> dict[str, str]:
     """How a user gets into Kafka."""
     return {
         "security.protocol": "SASL_SSL",
-        "ssl.ca.location": CA,
+        "ssl.ca.location": ca,
         "sasl.mechanism": "SCRAM-SHA-256",
         "sasl.username": user,
         "sasl.password": password(user),
     }
 
 
-def zookeeper_security(user: str) -> dict[str, str]:
+def zookeeper_security(user: str, ca: str = CA) -> dict[str, str]:
     """How a user gets into ZooKeeper."""
     return {
         "security.protocol": "SSL",
-        "ssl.ca.location": CA,
+        "ssl.ca.location": ca,
         "digest.username": user,
         "digest.password": password(user),
     }
+
+
+def in_files(environment: Mapping[str, str], directory: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The same variables with passwords in files, and what these hold by their paths."""
+    variables: dict[str, str] = {}
+    files: dict[str, str] = {}
+    for name, value in environment.items():
+        if name.endswith("_PASSWORD"):
+            path = f"{directory}/{name.lower()}"
+            variables[f"{name}_FILE"], files[path] = path, f"{value}\n"
+        else:
+            variables[name] = value
+    return variables, files
+
+
+class Runner(Protocol):
+    """How a secured cluster is run."""
+
+    def coordinator_as(self, cluster: Secured, user: str) -> AbstractContextManager[Callable[[], str]]:
+        """A coordinator with a principal of its own, which tells everything; gives what it has told so far."""
+
+    def visible(self) -> Mapping[str, str]:
+        """What those may see who have no secrets: by what it is, logs, lists of processes and the like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,30 +136,32 @@ class Secured:
     """Where a secured cluster is, and who gets in.
 
     Attributes:
+        runner: How it is run.
         inner: Kafka's address for the test.
         bootstrap_servers, zookeeper: The addresses for everybody else.
         root: ZooKeeper path of the one rollbridge here.
     """
 
+    runner: Runner
     inner: str
     bootstrap_servers: str
     zookeeper: str
     root: str = "/rollbridge"
 
-    def settings(self, user: str) -> ConnectionSettings:
-        """What a user is told."""
+    def settings(self, user: str, ca: str = CA) -> ConnectionSettings:
+        """What a user is told; ``ca`` is where it finds the certificate of the authority."""
         return ConnectionSettings(
             bootstrap_servers=self.bootstrap_servers,
             zookeeper=self.zookeeper,
             zookeeper_root=self.root,
             client_name=user,
-            kafka=kafka_security(user),
-            zookeeper_security=zookeeper_security(user),
+            kafka=kafka_security(user, ca),
+            zookeeper_security=zookeeper_security(user, ca),
         )
 
-    def environment(self, user: str) -> dict[str, str]:
+    def environment(self, user: str, ca: str = CA) -> dict[str, str]:
         """The same as environment variables."""
-        settings = self.settings(user)
+        settings = self.settings(user, ca)
         tables = {"KAFKA": settings.kafka, "ZOOKEEPER_SECURITY": settings.zookeeper_security}
         return {
             "ROLLBRIDGE_BOOTSTRAP_SERVERS": self.bootstrap_servers,
@@ -156,6 +177,10 @@ class Secured:
     def connect(self, user: str) -> bridge.Bridge:
         """A client of a user."""
         return bridge.Bridge(self.settings(user))
+
+    def coordinator(self, user: str) -> AbstractContextManager[Callable[[], str]]:
+        """A coordinator as a user, whose name it has; gives what it has told so far."""
+        return self.runner.coordinator_as(self, user)
 
     def add_users(self, *users: str) -> None:
         """Make users of Kafka; they have no rights. ZooKeeper's digests need no making."""
@@ -200,29 +225,24 @@ _CAPITALS: Final = {
 
 
 @contextmanager
-def secured_processes(directory: Path, more: Mapping[str, str] | None = None) -> Iterator[Secured]:
-    """A secured cluster as local processes; ``more`` are further settings of the broker."""
-    ports: list[int] = []
-    for _ in range(5):
-        ports.append(free_port(ports))
-    kafka, controller, outer, plain, secure = ports
-    inner = f"127.0.0.1:{kafka}"
-    address = f"127.0.0.1:{outer}"
-    home = Home(directory / "home")
-    reaper = Reaper(home.path)
-    servers = EmbeddedServers(home)
-    wishes = Wishes(
-        kafka_port=kafka,
-        zookeeper_port=plain,
-        ephemeral=True,
-        coordinators=0,
-        kafka_heap="512m",
-        kafka_settings={**broker_settings(inner, f"127.0.0.1:{controller}", address), **(more or {})},
-        zookeeper_settings=zookeeper_settings(secure),
-    )
-    servers.up(wishes, only=[ZOOKEEPER, KAFKA])
+def listening() -> Iterator[list[str]]:
+    """Everything that is logged in this process meanwhile, whatever its level."""
+    lines: list[str] = []
+    root, handler = logging.getLogger(), _Ear(lines)
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(1)
     try:
-        yield Secured(inner, address, f"127.0.0.1:{secure}")
+        yield lines
     finally:
-        servers.down()
-        reaper.dismiss()
+        root.setLevel(before)
+        root.removeHandler(handler)
+
+
+class _Ear(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(1)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.backends.choice import BACKEND_VARIABLE, REQUIRE_VARIABLE, demand
+from integration_tests.backends.choice import BACKEND_VARIABLE, REQUIRE_VARIABLE, Backend, demand, each
 from integration_tests.backends.interface import Ability
 from integration_tests.backends.local import LocalCluster
 from integration_tests.backends.nodes import variable_of
@@ -57,6 +57,17 @@ def test_an_unknown_backend_is_refused() -> None:
     said = run(ON_CONTAINERS, **{BACKEND_VARIABLE: "podman"})
     assert said.returncode == 4, said.stdout
     assert "podman is no backend; it is one of auto, docker, local" in said.stderr
+
+
+def test_tests_for_both_ask_for_containers_only_where_they_get_them() -> None:
+    found = {backend: [(one.id, [mark.name for mark in one.marks]) for one in each(backend)] for backend in Backend}
+    processes: tuple[str, list[str]] = ("processes", [])
+    containers = ("containers", ["containers"])
+    assert found == {
+        Backend.AUTO: [processes, containers],
+        Backend.LOCAL: [processes, containers],
+        Backend.DOCKER: [containers],
+    }
 
 
 def test_a_test_is_told_what_its_servers_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:

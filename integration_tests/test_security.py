@@ -7,17 +7,14 @@ reads orders. Their rights are those that ``rollbridge access`` prints and grant
 from __future__ import annotations
 
 import json
-import logging
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import psutil
 import pytest
 from confluent_kafka import TopicPartition
 
@@ -39,17 +36,18 @@ from bridge.zookeeper.access import Access, digest_identity, open_nodes, parse_i
 from bridge.zookeeper.errors import ZooKeeperDenied
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.backends import choice
+from integration_tests.backends.secured import secured_cluster
 from integration_tests.clients import read_and_commit, until
 from integration_tests.command_line import Answer, run_cli
-from integration_tests.coordinators import coordinator as running_coordinator
 from integration_tests.secured import (
     CA,
     CERTIFICATE,
     CERTIFICATE_IDENTITY,
     Secured,
     kafka_security,
+    listening,
     password,
-    secured_processes,
     zookeeper_security,
 )
 
@@ -61,52 +59,24 @@ USERS = ("coordinator", "alice", "bob", "carol", "trainee")
 Do = Callable[[bridge.Bridge], object]
 
 
-class Heard(logging.Handler):
-    """Everything that is logged in this process, whatever its level."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 @pytest.fixture(scope="module")
-def heard() -> Iterator[Heard]:
-    root, handler = logging.getLogger(), Heard()
-    before = root.level
-    root.addHandler(handler)
-    root.setLevel(1)
-    yield handler
-    root.setLevel(before)
-    root.removeHandler(handler)
+def heard() -> Iterator[list[str]]:
+    with listening() as lines:
+        yield lines
 
 
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("logs")
-
-
-@pytest.fixture(scope="module")
-def secured(heard: Heard, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+@pytest.fixture(scope="module", params=choice.each(choice.chosen()))
+def secured(
+    request: pytest.FixtureRequest, heard: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Secured]:
     with ExitStack() as stack:
-        cluster = stack.enter_context(secured_processes(tmp_path_factory.mktemp("secured")))
+        cluster = stack.enter_context(secured_cluster(request.param, tmp_path_factory.mktemp("secured")))
         cluster.add_users(*USERS)
         cluster.allow("coordinator", coordinator("sales", ["billing"]))
         cluster.allow("alice", writer(StreamName.parse(ORDERS), ALICES, ["billing"]))
         cluster.allow("bob", writer(StreamName.parse(LEDGER), BOBS))
         cluster.allow("carol", reader(StreamName.parse(ORDERS), ["carols"]))
-        stack.enter_context(
-            running_coordinator(
-                cluster,
-                cluster.root,
-                "secured",
-                logs,
-                arguments=["--log-level=DEBUG"],
-                **cluster.environment("coordinator"),
-            )
-        )
+        stack.enter_context(cluster.coordinator("coordinator"))
         # Who is first makes the root path, and owns it.
         with opened(cluster, "coordinator") as session:
             until(lambda: session.children(paths.COORDINATORS))
@@ -322,6 +292,13 @@ def test_nobody_else_gets_in(secured: Secured) -> None:
         opened(secured, "alice", {"security.protocol": "SSL", "ssl.ca.location": CA.replace("ca.", "stranger.")}) as it,
     ):
         it.start(2.0)
+    # The certificates are for no such name.
+    kafka, zookeeper = (
+        item.replace("127.0.0.1", "localhost") for item in (secured.bootstrap_servers, secured.zookeeper)
+    )
+    for renamed in (replace(secured, bootstrap_servers=kafka), replace(secured, zookeeper=zookeeper)):
+        with pytest.raises(RollbridgeError, match=r"Hostname mismatch|not valid for"):
+            renamed.connect("alice")
 
 
 def test_a_certificate_is_an_identity_and_what_is_granted_can_be_revoked(secured: Secured) -> None:
@@ -386,39 +363,35 @@ def test_the_doctor_says_which_rights_are_missing(secured: Secured, alice: bridg
     assert any("may not look at" in item["what"] for item in found("bob"))
 
 
-def test_a_coordinator_that_lacks_a_right_says_which(secured: Secured, logs: Path) -> None:
+def test_a_coordinator_that_lacks_a_right_says_which(secured: Secured) -> None:
     lacking: list[Right] = [
         replace(right, operations=tuple(item for item in right.operations if item != "Create"))
         for right in coordinator("school")
     ]
     secured.allow("trainee", lacking)
     school = replace(secured, root="/school")
-    with running_coordinator(school, school.root, "trainee", logs, **school.environment("trainee")):
+    with school.coordinator("trainee") as told:
         with opened(school, "trainee") as session:
             until(lambda: session.children(paths.COORDINATORS))
             Access(session).grant(GroupName("school"), [])
-        log = logs / "trainee.log"
-        until(lambda: "cannot create topic" in log.read_text())
-    assert "TOPIC_AUTHORIZATION_FAILED" in log.read_text()
-    assert "docs/security.md" in log.read_text()
+        until(lambda: "cannot create topic" in told())
+        said = told()
+    assert "TOPIC_AUTHORIZATION_FAILED" in said
+    assert "docs/security.md" in said
 
 
-def test_nothing_tells_a_secret(secured: Secured, heard: Heard, logs: Path, alice: bridge.Bridge) -> None:
+def test_nothing_tells_a_secret(secured: Secured, heard: list[str], alice: bridge.Bridge) -> None:
     said = [cli(secured, "alice", *item, "--json", "-vv") for item in (("stream", "list"), ("doctor",), ("status",))]
     with patch.dict(os.environ, {}):
         said.append(run_cli({**secured.environment("alice"), "ROLLBRIDGE_KAFKA_SASL_MECHANISM": "X"}, "txn", "list"))
     assert said[-1].code == 4
     for answer in said:
         assert SECRET not in answer.out + answer.err
-    for process in psutil.process_iter():
-        try:
-            assert SECRET not in " ".join(process.cmdline())
-        except psutil.Error:
-            continue
-    for log in logs.glob("*.log"):
-        assert SECRET not in log.read_text(errors="replace")
-    assert "ZooKeeper session" in (logs / "secured.log").read_text()
-    assert any("Auth(...)" in line for line in heard.lines)
-    assert not [line for line in heard.lines if SECRET in line]
+    visible = secured.runner.visible()
+    assert [what for what, text in visible.items() if SECRET in text] == []
+    assert "ZooKeeper session" in visible["log of coordinator"]
+    assert {"log of kafka", "log of zookeeper"} <= visible.keys()
+    assert any("Auth(...)" in line for line in heard)
+    assert not [line for line in heard if SECRET in line]
     for thing in (alice, alice.settings, alice.admin):
         assert SECRET not in repr(thing)

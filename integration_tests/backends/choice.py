@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cache
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 
@@ -60,6 +60,12 @@ def new_cluster(*, kafka_settings: Mapping[str, str] | None = None) -> AnyCluste
     if reason := why_no_containers():
         lacking(reason)
     return ContainerCluster(kafka_settings=kafka_settings)
+
+
+def each(asked: Backend) -> list[Any]:
+    """Parameters of a fixture whose tests run on processes and on containers if nothing is asked for: backends."""
+    containers = pytest.param(Backend.DOCKER, marks=pytest.mark.containers, id="containers")
+    return [containers] if asked is Backend.DOCKER else [pytest.param(Backend.LOCAL, id="processes"), containers]
 
 
 @cache

@@ -25,6 +25,9 @@ _CLOCK: Final = "/tmp/clock"
 class ContainerCluster:
     """One or three brokers and ZooKeeper servers in a network of their own. Use it in a ``with`` block."""
 
+    broker_class: type[Broker] = Broker
+    zookeeper_class: type[ZooKeeper] = ZooKeeper
+
     def __init__(
         self,
         *,
@@ -65,11 +68,14 @@ class ContainerCluster:
         try:
             network, labels = self.surroundings.make(), self.labels
             servers: list[Node] = [
-                ZooKeeper(number, self.zookeepers, network, labels) for number in range(1, len(self.zookeepers) + 1)
+                self.zookeeper_class(number, self.zookeepers, network, labels)
+                for number in range(1, len(self.zookeepers) + 1)
             ]
             for number in range(1, len(self.brokers) + 1):
                 settings = self._kafka_settings
-                servers.append(Broker(number, self.brokers, network, labels, self.kafka_cluster_id, settings))
+                servers.append(
+                    self.broker_class(number, self.brokers, network, labels, self.kafka_cluster_id, settings)
+                )
             for server in servers:
                 self._nodes[server.part] = server.keep_data_in(
                     self.surroundings.volume(server.part, self._disk_mib.get(server.part))

@@ -120,7 +120,7 @@ class Node(DockerContainer):
             raise Unsupported("clocks of servers are set by libfaketime, which is not installed (Debian: faketime)")
         self.stop_gracefully()
         wrong = clocks.variables(_FAKETIME, offset_s)
-        self._transferable_specs.clear()
+        self._transferable_specs = [spec for spec in self._transferable_specs if spec[1] != _FAKETIME]
         for name in wrong:
             self.env.pop(name, None)
         if offset_s:
@@ -221,6 +221,7 @@ class Broker(Node):
         self.number = number
         self._listeners = {"OUTSIDE": _OUTSIDE}
         self._advertised: dict[str, str] = {}
+        self._protocols: dict[str, str] = {}
         self.publish(_OUTSIDE)
         copies = len(parts)
         enough = max(1, copies - 1)
@@ -260,7 +261,8 @@ class Broker(Node):
         advertised = {"INSIDE": self.inside, "OUTSIDE": self.address, **self._advertised}
         self.with_env("KAFKA_LISTENERS", ",".join(f"{name}://:{port}" for name, port in listeners.items()))
         self.with_env("KAFKA_ADVERTISED_LISTENERS", ",".join(f"{name}://{at}" for name, at in advertised.items()))
-        self.with_env("KAFKA_LISTENER_SECURITY_PROTOCOL_MAP", ",".join(f"{name}:PLAINTEXT" for name in listeners))
+        protocols = dict.fromkeys(listeners, "PLAINTEXT") | self._protocols
+        self.with_env("KAFKA_LISTENER_SECURITY_PROTOCOL_MAP", ",".join(f"{a}:{b}" for a, b in protocols.items()))
 
     def add_listener(self, name: str, advertised: str) -> str:
         """One more, which says that it is at ``advertised``; returns where it really is. Makes the container anew."""
