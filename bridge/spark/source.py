@@ -2,7 +2,8 @@
 
 The driver plans (:mod:`bridge.spark.planning`) with what it knows of the stream (:mod:`bridge.spark.source_driver`);
 the tasks read (:mod:`bridge.spark.source_task`). Readers are pickled on their way to the tasks, so what is connected is
-opened when it is needed, and stays behind.
+opened when it is needed, and stays behind. So is what only tasks import: Spark starts a process to plan each query, and
+imports are most of its time.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.sn import sequence_bases
-from bridge.spark.columns import COMMIT_POSITION, Place, check_schema, schema_of
+from bridge.spark.columns import COMMIT_POSITION, check_schema, schema_of
 from bridge.spark.offsets import StreamOffset
 from bridge.spark.planning import Front, OffsetRange, advance, between, chains, covered, split
-from bridge.spark.source_commits import CommitRuns
+from bridge.spark.portions import Piece, Place, Portion, PreviewPortion
 from bridge.spark.source_driver import DriverConnection, StreamDriver
 from bridge.spark.source_options import SourceSettings, read_source
-from bridge.spark.source_task import Piece, Portion, PreviewPortion, log_reader, read_portion, read_previews
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from bridge.spark.source_commits import CommitRuns
 
 
 def schema(options: Mapping[str, str]) -> StructType:
@@ -78,6 +80,9 @@ class _Reading:
         driver = self._driver
         assert self._connection is not None  # the driver has just used it
         if self._runs is None:
+            from bridge.spark.source_commits import CommitRuns
+            from bridge.spark.source_task import log_reader
+
             self._runs = CommitRuns(
                 log_reader(self._connection.connection),
                 self._connection.offsets,
@@ -116,6 +121,8 @@ class _Reading:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """What a task reads."""
+        from bridge.spark.source_task import read_portion, read_previews
+
         connection = self._settings.shared.connection
         match partition:
             case Portion():

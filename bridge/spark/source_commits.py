@@ -19,7 +19,7 @@ from bridge.kafka.metadata import Isolation
 from bridge.model.control import ControlKind, decode_control, peek_kind
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName
-from bridge.spark.columns import Runs
+from bridge.spark.runs import Runs
 from bridge.spark.source_task import Patience
 
 _WAIT_MS: Final = 500

@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from bridge.config import ConnectionSettings
@@ -21,9 +19,9 @@ from bridge.errors import NotFoundError, TruncatedError, UnavailableError
 from bridge.kafka.fetch import LogReader
 from bridge.kafka.metadata import Cluster
 from bridge.message import OWN_HEADERS, Preview
-from bridge.model.names import GroupName, StreamName
 from bridge.previewing import PreviewTail
-from bridge.spark.columns import Place, record_batch
+from bridge.spark.column_arrays import record_batch
+from bridge.spark.portions import Piece, Portion, PreviewPortion
 from bridge.spark.source_records import Records, committed_end
 
 if TYPE_CHECKING:
@@ -37,33 +35,6 @@ _ROWS_MAX: Final = 16_384
 _WAIT_MS: Final = 500
 _STALLED_S: Final = 60.0
 _PREVIEW_PAUSE_S: Final = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Offsets ``start..end-1`` of a segment."""
-
-    place: Place
-    start: int
-    end: int
-
-
-class Portion(InputPartition):  # type: ignore[misc]  # types are checked without PySpark
-    """What one task reads, one piece after the other."""
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        super().__init__(None)
-        self.pieces = list(pieces)
-
-
-class PreviewPortion(InputPartition):  # type: ignore[misc]  # types are checked without PySpark
-    """The records of transactions that are open when the task runs."""
-
-    def __init__(self, stream: StreamName, group: GroupName, buffer_partitions: int) -> None:
-        super().__init__(None)
-        self.stream = stream
-        self.group = group
-        self.buffer_partitions = buffer_partitions
 
 
 def read_portion(

@@ -20,16 +20,10 @@ from bridge.message import OWN_HEADERS
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER, pack_record_header, unpack_record_header
 from bridge.model.sn import pack_transaction_id
-from bridge.spark.columns import (
-    COMMIT_POSITION,
-    HEADERS,
-    TRANSACTION,
-    Place,
-    Runs,
-    check_schema,
-    record_batch,
-    schema_of,
-)
+from bridge.spark.column_arrays import record_batch
+from bridge.spark.columns import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, schema_of
+from bridge.spark.portions import Place
+from bridge.spark.runs import Runs
 from bridge.spark.source_records import committed_end, parse
 
 TRANSACTIONAL, LOG_APPEND_TIME = 0x10, 0x08
