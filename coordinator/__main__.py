@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 from types import FrameType
+from typing import Final
 
 import click
 
@@ -14,6 +16,10 @@ from bridge.errors import RollbridgeError
 from coordinator.config import load_coordinator_settings
 from coordinator.daemon import Daemon
 
+logger = logging.getLogger(__name__)
+
+END_AT_LATEST_S: Final = 20.0
+"""How long after it was asked to end a coordinator is there at most, whatever server it waits for."""
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 
 
@@ -45,6 +51,9 @@ def main(log_level: str, **flags: str | float | None) -> None:
 
         def end(_number: int, _frame: FrameType | None) -> None:
             daemon.stop()
+            last_resort = threading.Timer(END_AT_LATEST_S, _leave)
+            last_resort.daemon = True
+            last_resort.start()
             if not daemon.is_serving:
                 # It waits for servers that may not be there for long, and has nothing to hand over.
                 raise SystemExit(0)
@@ -58,6 +67,13 @@ def main(log_level: str, **flags: str | float | None) -> None:
     except RollbridgeError as fault:
         click.echo(f"rollbridge coordinator: {fault}", err=True)
         sys.exit(fault.exit_code)
+
+
+def _leave() -> None:
+    """End at once, as after a crash: what is under way is finished by the next leader."""
+    logger.warning("a server has kept this coordinator from ending for %g s; it ends all the same", END_AT_LATEST_S)
+    logging.shutdown()
+    os._exit(0)
 
 
 if __name__ == "__main__":

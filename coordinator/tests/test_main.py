@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,28 @@ def test_a_switch_is_true_or_false(seen: list[CoordinatorSettings]) -> None:
     assert result.exit_code == ConfigError.exit_code
     assert "'maybe' is not true or false" in result.output
     assert not seen
+
+
+def test_whoever_does_not_answer_it_ends() -> None:
+    """Asked to end while it waits for a server that never comes back."""
+    program = """
+import os, signal, threading
+import coordinator.__main__ as entry
+
+class Stuck:
+    is_serving = True
+    def __init__(self, settings):
+        pass
+    def run(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            threading.Event().wait()
+    def stop(self):
+        pass
+
+entry.Daemon, entry.END_AT_LATEST_S = Stuck, 0.1
+entry.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program, *ADDRESSES], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "has kept this coordinator from ending" in ended.stderr
