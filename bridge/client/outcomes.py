@@ -19,6 +19,7 @@ from bridge.client.futures import Completion
 from bridge.errors import KafkaUnavailable, NotFoundError
 from bridge.kafka.clients import assign_more, consumer_config, open_consumer
 from bridge.kafka.metadata import Isolation
+from bridge.kafka.standstill import LOOK_S, Lookout, Partition, positions_of
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.identifiers import TransactionId
@@ -39,10 +40,16 @@ class OutcomeTail:
     """
 
     def __init__(
-        self, bootstrap_servers: str, *, security: Mapping[str, str] | None = None, client_id: str = "rollbridge"
+        self,
+        bootstrap_servers: str,
+        *,
+        security: Mapping[str, str] | None = None,
+        client_id: str = "rollbridge",
+        look_s: float = LOOK_S,
     ) -> None:
+        """``look_s`` is how often it is looked whether the consumer still gets what there is."""
         self.waiting: dict[bytes, Completion] = {}
-        settings = {
+        self._settings = {
             **consumer_config(
                 bootstrap_servers, isolation=Isolation.READ_COMMITTED, security=security, client_id=client_id
             ),
@@ -50,7 +57,11 @@ class OutcomeTail:
             "queued.min.messages": 100_000,
             "error_cb": lambda error: logger.info("the consumer of the commit log reports: %s", error),
         }
-        self._consumer = open_consumer(settings, "start a consumer", logger)
+        self._consumer = open_consumer(self._settings, "start a consumer", logger)
+        self._starts: dict[Partition, int] = {}
+        self._lookout = Lookout(
+            bootstrap_servers, Isolation.READ_COMMITTED, security=security, client_id=client_id, look_s=look_s
+        )
         self._admin = TopicAdmin(bootstrap_servers, security=security, client_id=client_id)
         # A consumer lets one thread in at a time, and one that polls again and again keeps all others out, so the
         # polling thread itself begins to read what others ask for. Each partition has its offset already.
@@ -116,11 +127,26 @@ class OutcomeTail:
     def _read_some(self) -> None:
         while self._wanted:
             assign_more(self._consumer, [self._wanted[0]])
-            self._wanted.popleft()
+            place = self._wanted.popleft()
+            self._starts[place.topic, place.partition] = place.offset
+        stuck = self._lookout.stuck(self._positions)
+        if stuck:
+            logger.info("no outcomes come from %s although there are some; reading anew", sorted(stuck))
+            self._renew()
         first = self._consumer.poll(_POLL_S)
         if first is not None:
             # consume(n, t) waits until there are n messages or t has passed; with 0 it takes what is there.
             self._settle([first, *self._consumer.consume(_BATCH, 0)])
+
+    def _positions(self) -> dict[Partition, int]:
+        return positions_of(self._consumer.position([TopicPartition(*item) for item in self._starts]), self._starts)
+
+    def _renew(self) -> None:
+        """Go on with another consumer where this one is."""
+        before, self._starts = self._consumer, self._positions()
+        self._consumer = open_consumer(self._settings, "start a consumer", logger)
+        assign_more(self._consumer, [TopicPartition(*item, offset) for item, offset in self._starts.items()])
+        before.close()
 
     def _settle(self, messages: list[Message]) -> None:
         waiting = self.waiting

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.errors import CorruptDataError, KafkaUnavailable
 from bridge.kafka.clients import assign_more
+from bridge.kafka.metadata import Isolation
+from bridge.kafka.standstill import LOOK_S, Lookout, positions_of
 from bridge.model.buffered import FrameRef, Partition
 from bridge.model.control import ControlKind, decode_control, peek_kind
 from coordinator.effects import LogSummary
@@ -22,6 +26,8 @@ TRANSACTION_ID_BYTES: Final = 16
 FETCH_WAIT_MS: Final = 50
 SEEK_GAP: Final = 2_000
 """Frames of others that are skipped by reading rather than by seeking."""
+PATIENCE_S: Final = 10.0
+"""How long a frame that is read again may take to come before another consumer is asked."""
 _GONE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
 
 
@@ -44,7 +50,7 @@ def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more:
             # What has been taken from a full read-ahead is fetched again at once; the default waits for a second.
             "fetch.queue.backoff.ms": 5,
             "socket.nagle.disable": True,
-            "topic.metadata.refresh.interval.ms": 30_000,
+            "topic.metadata.refresh.interval.ms": 5_000,
             **more,
         }
     )
@@ -53,10 +59,14 @@ def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more:
 class BufferTail:
     """Reads the buffers of a group from given offsets on, as they grow."""
 
-    def __init__(self, brokers: str, security: Mapping[str, str], wait_ms: int = FETCH_WAIT_MS) -> None:
-        """``wait_ms`` is how long a broker holds back the answer that there is nothing new."""
-        self._consumer = _consumer(brokers, security, "read_uncommitted", **{"fetch.wait.max.ms": wait_ms})
-        self._assigned: set[Partition] = set()
+    def __init__(
+        self, brokers: str, security: Mapping[str, str], wait_ms: int = FETCH_WAIT_MS, look_s: float = LOOK_S
+    ) -> None:
+        """``wait_ms``: how long a broker holds back the answer that there is nothing new; ``look_s``: see Lookout."""
+        self._open = partial(_consumer, brokers, security, "read_uncommitted", **{"fetch.wait.max.ms": wait_ms})
+        self._consumer = self._open()
+        self._starts: dict[Partition, int] = {}
+        self._lookout = Lookout(brokers, Isolation.READ_UNCOMMITTED, security=security, look_s=look_s)
 
     def assign(self, wanted: Mapping[Partition, int]) -> None:
         """Read exactly these partitions; a new one from its offset on, the others from where they are.
@@ -64,28 +74,34 @@ class BufferTail:
         Offsets are numbers: finding the "beginning" costs the library half a second, and a leader knows where a
         buffer begins.
         """
-        gone = self._assigned - wanted.keys()
+        gone = self._starts.keys() - wanted.keys()
         if gone:
             self._consumer.incremental_unassign([TopicPartition(*item) for item in sorted(gone)])
-        fresh = sorted(wanted.keys() - self._assigned)
+            for item in gone:
+                del self._starts[item]
+        fresh = sorted(wanted.keys() - self._starts.keys())
         if fresh:
             starts = [TopicPartition(*item, wanted[item]) for item in fresh]
             assign_more(self._consumer, starts)
-        self._assigned = set(wanted)
+            self._starts |= {item: wanted[item] for item in fresh}
 
     def poll(self, timeout_s: float) -> Iterator[Message]:
         """What has arrived; waits for the first message at most ``timeout_s``."""
+        stuck = self._lookout.stuck(self._positions)
+        if stuck:
+            logger.warning("no frames come from %s although there are some; reading anew", sorted(stuck))
+            self._renew()
         for message in _arrived(self._consumer, timeout_s):
             error = message.error()
             if error is None:
                 yield message
-            elif (message.topic(), message.partition()) in self._assigned:
+            elif (message.topic(), message.partition()) in self._starts:
                 _report(error)
 
     def ends(self) -> dict[Partition, int]:
         """Where each buffer ended when it was read last, as far as that is known."""
         found = {}
-        for item in self._assigned:
+        for item in self._starts:
             _, end = self._consumer.get_watermark_offsets(TopicPartition(*item), cached=True)
             if end >= 0:
                 found[item] = end
@@ -94,6 +110,16 @@ class BufferTail:
     def close(self) -> None:
         """Stop reading."""
         self._consumer.close()
+
+    def _positions(self) -> dict[Partition, int]:
+        return positions_of(self._consumer.position([TopicPartition(*item) for item in self._starts]), self._starts)
+
+    def _renew(self) -> None:
+        """Go on with another consumer where this one is; what it has fetched and not handed out comes again."""
+        before, self._starts = self._consumer, self._positions()
+        self._consumer = self._open()
+        assign_more(self._consumer, [TopicPartition(*item, offset) for item, offset in self._starts.items()])
+        before.close()
 
 
 def _arrived(consumer: Consumer, timeout_s: float) -> Sequence[Message]:
@@ -153,8 +179,9 @@ class FrameReader:
         if self._at is None or self._at[0] != frame.partition or not 0 <= frame.offset - self._at[1] <= SEEK_GAP:
             self._seek(frame)
         self._at = (frame.partition, frame.offset)
+        deadline = time.monotonic() + self._timeout_s
         while frame.offset not in self._ahead:
-            self._fill(frame)
+            self._fill(frame, deadline)
         for offset in [item for item in self._ahead if item < frame.offset]:
             del self._ahead[offset]
         value = self._ahead[frame.offset].value() or b""  # it stays: the next frame may be in the same bundle
@@ -176,13 +203,18 @@ class FrameReader:
         self._ahead.clear()
         self._sought = frame.offset
 
-    def _fill(self, frame: FrameRef) -> None:
+    def _fill(self, frame: FrameRef, deadline: float) -> None:
         assert self._consumer is not None
-        first = self._consumer.poll(self._timeout_s)
+        first = self._consumer.poll(min(PATIENCE_S, self._timeout_s))
         if first is None:
-            raise KafkaUnavailable(
-                f"no broker gave offset {frame.offset} of {frame.partition[0]} in {self._timeout_s:g} s"
-            )
+            if time.monotonic() >= deadline:
+                raise KafkaUnavailable(
+                    f"no broker gave offset {frame.offset} of {frame.partition[0]} in {self._timeout_s:g} s"
+                )
+            self._consumer.close()  # another one looks for the leader anew, see bridge.kafka.standstill
+            self._consumer = _consumer(self._brokers, self._security, "read_uncommitted")
+            self._seek(frame)
+            return
         for message in (first, *self._consumer.consume(64, 0)):
             error = message.error()
             if error is not None:
