@@ -15,13 +15,14 @@ from itertools import chain
 from operator import length_hint
 from typing import Final, Literal, Self
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.config import ConnectionSettings
 from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError, TruncatedError, UnavailableError
 from bridge.kafka.clients import assign_more, consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
+from bridge.kafka.standstill import Lookout, Partition
 from bridge.kafka.translate import translate
 from bridge.message import Batch, Origin, Preview, Record, last_offsets, record_of, records_of
 from bridge.model.epochs import EpochHistory
@@ -125,7 +126,7 @@ class Reader:
         self._rest: Iterator[Message] = iter(self._batch)
         self._previews: Iterator[Preview] = iter(())
         self._records: Iterator[Record] = iter(())
-        config = {
+        self._config = {
             **consumer_config(
                 settings.bootstrap_servers,
                 isolation=Isolation.READ_COMMITTED,
@@ -136,7 +137,13 @@ class Reader:
             "enable.partition.eof": True,
             "error_cb": lambda error: logger.info("the consumer reports: %s", error),
         }
-        self._consumer = open_consumer(config, f"read {stream}", logger)
+        self._consumer = self._open()
+        self._lookout = Lookout(
+            settings.bootstrap_servers,
+            Isolation.READ_COMMITTED,
+            security=settings.kafka,
+            client_id=settings.client_name,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -248,6 +255,10 @@ class Reader:
         if self._plan.is_finished():
             return []
         self._refresh()
+        if stuck := self._lookout.stuck(self._positions):
+            logger.warning("nothing comes from %s although there is something; reading anew", sorted(stuck))
+            self._consumer.close()
+            self._consumer, self._assigned, self._planned = self._open(), set(), -1
         self._assign()
         first = self._consumer.poll(timeout_s)
         if first is None:
@@ -259,6 +270,16 @@ class Reader:
             return messages
         self._before = self._plan.frontier()
         return [message for message in messages if self._take(message)]
+
+    def _open(self) -> Consumer:
+        return open_consumer(self._config, f"read {self._stream}", logger)
+
+    def _positions(self) -> dict[Partition, int]:
+        return {
+            (self._stream.segment_topic(segment), 0): offset
+            for segment, offset in self._plan.readable().items()
+            if segment in self._assigned
+        }
 
     def _take_all(self, messages: list[Message]) -> bool:
         """Take note of records all of which are to be handed out; False if they have to be looked at one by one."""

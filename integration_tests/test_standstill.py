@@ -11,10 +11,11 @@ from confluent_kafka import Message, TopicPartition
 
 import bridge
 from bridge.client.outcomes import OutcomeTail
+from bridge.kafka import standstill
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model.buffered import FrameRef
 from bridge.model.frames import PieceKey
-from bridge.model.names import DEFAULT_GROUP, GroupName
+from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from coordinator.shell import consumers
 from coordinator.shell.consumers import BufferTail, FrameReader
 from integration_tests.adapter_tools import eventually
@@ -22,6 +23,12 @@ from integration_tests.clients import Site
 from integration_tests.kafka_tools import produce
 
 LOOK_S = 0.2
+
+
+@pytest.fixture(autouse=True)
+def looked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standstill, "LOOK_S", LOOK_S)
+    monkeypatch.setattr(consumers, "PATIENCE_S", LOOK_S)
 
 
 @pytest.fixture
@@ -46,7 +53,7 @@ def polled(tail: BufferTail, found: list[bytes | None], count: int) -> Callable[
 def test_a_leader_reads_on_although_a_buffer_was_forgotten(site: Site, topic: str) -> None:
     servers, found = site.cluster.bootstrap_servers, list[bytes | None]()
     produce(servers, topic, [b"1", b"2"])
-    with closing(BufferTail(servers, {}, look_s=LOOK_S)) as tail:
+    with closing(BufferTail(servers, {})) as tail:
         tail.assign({(topic, 0): 0, (topic, 1): 0})
         eventually(polled(tail, found, 2), "what was there has been read")
         tail._consumer.pause([TopicPartition(topic, 0)])
@@ -62,7 +69,7 @@ def test_a_client_learns_outcomes_although_the_commit_log_was_forgotten(
     site: Site, client: bridge.Bridge, scope: str, orders: str
 ) -> None:
     group = GroupName(scope, DEFAULT_GROUP)
-    with closing(OutcomeTail(site.cluster.bootstrap_servers, look_s=LOOK_S)) as tail:
+    with closing(OutcomeTail(site.cluster.bootstrap_servers)) as tail:
         tail.follow(group, 30)
         first = client.begin(orders)
         completion = tail.completion(first.id)
@@ -75,10 +82,25 @@ def test_a_client_learns_outcomes_although_the_commit_log_was_forgotten(
         eventually(lambda: completion.settled, "the second outcome is known")
 
 
-def test_frames_are_read_again_although_their_buffer_was_forgotten(
-    site: Site, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(consumers, "PATIENCE_S", LOOK_S)
+def test_a_reader_goes_on_although_a_segment_was_forgotten(client: bridge.Bridge, orders: str) -> None:
+    topic = StreamName.parse(orders).segment_topic(bridge.SegmentId.of(0, 0))
+    keys = [b"%d" % number for number in range(8)]
+    found: list[bytes | None] = []
+
+    def has_read(count: int) -> bool:
+        found.extend(record.value for record in reader.consume(100, 0.05))
+        return len(found) >= count
+
+    with client.writer(orders) as writer, client.reader(orders) as reader:
+        for number in range(1, 4):
+            writer.write_all((key, b"%d" % number) for key in keys)
+            writer.flush(30)
+            eventually(lambda number=number: has_read(number * len(keys)), "all segments were read")  # type: ignore[misc]
+            reader._consumer.pause([TopicPartition(topic, 0)])
+    assert found == sorted(found, key=lambda value: value or b"")
+
+
+def test_frames_are_read_again_although_their_buffer_was_forgotten(site: Site, topic: str) -> None:
     size = 300_000
     produce(site.cluster.bootstrap_servers, topic, [b"%d" % number * size for number in range(3)])
 

@@ -19,7 +19,7 @@ from bridge.client.futures import Completion
 from bridge.errors import KafkaUnavailable, NotFoundError
 from bridge.kafka.clients import assign_more, consumer_config, open_consumer
 from bridge.kafka.metadata import Isolation
-from bridge.kafka.standstill import LOOK_S, Lookout, Partition, positions_of
+from bridge.kafka.standstill import Lookout, Partition, positions_of
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.identifiers import TransactionId
@@ -40,14 +40,8 @@ class OutcomeTail:
     """
 
     def __init__(
-        self,
-        bootstrap_servers: str,
-        *,
-        security: Mapping[str, str] | None = None,
-        client_id: str = "rollbridge",
-        look_s: float = LOOK_S,
+        self, bootstrap_servers: str, *, security: Mapping[str, str] | None = None, client_id: str = "rollbridge"
     ) -> None:
-        """``look_s`` is how often it is looked whether the consumer still gets what there is."""
         self.waiting: dict[bytes, Completion] = {}
         self._settings = {
             **consumer_config(
@@ -60,7 +54,11 @@ class OutcomeTail:
         self._consumer = open_consumer(self._settings, "start a consumer", logger)
         self._starts: dict[Partition, int] = {}
         self._lookout = Lookout(
-            bootstrap_servers, Isolation.READ_COMMITTED, security=security, client_id=client_id, look_s=look_s
+            bootstrap_servers,
+            Isolation.READ_COMMITTED,
+            slack=1,  # the marker of the last outcome
+            security=security,
+            client_id=client_id,
         )
         self._admin = TopicAdmin(bootstrap_servers, security=security, client_id=client_id)
         # A consumer lets one thread in at a time, and one that polls again and again keeps all others out, so the

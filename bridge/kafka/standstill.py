@@ -65,16 +65,16 @@ class Lookout:
         bootstrap_servers: str,
         isolation: Isolation,
         *,
+        slack: int = 0,
         security: Mapping[str, str] | None = None,
         client_id: str = "rollbridge",
-        look_s: float = LOOK_S,
     ) -> None:
+        """``slack``: see :class:`Standstill`."""
         self._config = admin_config(bootstrap_servers, security=security, client_id=client_id)
         self._isolation = IsolationLevel[isolation.name]
-        self._look_s = look_s
-        self._standstill = Standstill(slack=int(isolation is Isolation.READ_COMMITTED))
+        self._standstill = Standstill(slack)
         self._admin: AdminClient | None = None
-        self._due = time.monotonic() + look_s
+        self._due = time.monotonic() + LOOK_S
         self._asked: Mapping[TopicPartition, Future[Any]] | None = None
 
     def stuck(self, positions: Callable[[], Mapping[Partition, int]]) -> frozenset[Partition]:
@@ -91,11 +91,11 @@ class Lookout:
             if future.exception() is None
         }
         self._asked = None
-        self._due = time.monotonic() + self._look_s
+        self._due = time.monotonic() + LOOK_S
         return self._standstill.observe(positions(), ends)
 
     def _ask(self, positions: Mapping[Partition, int]) -> None:
-        self._due = time.monotonic() + self._look_s
+        self._due = time.monotonic() + LOOK_S
         if not positions:
             return
         if self._admin is None:
@@ -105,7 +105,7 @@ class Lookout:
             self._asked = self._admin.list_offsets(
                 {TopicPartition(*item): latest for item in positions},
                 isolation_level=self._isolation,
-                request_timeout=self._look_s,
+                request_timeout=LOOK_S,
             )
         except KafkaException:
             self._asked = None  # as good as no answer

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from bridge.errors import CorruptDataError, KafkaUnavailable
 from bridge.kafka.clients import assign_more
 from bridge.kafka.metadata import Isolation
-from bridge.kafka.standstill import LOOK_S, Lookout, positions_of
+from bridge.kafka.standstill import Lookout, positions_of
 from bridge.model.buffered import FrameRef, Partition
 from bridge.model.control import ControlKind, decode_control, peek_kind
 from coordinator.effects import LogSummary
@@ -59,14 +59,12 @@ def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more:
 class BufferTail:
     """Reads the buffers of a group from given offsets on, as they grow."""
 
-    def __init__(
-        self, brokers: str, security: Mapping[str, str], wait_ms: int = FETCH_WAIT_MS, look_s: float = LOOK_S
-    ) -> None:
-        """``wait_ms``: how long a broker holds back the answer that there is nothing new; ``look_s``: see Lookout."""
+    def __init__(self, brokers: str, security: Mapping[str, str], wait_ms: int = FETCH_WAIT_MS) -> None:
+        """``wait_ms`` is how long a broker holds back the answer that there is nothing new."""
         self._open = partial(_consumer, brokers, security, "read_uncommitted", **{"fetch.wait.max.ms": wait_ms})
         self._consumer = self._open()
         self._starts: dict[Partition, int] = {}
-        self._lookout = Lookout(brokers, Isolation.READ_UNCOMMITTED, security=security, look_s=look_s)
+        self._lookout = Lookout(brokers, Isolation.READ_UNCOMMITTED, security=security)
 
     def assign(self, wanted: Mapping[Partition, int]) -> None:
         """Read exactly these partitions; a new one from its offset on, the others from where they are.
