@@ -236,6 +236,23 @@ def test_parts_are_numbered_from_one(metadata: Metadata) -> None:
     assert metadata.claim_part(GROUP, second) == 1
 
 
+def test_a_part_is_numbered_in_the_moment_in_which_its_transaction_ends(
+    metadata: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata.ensure_group(GROUP, 5)
+    identifier = TransactionId.of(0, 3)
+    ensure = metadata.session.ensure
+
+    def ensured_and_removed(path: str) -> bool:
+        monkeypatch.setattr(metadata.session, "ensure", ensure)
+        made = ensure(path)
+        metadata.session.delete(path)
+        return made
+
+    monkeypatch.setattr(metadata.session, "ensure", ensured_and_removed)
+    assert metadata.claim_part(GROUP, identifier) == 1
+
+
 def answer_next(metadata: Metadata, answer: Answer) -> threading.Thread:
     """Play the leader for one request."""
 

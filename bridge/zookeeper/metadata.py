@@ -29,7 +29,7 @@ from bridge.model.records import (
     epoch_from_json,
 )
 from bridge.model.requests import Answer, Request, RequestKind
-from bridge.zookeeper.errors import NodeExists, NodeVersionMismatch, UnknownWriteError
+from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
 from bridge.zookeeper.session import Watch, ZooKeeperSession
 
 FIRST_COUNTER: Final = 1
@@ -165,7 +165,7 @@ class Metadata:
         return None
 
     def claim_part(self, group: GroupName, identifier: TransactionId) -> int:
-        """A part number of a transaction that was never given out before, 1 or more."""
+        """A part number of a transaction that was never given out before in its life, 1 or more."""
         path = paths.parts(group, identifier)
         self.session.ensure(path)
         while True:
@@ -173,6 +173,9 @@ class Metadata:
                 part = self.session.set(path, b"")
             except UnknownWriteError:
                 continue  # a number that nobody uses does no harm
+            except NodeMissing:
+                self.session.ensure(path)  # the transaction has just ended: whatever is written to it is of no effect
+                continue
             if part > PART_MAX:
                 raise InvalidRequestError(
                     f"all {PART_MAX} parts of transaction {identifier} have been given out; begin another transaction"
