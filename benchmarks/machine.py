@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
@@ -54,14 +55,21 @@ class Busy:
         """Look; ``home`` is the embedded cluster's."""
         total = psutil.cpu_times()
         idle = total.idle + getattr(total, "iowait", 0.0)
-        ours = sum(psutil.Process().cpu_times()[:4])  # children that have ended, too
-        for members in processes.find(home).values():
-            for process in members:
-                ours += sum(process.cpu_times()[:2])
-        return cls(sum(total[:8]) - idle, ours, time.monotonic())
+        own = psutil.Process()
+        members = {own, *own.children(recursive=True)}  # Spark is one of the children
+        members.update(itertools.chain.from_iterable(processes.find(home).values()))
+        return cls(sum(total[:8]) - idle, sum(map(_used_s, members)), time.monotonic())
 
     def share_of_others(self, before: Busy) -> float:
         """Which part of the machine's CPU time others have used since then."""
         available = (self.at - before.at) * (os.cpu_count() or 1)
         used = (self.everybody_s - before.everybody_s) - (self.ours_s - before.ours_s)
         return max(used, 0.0) / available
+
+
+def _used_s(process: psutil.Process) -> float:
+    """What a process has used, and those of its children that have ended."""
+    try:
+        return sum(process.cpu_times()[:4])
+    except psutil.NoSuchProcess:
+        return 0.0

@@ -89,21 +89,23 @@ def publish(results: Sequence[Result], data: Mapping[str, Any]) -> None:
 
 
 def publish_again(results: Sequence[Result], data: Mapping[str, Any]) -> None:
-    """Replace these rows only, in the page and in the JSON beside it; rows that are new stand at the end."""
+    """Replace these rows only, in the page and in the JSON beside it; a new one stands behind the one before it."""
     known = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     # Titles like "the same, p99" are there more than once, but the table has the order of the JSON.
     first = next(number for number, text in enumerate(lines) if text.startswith("|---")) + 1
     names = [item["name"] for item in known["rows"]]
+    place = len(names) - 1
     for result, row, line in zip(results, data["rows"], markdown(results).splitlines()[2:], strict=True):
         if result.row.name in names:
             place = names.index(result.row.name)
             known["rows"][place] = row
             lines[first + place] = line
         else:
-            lines.insert(first + len(names), line)
-            known["rows"].append(row)
-            names.append(result.row.name)
+            place += 1
+            known["rows"].insert(place, row)
+            lines.insert(first + place, line)
+            names.insert(place, result.row.name)
     store(known, PUBLISHED)
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
