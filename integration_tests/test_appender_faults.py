@@ -207,7 +207,7 @@ def test_a_request_of_a_pipeline_that_fails_is_repeated_in_order(
 def test_a_refusal_that_does_not_pass_gives_up(
     proxy: FaultProxy, opener: Opener, servers: str, topics: list[str]
 ) -> None:
-    appender = opener(servers, retry_timeout_ms=300)
+    appender = opener(servers, retry_timeout_ms=3_000)
     proxy.strike(Api.PRODUCE, Point.REFUSED, times=1_000_000, error=ErrorCode.not_enough_replicas)
     with pytest.raises(AppendUnknownError, match="NOT_ENOUGH_REPLICAS"):
         appender.append([(topics[0], batch_of([b"no"]))])
@@ -344,7 +344,7 @@ def test_a_zombie_whose_answer_was_lost_is_told_so_and_harms_nobody(
 def test_init_waits_for_a_broker_that_comes_back_and_no_longer(
     proxy: FaultProxy, opener: Opener, servers: str, topics: list[str]
 ) -> None:
-    appender = opener(servers, retry_timeout_ms=300)
+    appender = opener(servers, retry_timeout_ms=3_000)
     proxy.strike(Api.END_TXN, Point.BEFORE_REQUEST, times=1_000_000)
     with pytest.raises(KafkaUnavailable):
         appender.init()
@@ -475,7 +475,7 @@ def test_a_transaction_open_too_long_is_refused_not_fenced(
 ) -> None:
     servers = frail.bootstrap_servers
     TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix)])
-    slow = opener(servers, transaction_timeout_ms=200)
+    slow = opener(servers, transaction_timeout_ms=2_000)
     for end in (slow.commit, lambda: slow.append([(topic_prefix, batch_of([b"late"]))])):
         slow.append([(topic_prefix, batch_of([b"slow"]))])
         await_settled(servers, [topic_prefix])

@@ -90,7 +90,7 @@ def test_a_refusal_whose_abort_is_lost_leaves_nothing(
 def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_can_be_asked_for(
     site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy
 ) -> None:
-    with client.cas_writer(ledger, timeout=2) as writer:
+    with client.cas_writer(ledger, timeout=5) as writer:
         first = writer.write(b"a", b"1", expected=EMPTY)
         # The commit reaches the broker; from then on the coordinator does not answer this client any more.
         proxy.strike(Api.END_TXN, Point.AFTER_REQUEST, times=100_000)

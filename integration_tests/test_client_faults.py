@@ -100,7 +100,7 @@ def test_a_transaction_survives_a_zookeeper_that_is_killed_in_the_middle(
 def test_writers_wait_while_the_buffer_is_full_and_are_told_in_the_end(
     own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:
-    options = bridge.ClientOptions(buffer_bytes=4 * 1024 * 1024, backpressure_timeout_s=1.0)
+    options = bridge.ClientOptions(buffer_bytes=4 * 1024 * 1024, backpressure_timeout_s=4.0)
     record = b"x" * 100_000
     with own_site.connect(options=options) as client:
         transaction = client.begin(stream)

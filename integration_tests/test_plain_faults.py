@@ -152,7 +152,7 @@ def test_what_is_refused_for_good_fails_alone_and_flush_says_so(
 def test_a_record_without_an_answer_fails_in_the_end_as_unknown(
     exposed: bridge.Bridge, proxy: FaultProxy, orders: str
 ) -> None:
-    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, delivery_timeout_s=1.0, request_timeout_s=0.3))
+    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, delivery_timeout_s=4.0, request_timeout_s=1.0))
     writer.write(b"k", b"first").result(30)
     proxy.strike(Api.PRODUCE, Point.BEFORE_ANSWER, times=1_000)
     lost = writer.write(b"k", b"second")

@@ -231,7 +231,7 @@ def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
 
 
 def test_a_lost_answer_is_looked_into(site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy) -> None:
-    with client.synchronizer(ledger, KEY, b"", concatenate, timeout=2) as one:
+    with client.synchronizer(ledger, KEY, b"", concatenate, timeout=5) as one:
         one.update(add(b"a"))
         proxy.strike(Api.END_TXN, Point.BEFORE_ANSWER)
         one.update(add(b"b"))
@@ -252,7 +252,7 @@ def test_a_lost_answer_is_looked_into(site: Site, client: bridge.Bridge, ledger:
 def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next_fetch(
     site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy
 ) -> None:
-    with client.synchronizer(ledger, KEY, b"", concatenate, timeout=2) as one:
+    with client.synchronizer(ledger, KEY, b"", concatenate, timeout=5) as one:
         one.update(add(b"a"))
         proxy.strike(Api.END_TXN, Point.BEFORE_REQUEST, times=100_000)
         with pytest.raises(CasOutcomeUnknown) as caught:
@@ -267,7 +267,7 @@ def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next
 def test_a_transaction_that_stays_open_for_too_long_is_said_so(site: Site, client: bridge.Bridge, ledger: str) -> None:
     topic = StreamName.parse(ledger).segment_topic(SegmentId.of(0, 0))
     with (
-        client.synchronizer(ledger, KEY, b"", concatenate, timeout=1) as one,
+        client.synchronizer(ledger, KEY, b"", concatenate, timeout=4) as one,
         TransactionalAppender(site.cluster.bootstrap_servers, f"{ledger}-by-hand") as somebody,
     ):
         one.update(add(b"a"))
