@@ -252,7 +252,7 @@ def test_a_lost_answer_is_looked_into(site: Site, client: bridge.Bridge, ledger:
 def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next_fetch(
     site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy
 ) -> None:
-    with client.synchronizer(ledger, KEY, b"", concatenate, timeout=5) as one:
+    with client.synchronizer(ledger, KEY, b"", concatenate, timeout=3, transaction_timeout=12) as one:
         one.update(add(b"a"))
         proxy.strike(Api.END_TXN, Point.BEFORE_REQUEST, times=100_000)
         with pytest.raises(CasOutcomeUnknown) as caught:
