@@ -87,6 +87,17 @@ class KeyLog:
         if course.dropped_end:
             raise TruncatedError(f"the first epochs of {self._shape.stream} were dropped with all their records")
 
+    def kept_from(self) -> int:
+        """The sequence id before which all was deleted, as far as was met so far; it only grows."""
+        course = self._course()
+        return max(course.dropped_end, *map(self._kept_from, course.stages))
+
+    def _kept_from(self, stage: Stage) -> int:
+        kept = self._logs.of(stage).truncated_at()
+        if stage.removed and stage.end is not None:
+            kept = stage.end
+        return stage.base + kept if kept else 0
+
     def foreign_before(self, end: DLSN) -> tuple[DLSN, bytes | None] | None:
         """Place and key of the first record before ``end`` that has another key; None if there is none.
 

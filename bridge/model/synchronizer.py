@@ -101,6 +101,9 @@ class KeyLog(Protocol):
     def backwards(self, end: DLSN) -> Iterator[Pointer]:
         """Where entries before ``end`` stand, the newest first; TruncatedError where it comes to what was deleted."""
 
+    def kept_from(self) -> int:
+        """The sequence id before which all was deleted, as far as was met so far; it only grows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replica(Generic[S]):
@@ -200,7 +203,7 @@ class Machine(Generic[S, U]):
 
     def bootstrap(self, log: KeyLog) -> Replica[S]:
         """A replica from the newest snapshot and what follows; raises as :meth:`catch_up` does."""
-        newest: DLSN | None = None
+        kept_from: int | None = None
         while True:
             end = log.end()
             found: DLSN | None = None
@@ -218,13 +221,14 @@ class Machine(Generic[S, U]):
                     return self.begin(end)
                 raise TruncatedError(f"no snapshot is left before {found}")
             except TruncatedError as fault:
-                # A snapshot may have been written, and what was before it deleted, while this was looking.
-                if found == newest:
+                # While this was looking, a snapshot may have been written, behind the end even, and what was before it
+                # deleted. But one that stands for what was known to be deleted at the last try is before this end.
+                known, kept_from = kept_from, log.kept_from()
+                if known == kept_from:
                     raise TruncatedError(
                         f"records were deleted, and no snapshot under this key stands for them ({fault}): nobody can "
                         "tell its state; begin anew under another key"
                     ) from fault
-                newest = found
 
     def _replay(self, log: KeyLog, snapshot: DLSN, end: DLSN) -> Replica[S]:
         entries = log.between(snapshot, end)

@@ -101,6 +101,9 @@ class Log:
                 yield entry.pointer
         self._check(place(0))
 
+    def kept_from(self) -> int:
+        return self.first.epoch * 1000 + self.first.offset
+
     def _check(self, start: DLSN) -> None:
         if start < self.first:
             raise TruncatedError(f"the log begins at {self.first}")
@@ -116,7 +119,7 @@ def delete_before_newest_snapshot(log: Log) -> None:
 
 
 def compact(log: Log) -> None:
-    log.add(None, MACHINE.bootstrap(replace(log, interrupt_at=None)).state)
+    log.add(None, MACHINE.bootstrap(Log(log.entries, log.tail, log.first)).state)
     delete_before_newest_snapshot(log)
 
 
@@ -191,6 +194,31 @@ def test_what_goes_while_it_is_looked_for_is_replaced_by_a_newer_snapshot(
     log.add(None, b"0a")
     log.add(begin.place, b"b")
     assert MACHINE.bootstrap(log).state == b"0ab"
+
+
+@dataclass
+class Busy(Log):
+    """Others compact right after each of the first looks at the end, and delete everything before it."""
+
+    compactions: int = 0
+
+    def end(self) -> DLSN:
+        end = super().end()
+        if self.compactions:
+            self.compactions -= 1
+            compact(self)
+        return end
+
+
+@pytest.mark.parametrize("compactions", range(1, 5))
+def test_everything_before_the_end_may_go_again_and_again_while_it_is_looked_at(compactions: int) -> None:
+    log = Busy()
+    begin = log.add(None, b"0")
+    log.add(begin.place, b"a")
+    replica = MACHINE.bootstrap(replace(log, compactions=0))
+    log.add(begin.place, b"b")
+    log.compactions = compactions
+    assert MACHINE.catch_up(replica, log).state == b"0ab"
 
 
 def test_without_any_snapshot_left_nobody_can_tell_the_state() -> None:

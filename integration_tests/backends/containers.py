@@ -14,6 +14,7 @@ from bridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
 from bridge.errors import NotFoundError
 from integration_tests.backends.engine import prepare
 from integration_tests.backends.interface import Ability, Clock, Coordinator
+from integration_tests.backends.logs import logged
 from integration_tests.backends.nodes import Broker, CoordinatorNode, Node, ZooKeeper
 from integration_tests.backends.surroundings import Surroundings
 from integration_tests.clocks import OFFSET_VARIABLE, SITECUSTOMIZE
@@ -226,7 +227,7 @@ class ContainerCluster:
     def coordinator(
         self, root: str, name: str, logs: Path, environment: Mapping[str, str]
     ) -> Iterator[CoordinatorNode]:
-        """A coordinator under any root path, started in the background; what it said is in ``logs/NAME.log`` after."""
+        """A coordinator under any root path, started in the background, which logs to ``logs/NAME.log``."""
         session = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_TIMEOUT_S)}
         node = self._coordinator(_part(root, name), name, root, {**session, **environment})
         with self._in_background(node, logs):
@@ -247,12 +248,11 @@ class ContainerCluster:
         self._nodes[node.part] = node
         try:
             node.start()
-            yield
-            node.stop_gracefully()
+            with logged(node, logs / f"{node.name}.log"):
+                yield
+                node.stop_gracefully()
         finally:
             del self._nodes[node.part]
-            with (logs / f"{node.name}.log").open("a") as log:
-                log.write(node.said("all"))
             node.discard()
             node.get_docker_client().client.close()
 
