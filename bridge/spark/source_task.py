@@ -6,6 +6,7 @@ connections that are kept here.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -124,6 +125,7 @@ def log_reader(connection: ConnectionSettings) -> LogReader:
             connection.bootstrap_servers, security=connection.kafka, client_id=connection.client_name or "rollbridge"
         )
         found = _readers[key] = LogReader(cluster)
+        atexit.register(cluster.close)
     found.unask()
     return found
 
