@@ -27,6 +27,7 @@ from bridge.connection import Bridge
 from bridge.errors import GroupMismatchError, InvalidRequestError, RollbridgeError, RowRefused
 from bridge.spark import sink_crash
 from bridge.spark.garbage import keep_what_stays
+from bridge.spark.prompt import promptly
 from bridge.spark.settings import CLIENT_NAME, OptionReader, SparkSettings, read_settings
 from bridge.spark.sink_columns import Columns
 from bridge.spark.sink_connections import connection
@@ -176,7 +177,7 @@ def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Any) -> 
     writer: PartitionWriter | None = None
     written = PartitionWritten()
     try:
-        for batch in iterator:
+        for batch in promptly(iterator):
             if not batch.num_rows:
                 continue
             if writer is None:

@@ -21,6 +21,7 @@ from bridge.spark.columns import COMMIT_POSITION, check_schema, schema_of
 from bridge.spark.offsets import StreamOffset
 from bridge.spark.planning import Front, OffsetRange, advance, between, chains, covered, split
 from bridge.spark.portions import Piece, Place, Portion, PreviewPortion
+from bridge.spark.prompt import Prompt
 from bridge.spark.source_driver import DriverConnection, StreamDriver
 from bridge.spark.source_options import SourceSettings, read_source
 
@@ -46,7 +47,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReade
     return StreamReader(read_source(options, "streaming"), schema)
 
 
-class _Reading:
+class _Reading(Prompt):
     """What both readers do: connect when it is needed, make portions of ranges, and read them in tasks."""
 
     def __init__(self, settings: SourceSettings, schema: StructType) -> None:

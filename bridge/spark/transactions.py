@@ -24,6 +24,7 @@ from bridge.model.control import ControlKind, ControlRecord, decode_control, pee
 from bridge.model.names import GroupName, StreamName
 from bridge.model.position import LogPosition, parse_log_start
 from bridge.spark.offsets import LogOffset
+from bridge.spark.prompt import Prompt
 from bridge.spark.settings import GROUP, STREAM, OptionReader, SparkSettings, read_settings
 from bridge.spark.source_driver import DriverConnection
 from bridge.spark.source_options import ENDING, FAIL_ON_DATA_LOSS, MAX_RECORDS, STARTING, Kind
@@ -115,7 +116,7 @@ class LogPortion(InputPartition):  # type: ignore[misc]  # types are checked wit
         self.end = end
 
 
-class _Reading:
+class _Reading(Prompt):
     """What both readers do."""
 
     def __init__(self, settings: LogSettings, schema: StructType) -> None:
