@@ -22,6 +22,18 @@ _NONE: Final = -1
 _PAUSE_S: Final = 0.1
 """Before a partition without a leader is asked for again."""
 _ACQUAINTED_S: Final = 1.0
+_PASSING: Final = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,  # of a topic that has just been made: its broker does not know that yet
+        KafkaError.OFFSET_NOT_AVAILABLE,
+    }
+)
+"""The library itself does not ask again after these."""
 
 _acquainted: Final[WeakSet[AdminClient]] = WeakSet()
 """Clients that know a broker. One that is asked for offsets before that may answer only after one to three seconds."""
@@ -83,7 +95,7 @@ def list_offsets(
 ) -> dict[tuple[str, int], int]:
     """The offset that ``spec`` asks for, of each topic and partition; ``what`` names it in errors.
 
-    A partition that has no leader at the moment is waited for.
+    A partition that has no leader at the moment, or one that not all brokers know of yet, is waited for.
 
     Raises:
         KafkaUnavailable, NotFoundError (a topic does not exist), NotAuthorizedError.
@@ -101,10 +113,17 @@ def list_offsets(
             return _listed(admin, request, isolation, timeout_s)
         except _Failed as failed:
             topic, fault = _told_apart(admin, request, failed, timeout_s)
-            leaderless = isinstance(fault, KafkaError) and fault.code() == KafkaError.LEADER_NOT_AVAILABLE
-            if not leaderless or time.monotonic() > deadline:
+            if not will_pass(fault) or time.monotonic() > deadline:
                 raise translate(fault, f"read the {what} of topic {topic}", f"topic {topic}") from failed.cause
             time.sleep(_PAUSE_S)
+            with suppress(KafkaException):  # who leads it now; if nobody can tell, the next answer says why
+                admin.list_topics(topic, timeout=_ACQUAINTED_S)
+
+
+def will_pass(fault: Exception | KafkaError) -> bool:
+    """Whether what the library says comes from a leader that is about to change, or has just done so."""
+    error = fault if isinstance(fault, KafkaError) else kafka_error(fault)
+    return error is not None and error.code() in _PASSING
 
 
 class _Failed(Exception):
