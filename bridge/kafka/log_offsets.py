@@ -36,7 +36,7 @@ _PASSING: Final = frozenset(
 """The library itself does not ask again after these."""
 
 _acquainted: Final[WeakSet[AdminClient]] = WeakSet()
-"""Clients that know a broker. One that is asked for offsets before that may answer only after one to three seconds."""
+"""Clients that know who leads what. One that is asked for offsets before that may answer after one to three seconds."""
 
 
 class LogOffsets:
@@ -103,12 +103,13 @@ def list_offsets(
     request = {TopicPartition(*place): spec for place in places}
     if not request:
         return {}
-    if admin not in _acquainted:
-        with suppress(KafkaException):  # whatever it is, the request itself says it
-            admin.list_topics(next(iter(request)).topic, timeout=min(timeout_s, _ACQUAINTED_S))
-            _acquainted.add(admin)
+    topic = next(iter(request)).topic
     deadline = time.monotonic() + timeout_s
     while True:
+        if admin not in _acquainted:
+            with suppress(KafkaException):  # whatever it is, the request itself says it
+                admin.list_topics(topic, timeout=min(timeout_s, _ACQUAINTED_S))
+                _acquainted.add(admin)
         try:
             return _listed(admin, request, isolation, timeout_s)
         except _Failed as failed:
@@ -116,8 +117,7 @@ def list_offsets(
             if not will_pass(fault) or time.monotonic() > deadline:
                 raise translate(fault, f"read the {what} of topic {topic}", f"topic {topic}") from failed.cause
             time.sleep(_PAUSE_S)
-            with suppress(KafkaException):  # who leads it now; if nobody can tell, the next answer says why
-                admin.list_topics(topic, timeout=_ACQUAINTED_S)
+            _acquainted.discard(admin)  # who leads it now has to be learnt anew
 
 
 def will_pass(fault: Exception | KafkaError) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 
-_REUSED = "SPARK_REUSE_WORKER"
-"""Spark sets it for workers that are called more than once."""
+from bridge.spark.workers import is_worker
+
 _modules = 0
 
 
@@ -18,6 +17,6 @@ def keep_what_stays() -> None:
     Does nothing outside of Spark's workers.
     """
     global _modules
-    if _REUSED in os.environ and len(sys.modules) != _modules:
+    if is_worker() and len(sys.modules) != _modules:
         _modules = len(sys.modules)
         gc.freeze()

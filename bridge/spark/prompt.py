@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from bridge.spark.workers import is_worker
+
 T = TypeVar("T")
 
 _LINUX: Final = sys.platform == "linux"
 """Elsewhere a process can not ask for acknowledgements."""
 _DESCRIPTORS: Final = "/proc/self/fd"
-_REUSED: Final = "SPARK_REUSE_WORKER"
-"""Spark sets it for workers that are called more than once."""
 
 
 class Prompt:
@@ -36,44 +36,38 @@ class Prompt:
 
 def be_prompt() -> None:
     """Acknowledge at once what has come, and keep back nothing from now on; nothing outside of Spark's workers."""
-    _set(_connections(), nodelay=True)
+    _set(_sockets())
 
 
 def promptly(items: Iterable[T]) -> Iterator[T]:
     """Items that Spark sends to this worker, each of them acknowledged at once."""
-    connections = _connections()
-    _set(connections, nodelay=True)
+    sockets = _sockets()
+    _set(sockets)
     for item in items:
         yield item
-        _set(connections)  # the kernel soon falls back to delays
+        _set(sockets)  # the kernel soon falls back to delays
 
 
-def _connections() -> list[int]:
-    """Descriptors of the connections that this process has now."""
-    if not _LINUX or _REUSED not in os.environ:
+def _sockets() -> list[int]:
+    """Descriptors of the sockets that this process has now."""
+    if not _LINUX or not is_worker():
         return []
-    return [number for number in map(int, os.listdir(_DESCRIPTORS)) if _is_connection(number)]
+    return [number for number in map(int, os.listdir(_DESCRIPTORS)) if _is_socket(number)]
 
 
-def _is_connection(descriptor: int) -> bool:
+def _is_socket(descriptor: int) -> bool:
     try:
-        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return False
-        found = socket.socket(fileno=descriptor)
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
     except OSError:
         return False  # closed meanwhile
-    family, kind = found.family, found.type
-    found.detach()  # it is somebody else's
-    return family in (socket.AF_INET, socket.AF_INET6) and kind == socket.SOCK_STREAM
 
 
-def _set(connections: Iterable[int], *, nodelay: bool = False) -> None:
-    for descriptor in connections:
-        with suppress(OSError):  # closed meanwhile
+def _set(sockets: Iterable[int]) -> None:
+    for descriptor in sockets:
+        with suppress(OSError):  # closed meanwhile, or no connection by TCP
             borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
             try:
-                if nodelay:
-                    borrowed.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                borrowed.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 borrowed.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
             finally:
                 borrowed.detach()

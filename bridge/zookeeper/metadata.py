@@ -167,15 +167,14 @@ class Metadata:
     def claim_part(self, group: GroupName, identifier: TransactionId) -> int:
         """A part number of a transaction that was never given out before in its life, 1 or more."""
         path = paths.parts(group, identifier)
-        self.session.ensure(path)
         while True:
+            self.session.ensure(path)
             try:
                 part = self.session.set(path, b"")
             except UnknownWriteError:
                 continue  # a number that nobody uses does no harm
             except NodeMissing:
-                self.session.ensure(path)  # the transaction has just ended: whatever is written to it is of no effect
-                continue
+                continue  # the transaction has just ended: whatever is written to it is of no effect
             if part > PART_MAX:
                 raise InvalidRequestError(
                     f"all {PART_MAX} parts of transaction {identifier} have been given out; begin another transaction"
