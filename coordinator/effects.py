@@ -315,6 +315,34 @@ class ReadCommitLog:
     start: int = 0
 
 
+class Refused(Exception):
+    """Thrown into a procedure in place of an effect's result: it was refused for good, and is of no use if repeated.
+
+    Nothing of the effect will ever be visible. If it was part of a round, the round is empty again, and the procedure
+    may begin it anew without what was refused. A procedure that does not catch it ends the term of its leader.
+
+    An effect of which nobody knows whether it was carried out is something else: it ends the term, always.
+
+    Attributes:
+        effect: What was refused.
+        reason: Why, as a sentence for people.
+        code: Kafka's name of the error, such as ``MESSAGE_TOO_LARGE``, or a code of :mod:`bridge.errors`.
+        topic: Topic that was refused; None if it was no single one.
+        places: Of a :class:`MergeFrames` or :class:`AppendTogether`, places of the items one or more of which are at
+            fault for what is in them; empty if their content is not the reason.
+    """
+
+    def __init__(
+        self, effect: Effect, reason: str, *, code: str, topic: str | None = None, places: Sequence[int] = ()
+    ) -> None:
+        super().__init__(f"{type(effect).__name__} was refused: {reason}")
+        self.effect = effect
+        self.reason = reason
+        self.code = code
+        self.topic = topic
+        self.places = tuple(places)
+
+
 Effect = (
     ReadNodes
     | ReadChildren

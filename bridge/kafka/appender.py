@@ -313,7 +313,8 @@ class TransactionalAppender:
         try:
             yield
         except PartitionRefused as exc:
-            raise self._failed(operation, exc.meaning, exc.error, exc.topic, exc) from exc
+            topic = exc.topic if exc.error in codes.CONTENT | codes.TOPIC else None
+            raise self._failed(operation, exc.meaning, exc.error, topic, exc) from exc
         except RequestRefused as exc:
             raise self._failed(operation, exc.meaning, exc.error, None, exc) from exc
         except KafkaUnavailable as exc:
@@ -384,6 +385,7 @@ class TransactionalAppender:
                     f"{operation.value} refused, nothing of this transaction can be committed: {exc}",
                     topic=topic,
                     kafka_error=codes.name(code),
+                    batch=exc.batch if isinstance(exc, PartitionRefused) and code in codes.CONTENT else None,
                 )
 
     def _unknown(self, operation: Operation, exc: Exception) -> AppendUnknownError:

@@ -92,6 +92,30 @@ PRODUCE: Final[Mapping[ErrorCode, Meaning]] = {
     ErrorCode.transaction_abortable: Meaning.REFUSED,
 }
 
+CONTENT: Final = frozenset(
+    {
+        ErrorCode.corrupt_message,
+        ErrorCode.message_too_large,
+        ErrorCode.record_list_too_large,
+        ErrorCode.invalid_timestamp,
+        ErrorCode.invalid_record,
+        ErrorCode.unsupported_for_message_format,
+        ErrorCode.unsupported_compression_type,
+    }
+)
+"""Answers to Produce whose reason is what is in a batch."""
+
+TOPIC: Final = frozenset(
+    {
+        ErrorCode.topic_authorization_failed,
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.invalid_topic_exception,
+        ErrorCode.policy_violation,
+    }
+)
+"""Answers to Produce whose reason is the topic; those in neither set are about the native transaction as a whole."""
+
 END: Final[Mapping[ErrorCode, Meaning]] = {
     **_TRANSACTION,
     # The transaction has ended already, the other way: by the coordinator's time-out, or by a lost earlier request.

@@ -62,15 +62,17 @@ class AppendRefusedError(RollbridgeError):
     Attributes:
         topic: Topic that was refused, or None where the refusal concerns the transaction as a whole.
         kafka_error: Kafka's name of the error, such as ``MESSAGE_TOO_LARGE``.
+        batch: Place of the refused batch among those given to ``append()``, if what is in it is the reason; else None.
     """
 
     code = "append-refused"
     exit_code = 5
 
-    def __init__(self, message: str, *, topic: str | None, kafka_error: str) -> None:
+    def __init__(self, message: str, *, topic: str | None, kafka_error: str, batch: int | None = None) -> None:
         super().__init__(message)
         self.topic = topic
         self.kafka_error = kafka_error
+        self.batch = batch
 
 
 class AppendUnknownError(RollbridgeError):

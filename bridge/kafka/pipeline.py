@@ -54,9 +54,12 @@ class Producer(NamedTuple):
 class PartitionRefused(Exception):
     """A broker's answer for one partition that ends the pipeline."""
 
-    def __init__(self, topic: str, code: ErrorCode, meaning: Meaning, detail: str | None) -> None:
+    def __init__(
+        self, topic: str, code: ErrorCode, meaning: Meaning, detail: str | None, batch: int | None = None
+    ) -> None:
         super().__init__(f"topic {topic}: {codes.name(code)}{f' ({detail})' if detail else ''}")
         self.topic: Final = topic
+        self.batch: Final = batch
         self.error: Final = code
         self.meaning: Final = meaning
 
@@ -267,7 +270,7 @@ class Pipeline:
         if meaning is Meaning.REFRESH:
             self._cluster.forget_leader(item.target[0])
         elif meaning is not Meaning.RETRY:
-            raise PartitionRefused(item.target[0], code, meaning, detail)
+            raise PartitionRefused(item.target[0], code, meaning, detail, item.index)
         now = time.monotonic()
         failing_s = now - self._failing_since.setdefault(item.target, now)
         unknown_topic = code == ErrorCode.unknown_topic_or_partition

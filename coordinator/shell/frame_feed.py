@@ -28,8 +28,10 @@ class FrameFeed:
         """
         self._items = items
         self._read = read
-        self._places: list[tuple[int, int]] = [(0, 0)] * len(items)
+        self._places: list[tuple[int, int]] = [(-1, 0)] * len(items)
         self._made = 0
+        self.at: tuple[int, ...] = ()
+        """Places of the items whose batch was made last, or is being made."""
 
     def batches(self) -> Iterator[tuple[str, bytes]]:
         """The batches to append, in order; frames that are not cached are read when they are due."""
@@ -47,6 +49,7 @@ class FrameFeed:
             if topic in waiting:
                 yield from self._join(topic, waiting.pop(topic))
                 del sizes[topic]
+            self.at = (index,)
             self._places[index] = (self._made, 0)
             self._made += 1
             yield topic, self._batch(frame)
@@ -57,7 +60,13 @@ class FrameFeed:
         """The offset of each item's first record, from the base offsets of the batches."""
         return [bases[batch] + delta for batch, delta in self._places]
 
+    def items_of(self, batch: int) -> tuple[int, ...]:
+        """Places of the items whose records are in a batch that was made; none if it is not one of frames."""
+        made = [place for place, (number, _) in enumerate(self._places) if number == batch]
+        return tuple(made) if batch < self._made else ()
+
     def _join(self, topic: str, indexes: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+        self.at = tuple(indexes)
         joined = rebatch([self._batch(self._items[index][1]) for index in indexes], JOINED_BYTES_MAX)
         for index, place in zip(indexes, joined.places, strict=True):
             self._places[index] = (self._made + place.batch, place.offset_delta)

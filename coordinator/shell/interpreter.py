@@ -31,6 +31,7 @@ from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
 from coordinator.shell.measures import Measures
 from coordinator.shell.outlook import Outlook
+from coordinator.shell.refusals import ROUND, refusal
 from coordinator.steps import Steps
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,8 @@ T = TypeVar("T")
 class Interpreter:
     """Runs procedures for one term of one leader.
 
-    Errors of the adapters pass through: none is understood here, because after any of them the leader's state is not
-    to be trusted, and it takes over anew.
+    An effect that was refused for good is thrown into its procedure as :class:`~coordinator.effects.Refused`. All other
+    errors of the adapters pass through: after them nobody knows what was done, so the leader takes over anew.
     """
 
     def __init__(
@@ -83,24 +84,35 @@ class Interpreter:
         self._turn = cycle(self._appenders)
         self._current = next(self._turn)
         self._crash = CrashPoint.from_environment()
+        self._feed: FrameFeed | None = None
 
     def run(self, procedure: Steps[T]) -> T:
         """Carry out a procedure; gives its result."""
         result: Any = None
+        refused: fx.Refused | None = None
         while True:
             try:
-                effect = procedure.send(result)
+                effect = procedure.send(result) if refused is None else procedure.throw(refused)
             except StopIteration as end:
                 value: T = end.value
                 return value
+            except fx.Refused as uncaught:
+                raise uncaught.__cause__ or uncaught from None
             if self._crash is not None:
                 self._crash.reach(procedure, effect, "before")
+            refused = None
+            self._feed = None
             try:
                 result = self._execute(effect)
             except Exception as fault:
-                procedure.close()
+                refused = refusal(effect, fault, self._feed)
                 logger.debug("%s: %s failed: %s", self._group, type(effect).__name__, fault)
-                raise
+                if refused is None:
+                    procedure.close()
+                    raise
+                refused.__cause__ = fault
+                if isinstance(effect, ROUND):
+                    self._empty_round()
             if self._crash is not None:
                 self._crash.reach(procedure, effect, "after")
 
@@ -111,6 +123,14 @@ class Interpreter:
         self._outlook.close()
         self._measures.close()
         self._reader.close()
+
+    def _empty_round(self) -> None:
+        """Abort what was appended, after a refusal; the next round uses the next identity."""
+        try:
+            self._current.abort()
+        except AppendUnknownError:
+            self._current.init()
+        self._current = next(self._turn)
 
     def _execute(self, effect: fx.Effect) -> Any:
         match effect:
@@ -191,11 +211,11 @@ class Interpreter:
         return True
 
     def _merge(self, items: Sequence[tuple[str, FrameRef]]) -> Sequence[int]:
-        feed = FrameFeed(items, self._reader.read)
+        feed = self._feed = FrameFeed(items, self._reader.read)
         return feed.offsets(self._current.append(feed.batches()))
 
     def _append_together(self, effect: fx.AppendTogether) -> tuple[Sequence[int], Sequence[int]]:
-        feed = FrameFeed(effect.items, self._reader.read)
+        feed = self._feed = FrameFeed(effect.items, self._reader.read)
         control, places = control_batches(effect.records)
         beside = beside_batches(effect.beside)
         bases = self._current.append(chain(feed.batches(), ((effect.topic, batch) for batch in control), beside))

@@ -306,6 +306,7 @@ class Leader:
         self.fences = Fences()
         self.result: Any = None
         self.effect: fx.Effect | None = None
+        self.refused: fx.Refused | None = None
         self.forgetful = forgetful
         self.procedure: Generator[fx.Effect, Any, Any] | None = take_over(
             name, self.epoch, self._fold, settings_of(self.epoch), tail=tail
@@ -335,13 +336,20 @@ class Leader:
                 self.effect = None
             except Blocked:
                 return
+            except fx.Refused as refused:
+                self.effect, self.refused = None, refused
             self.look_ahead()
 
     def look_ahead(self) -> None:
-        """Find out which effect comes next, if a procedure is under way."""
+        """Find out which effect comes next, if a procedure is under way.
+
+        Raises:
+            Refused: The last one was refused, and its procedure has no answer to that: the term ends.
+        """
         if self.procedure is not None and self.effect is None:
+            refused, self.refused = self.refused, None
             try:
-                self.effect = self.procedure.send(self.result)
+                self.effect = self.procedure.send(self.result) if refused is None else self.procedure.throw(refused)
             except StopIteration as end:
                 self._done(end.value)
 
@@ -360,12 +368,12 @@ class Leader:
     def crash(self, share: float) -> None:
         """Die, perhaps in the middle of an effect."""
         self.alive = False
-        self.look_ahead()
-        if self.effect is not None:
-            try:
+        try:
+            self.look_ahead()
+            if self.effect is not None:
                 self.world.execute_partly(self.effect, self.epoch, share)
-            except (Blocked, Fenced):
-                return
+        except (Blocked, Fenced, fx.Refused):
+            return
 
     def place(self) -> str:
         """Which procedure, and which of its effects, comes next: where a crash now falls."""

@@ -26,6 +26,7 @@ from bridge.model.records import Truncation
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
 from coordinator import effects as fx
+from coordinator.shell.refusals import ROUND
 
 
 class Fenced(Exception):
@@ -157,6 +158,8 @@ class World:
         """The latest value of every epoch record that there ever was."""
         self.lost: dict[str, set[SegmentId]] = {}
         """All that ever stood in each list of removed segments."""
+        self.refuses: Callable[[fx.Effect, int], fx.Refused | None] = lambda *_: None
+        """Called with each effect and its leader; what it gives is the answer, and nothing of the effect is done."""
         self.in_between: Callable[[str], None] = lambda _: None
         """Called with a topic between two frames that are appended to it."""
         self.deletes = True
@@ -187,7 +190,16 @@ class World:
     # What leaders do.
 
     def execute(self, effect: fx.Effect, leader: int) -> Any:
-        """Carry out an effect for the leader with a controller epoch."""
+        """Carry out an effect for the leader with a controller epoch.
+
+        Raises:
+            Refused: It is refused for good; the leader's round is empty again if it was part of that.
+        """
+        refused = self.refuses(effect, leader)
+        if refused is not None:
+            if isinstance(effect, ROUND) and leader in self.open:
+                self._finish(self.open.pop(leader), "aborted")
+            raise refused
         match effect:
             case fx.ReadNodes(names):
                 return {path: self.nodes.get(path) for path in names}

@@ -15,6 +15,7 @@ from bridge.model import paths
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
 from bridge.model.records import Group, Truncation
 from bridge.model.requests import Request, RequestKind
+from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
 from coordinator.tests import sim_snapshots as snapshots
 from coordinator.tests.sim_actors import Client, Leader, fold_of, scale_request
@@ -189,7 +190,7 @@ class Run:
                 self._crash(leader)
                 return
             leader.step(self.clock_ms, self.rng)
-        except (Fenced, Gone, StaleStateError):
+        except (Fenced, Gone, Refused, StaleStateError):
             self._replace(leader)
 
 

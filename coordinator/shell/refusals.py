@@ -1,0 +1,58 @@
+"""Refusals: which errors of the adapters say for certain that an effect was not carried out, and will not be."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bridge.errors import ConflictError, CorruptDataError, FencedError, InvalidRequestError, NotFoundError
+from bridge.kafka.errors import (
+    AppendRefusedError,
+    AuthenticationError,
+    InvalidStateError,
+    TopicMismatchError,
+    TopicNotFound,
+    UnsupportedBrokerError,
+)
+from coordinator import effects as fx
+from coordinator.shell.frame_feed import FrameFeed
+
+ROUND: Final = (
+    fx.MergeFrames,
+    fx.AppendControl,
+    fx.AppendTogether,
+    fx.AppendMessages,
+    fx.SendOffsets,
+    fx.CommitRound,
+)
+"""Effects that are part of a round; when one of them is refused, nothing of the round can be committed."""
+
+_DEFINITE: Final = (AppendRefusedError, InvalidRequestError, NotFoundError, ConflictError)
+_DOUBTFUL: Final = (
+    FencedError,
+    InvalidStateError,  # a defect of ours
+    AuthenticationError,  # the connection is refused, and not what was asked for
+    UnsupportedBrokerError,
+)
+"""Those of the definite ones that say nothing about the effect. All others leave a doubt: time-outs, lost
+connections, ``AppendUnknownError``, ``SealTimeoutError``, everything of ZooKeeper's."""
+
+
+def refusal(effect: fx.Effect, fault: Exception, feed: FrameFeed | None) -> fx.Refused | None:
+    """What to throw into a procedure for an error of its effect; None if that leaves a doubt.
+
+    Args:
+        effect: What was tried.
+        fault: What an adapter raised.
+        feed: The frames of the effect, if it has any.
+    """
+    if isinstance(fault, CorruptDataError) and isinstance(effect, fx.MergeFrames | fx.AppendTogether) and feed:
+        # A frame that is no batch, or is gone from the buffer: found while the batches were made, nothing was sent.
+        topic = effect.items[feed.at[0]][0] if feed.at else None
+        return fx.Refused(effect, str(fault), code=fault.code, topic=topic, places=feed.at)
+    if isinstance(fault, _DOUBTFUL) or not isinstance(fault, _DEFINITE):
+        return None
+    if isinstance(fault, AppendRefusedError):
+        places = feed.items_of(fault.batch) if feed is not None and fault.batch is not None else ()
+        return fx.Refused(effect, str(fault), code=fault.kafka_error, topic=fault.topic, places=places)
+    topic = fault.topic if isinstance(fault, TopicNotFound | TopicMismatchError) else None
+    return fx.Refused(effect, str(fault), code=fault.code, topic=topic)

@@ -1,0 +1,92 @@
+"""Which errors are definite refusals of an effect, and how they reach its procedure."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable, RollbridgeError
+from bridge.kafka.batches import BatchBuilder
+from bridge.kafka.errors import (
+    AppendRefusedError,
+    AppendUnknownError,
+    AuthenticationError,
+    NotAuthorizedError,
+    ProducerFencedError,
+    SealTimeoutError,
+    TopicMismatchError,
+    TopicNotFound,
+)
+from bridge.model.buffered import FrameRef
+from bridge.model.frames import PieceKey
+from coordinator import effects as fx
+from coordinator.shell.frame_feed import FrameFeed
+from coordinator.shell.refusals import refusal
+
+SEAL = fx.Seal(("t",))
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "topic"),
+    [
+        (AppendRefusedError("no", topic="t", kafka_error="INVALID_RECORD"), "INVALID_RECORD", "t"),
+        (NotAuthorizedError("no", resource="topic t"), "not-authorized", None),
+        (InvalidRequestError("no"), "invalid-request", None),
+        (TopicNotFound("no", topic="t"), "topic-not-found", "t"),
+        (TopicMismatchError("no", topic="t", differences={}), "topic-mismatch", "t"),
+    ],
+)
+def test_what_will_never_work_is_a_refusal(fault: RollbridgeError, code: str, topic: str | None) -> None:
+    refused = refusal(SEAL, fault, None)
+    assert refused is not None
+    assert (refused.effect, refused.code, refused.topic, refused.places) == (SEAL, code, topic, ())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        AppendUnknownError("lost", transactional_id="x"),
+        ProducerFencedError("gone", transactional_id="x", kafka_error="PRODUCER_FENCED"),
+        KafkaUnavailable("away"),
+        SealTimeoutError("slow", topics={}),
+        AuthenticationError("who are you?"),
+        CorruptDataError("of the commit log"),
+        ValueError("a defect"),
+    ],
+)
+def test_what_leaves_a_doubt_is_none(fault: Exception) -> None:
+    assert refusal(SEAL, fault, None) is None
+
+
+def frame(value: bytes, count: int = 1) -> FrameRef:
+    builder = BatchBuilder(1 << 20)
+    for _ in range(count):
+        builder.append(0, b"k", value)
+    batch = builder.build()
+    return FrameRef(("buffer", 0), 0, PieceKey(0, 0, 0), 0, count, len(batch), batch)
+
+
+def test_a_refused_batch_names_the_frames_that_were_joined_in_it() -> None:
+    items = [("a", frame(b"1")), ("b", frame(b"2")), ("a", frame(b"3")), ("a", frame(bytes(40_000)))]
+    feed = FrameFeed(items, lambda _: b"")
+    topics = [topic for topic, _ in feed.batches()]
+    assert topics == ["a", "a", "b"]
+    named = []
+    for batch in range(4):
+        fault = AppendRefusedError("no", topic="a", kafka_error="INVALID_RECORD", batch=batch)
+        refused = refusal(fx.MergeFrames(items), fault, feed)
+        assert refused is not None
+        named.append(refused.places)
+    assert named == [(0, 2), (3,), (1,), ()]
+
+
+def test_a_frame_that_is_no_batch_is_named_as_well() -> None:
+    items = [("a", frame(b"1")), ("b", frame(b"2"))]
+    broken = items[1][1].batch
+    assert broken is not None
+    items[1][1].batch = broken[:20]
+    feed = FrameFeed(items, lambda _: b"")
+    with pytest.raises(CorruptDataError) as fault:
+        list(feed.batches())
+    refused = refusal(fx.MergeFrames(items), fault.value, feed)
+    assert refused is not None
+    assert (refused.topic, refused.places, refused.code) == ("b", (1,), "corrupt-data")
