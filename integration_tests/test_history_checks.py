@@ -7,14 +7,29 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.control import EXPIRED, ControlKind, ControlRecord
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.keyspace import even_ranges, position_of_key
 from bridge.model.sequence import DLSN
 from bridge.model.sn import sequence_bases
 from integration_tests.history.checks import find_faults
-from integration_tests.history.events import Answer, History, Kind, Operation, Reading, Row, StreamState, Write
+from integration_tests.history.events import (
+    Answer,
+    Begun,
+    Call,
+    History,
+    Kind,
+    Operation,
+    Reading,
+    Row,
+    StreamState,
+    Window,
+    Write,
+    read_begun,
+    read_calls,
+    read_operations,
+)
 
 ORDERS, PAYMENTS = "s/orders", "s/payments"
 KEYS = [
@@ -221,6 +236,19 @@ def unsealed(history: History) -> History:
     return replace(history, streams={**history.streams, ORDERS: replace(state, history=broken)})
 
 
+def pipelined(history: History) -> History:
+    """Nobody waited for an answer before the next thing was asked for, so only the order of asking counts."""
+    late = 10**6
+    return replace(history, operations=[replace(item, answered=late) for item in history.operations])
+
+
+def expired(history: History) -> History:
+    log = list(history.log)
+    position, record = log[1]
+    log[1] = (position, replace(record, reason=EXPIRED))
+    return replace(history, log=log)
+
+
 def reread(history: History, change: Callable[[list[tuple[SegmentId, int, str]]], object]) -> History:
     rows = list(history.readings[0].rows)
     change(rows)
@@ -256,6 +284,20 @@ MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
     "a condition that did not hold": (lambda h: retold(h, "r3", expected=-1), "condition"),
     "two winners": (lambda h: retold(h, "r2", expected=-1), "two winners"),
     "a sealed segment that grew": (grown, "sealed segment grew"),
+    "commits in another order than one session asked for them": (
+        lambda h: pipelined(relogged(h, [0, 1, 3, 2])),
+        "session order",
+    ),
+    "a transaction that expires at once": (expired, "expired early"),
+    "a group that stands still beside somebody else's trouble": (
+        lambda h: replace(h, windows=[Window("pause a client", 0, 60 * 10**9, 10.0)]),
+        "stood still",
+    ),
+    "a call that takes longer than it was given": (
+        lambda h: replace(h, calls=[Call("c", "poll", 0.5, 0, 20 * 10**9)]),
+        "overran",
+    ),
+    "a process that ends by itself": (lambda h: replace(h, deaths=["client c ended with -6"]), "died"),
     "a segment whose end is not known": (unsealed, "epoch chain"),
     "a reader that skips": (lambda h: reread(h, lambda rows: rows.pop(0)), "skip or rewind"),
     "a reader that rewinds": (lambda h: reread(h, lambda rows: rows.append(rows[-1])), "skip or rewind"),
@@ -267,6 +309,23 @@ MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
 def test_a_spoiled_history_is_found_out(name: str) -> None:
     spoil, kind = MUTANTS[name]
     assert kind in {fault.kind for fault in find_faults(spoil(good()))}
+
+
+def test_a_pause_and_other_faults_excuse_what_they_must() -> None:
+    whole = [Window("pause a client", 0, 60 * 10**9, None, "c"), Window("kill the broker", 0, 60 * 10**9)]
+    excused = replace(good(), windows=whole, calls=[Call("c", "poll", 0.5, 0, 20 * 10**9)])
+    assert find_faults(excused) == []
+    assert {item.kind for item in find_faults(replace(excused, windows=whole[1:]))} == {"overran"}
+
+
+def test_what_is_noted_of_open_transactions_is_what_an_heir_may_commit() -> None:
+    writes = (Write("s/orders", "k", "v"), Write("s/orders", "k", "w"))
+    asked = Operation("c", Kind.TRANSACTION, "two", "commit", writes, 1, 2, Answer.UNKNOWN)
+    call = Call("c", "commit", 60.0, 1, 2)
+    lines = [Begun("one", writes).to_line(), Begun("two", writes).to_line(), call.to_line(), asked.to_line()]
+    assert read_begun(lines) == {"one": writes}
+    assert list(read_operations(lines)) == [asked]
+    assert list(read_calls(lines)) == [call]
 
 
 def test_operations_survive_being_written_down() -> None:

@@ -214,6 +214,10 @@ class ContainerCluster:
         node.await_answer()
         return node
 
+    def runs(self, part: str) -> bool:
+        """Whether the part's container runs."""
+        return self.node(part).runs()
+
     def kill_coordinator(self, handle: Coordinator) -> None:
         """SIGKILL a coordinator; harmless when it is gone already."""
         if handle.alive:

@@ -112,6 +112,9 @@ class AnyCluster(Protocol):
     def start_coordinator(self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None) -> Coordinator:
         """Start one more coordinator under the usual root path, and return when it has registered."""
 
+    def runs(self, part: str) -> bool:
+        """Whether a part runs."""
+
     def kill_coordinator(self, handle: Coordinator) -> None:
         """SIGKILL a coordinator; harmless when it is gone already."""
 

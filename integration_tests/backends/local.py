@@ -20,6 +20,11 @@ class LocalCluster(EmbeddedCluster):
     zookeepers: Final = ("zookeeper",)
     can: Final = frozenset({Ability.CLOCK})
 
+    def runs(self, part: str) -> bool:
+        """Whether a process of the part runs."""
+        cluster, _ = self._running()
+        return any(process.is_running() for process in cluster.processes(part))
+
     def kill_coordinator(self, handle: Coordinator) -> None:
         """As the embedded cluster does it."""
         super().kill_coordinator(_own(handle))

@@ -10,8 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import Final
 
-from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.control import EXPIRED, ControlKind, ControlRecord
 from bridge.model.course import Course
 from bridge.model.epochs import check_chain
 from bridge.model.identifiers import SegmentId
@@ -19,6 +21,9 @@ from bridge.model.keyspace import position_of_key
 from bridge.model.sequence import DLSN
 from bridge.model.sn import sequence_bases
 from integration_tests.history.events import Answer, Fault, History, Kind, Operation, Row
+
+OVERRUN_S: Final = 6.0
+"""By how much a call may overrun its time-out here: one second is promised, the rest is for a machine that is busy."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,66 @@ def real_time_order(facts: Facts) -> Iterator[Fault]:
             yield Fault("real-time order", f"{name} was asked for after the answer of {highest[1]}, but stands before")
 
 
+def session_order(facts: Facts) -> Iterator[Fault]:
+    """Commits of one session stand on the commit log in the order in which it asked for them, answered or not."""
+    asked: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for item in facts.history.operations:
+        if item.kind is Kind.TRANSACTION and item.wish == "commit":
+            asked[item.client].append((item.asked, item.name))
+    for client, items in asked.items():
+        highest = (-1, "")
+        for _, name in sorted(items):
+            position, record = facts.outcomes.get(name, (None, None))
+            if position is None or record is None or record.kind is not ControlKind.COMMIT:
+                continue
+            if position < highest[0]:
+                yield Fault("session order", f"{client} asked for {name} after {highest[1]}, it stands before that")
+            highest = max(highest, (position, name))
+
+
+def leases(facts: Facts) -> Iterator[Fault]:
+    """No transaction expires before its lease has run out, whatever the clock of the leader says."""
+    names = {item.name for item in facts.history.operations}
+    for name, (_, record) in facts.outcomes.items():
+        if record.reason == EXPIRED and name in names:
+            yield Fault("expired early", f"{name} was aborted for its lease, which is longer than any history")
+
+
+def progress(facts: Facts) -> Iterator[Fault]:
+    """While something is broken that concerns one client or stream only, commits of others go on."""
+    done = sorted(
+        item.answered
+        for item in facts.history.operations
+        if item.kind is Kind.TRANSACTION and item.wish == "commit" and item.answer is Answer.OK
+    )
+    for window in facts.history.windows:
+        if window.bound_s is None:
+            continue
+        within = [window.began, *(at for at in done if window.began < at < window.ended), window.ended]
+        longest = max(after - before for before, after in pairwise(within)) / 1e9
+        if longest > window.bound_s:
+            yield Fault("stood still", f"no commit for {longest:.1f} s, bound {window.bound_s:g} s: {window.fault}")
+
+
+def time_outs(facts: Facts) -> Iterator[Fault]:
+    """No call takes longer than it was given, but for the time in which its process stood still."""
+    pauses = [window for window in facts.history.windows if window.paused is not None]
+    for call in facts.history.calls:
+        paused = sum(
+            max(min(call.ended, pause.ended) - max(call.began, pause.began), 0)
+            for pause in pauses
+            if pause.paused == call.client
+        )
+        took = (call.ended - call.began - paused) / 1e9
+        if took > call.timeout_s + OVERRUN_S:
+            yield Fault("overran", f"{call.client}: {call.name} took {took:.1f} s, was given {call.timeout_s:g} s")
+
+
+def deaths(facts: Facts) -> Iterator[Fault]:
+    """No process ends by itself."""
+    return (Fault("died", text) for text in facts.history.deaths)
+
+
 def key_order(facts: Facts) -> Iterator[Fault]:
     """What one client wrote under a key, one after the other, stands in that order along the key's lineage."""
     asked: dict[tuple[str, str, str], list[str]] = defaultdict(list)
@@ -263,8 +328,13 @@ CHECKS = (
     commit_order,
     outcomes,
     real_time_order,
+    session_order,
     key_order,
     conditions,
     sealed,
     readings,
+    leases,
+    progress,
+    time_outs,
+    deaths,
 )

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,13 +34,17 @@ from bridge.errors import (
     UnavailableError,
 )
 from integration_tests.histories import FOREVER
-from integration_tests.history.events import Answer, Kind, Operation, Write
+from integration_tests.history.events import Answer, Begun, Call, Kind, Operation, Write, read_begun
 
 REFUSED = (CasWriteError, TransactionAborted, IncompleteError, InvalidRequestError, NotFoundError)
 """Errors that say that nothing was written; all others leave it open."""
 SHARED_KEYS = ("register-0", "register-1")
 """Keys that all clients write conditionally."""
 OPEN_MAX = 3
+PIPELINED = 12
+"""Commits of one client that are asked for without waiting for an answer, at most."""
+CALL_S = 60.0
+"""What a client gives the servers for one thing."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Task:
         streams: Streams of one group; a reader reads the first.
         seed: Of its choices.
         out: File that it notes down into.
+        heir_of: Name and file of a client that was killed, whose name this one takes and whose transactions it ends.
     """
 
     name: str
@@ -62,6 +67,12 @@ class Task:
     streams: tuple[str, ...]
     seed: int
     out: str
+    heir_of: tuple[str, str] | None = None
+
+    @property
+    def client_name(self) -> str:
+        """The name under which it is known to the coordinator: its own, or that of the first of a line of heirs."""
+        return self.heir_of[0] if self.heir_of else self.name
 
     def to_json(self) -> str:
         """For the command line."""
@@ -71,7 +82,8 @@ class Task:
     def from_json(cls, raw: str) -> Task:
         """The inverse of :meth:`to_json`."""
         fields = json.loads(raw)
-        return cls(**{**fields, "streams": tuple(fields["streams"])})
+        heir_of = None if fields["heir_of"] is None else tuple(fields["heir_of"])
+        return cls(**{**fields, "streams": tuple(fields["streams"]), "heir_of": heir_of})
 
 
 Note = Callable[[dict[str, Any]], None]
@@ -106,6 +118,8 @@ class Writer:
                 self._end(*self._open.pop(self._random.randrange(len(self._open))))
             elif chance < 0.72:
                 self._commit_conditionally()
+            elif chance < 0.76:
+                self._commit_many()
             else:
                 self._end(*self._fill(self._begin(), self._key()))
         except (RollbridgeError, TimeoutError):
@@ -139,23 +153,58 @@ class Writer:
         return transaction, writes
 
     def _begin_long(self) -> None:
-        """A transaction that stays open while others come and go; its key is its own."""
+        """A transaction that stays open while others come and go; its key is its own, and an heir may commit it."""
         if len(self._open) < OPEN_MAX:
-            self._open.append(self._fill(self._begin(), f"{self._task.name}-long-{self._count}"))
+            transaction, writes = self._fill(self._begin(), f"{self._task.name}-long-{self._count}")
+            self._open.append((transaction, writes))
+            transaction.flush(CALL_S)
+            self._note(Begun(str(transaction.id), tuple(writes)).to_line())
 
     def _end(self, transaction: bridge.Transaction, writes: list[Write]) -> None:
         wish = "abort" if self._random.random() < 0.15 else "commit"
         with self._noted(Kind.TRANSACTION, str(transaction.id), writes, wish) as done:
             if wish == "abort":
-                transaction.abort("at random", timeout=60)
+                transaction.abort("at random", timeout=CALL_S)
             else:
-                done(position=transaction.commit(timeout=60).position)
+                done(position=transaction.commit(timeout=CALL_S).position)
+
+    def _commit_many(self) -> None:
+        """Ask for many commits, one after the other, and wait for their answers only then."""
+        key = f"{self._task.name}-many-{self._count}"
+        asked = []
+        for number in range(self._random.randint(2, PIPELINED)):
+            transaction = self._begin()
+            write = Write(self._random.choice(transaction.streams), key, self._value(number))
+            transaction.write(write.stream, key=key.encode(), value=write.value.encode())
+            asked.append((transaction, write))
+        waiting = []
+        for transaction, write in asked:
+            noted = self._asked(Kind.TRANSACTION, str(transaction.id), [write])
+            waiting.append((noted, transaction.commit_async()))
+        for noted, future in waiting:
+            with self._answered(noted) as done:
+                done(position=future.result(CALL_S).position)
+
+    def inherit(self, begun: Mapping[str, tuple[Write, ...]]) -> None:
+        """End what a killed client of this name has left: commit what it had flushed and one record, abort the rest."""
+        for left in self._client.unfinished():
+            name = str(left.transaction)
+            transaction = self._client.resume(left.transaction)
+            if name not in begun:
+                transaction.abort("its client had not said what is in it", timeout=CALL_S)
+                continue
+            self._count += 1
+            last = begun[name][-1]
+            write = Write(last.stream, last.key, self._value())
+            transaction.write(write.stream, key=write.key.encode(), value=write.value.encode())
+            with self._noted(Kind.TRANSACTION, name, [*begun[name], write]) as done:
+                done(position=transaction.commit(timeout=CALL_S).position)
 
     def _write_plainly(self) -> None:
         stream = self._random.choice(self._task.streams)
         write = Write(stream, self._key(), self._value())
         with self._noted(Kind.PLAIN, write.value, [write]) as done:
-            sn = self._plain[stream].write(write.key.encode(), write.value.encode()).result(60)
+            sn = self._plain[stream].write(write.key.encode(), write.value.encode()).result(CALL_S)
             done(writes=(replace(write, place=str(sn.dlsn)),))
 
     def _write_conditionally(self) -> None:
@@ -175,7 +224,7 @@ class Writer:
         write = Write(stream, key, self._value())
         written = transaction.write(stream, key=key.encode(), value=write.value.encode())
         with self._noted(Kind.TRANSACTION, str(transaction.id), [write], expected=_number(sn)) as done:
-            position = transaction.commit(timeout=60).position
+            position = transaction.commit(timeout=CALL_S).position
             done(position=position, writes=(replace(write, place=str(written.result(1))),))
 
     @contextmanager
@@ -183,6 +232,13 @@ class Writer:
         self, kind: Kind, name: str, writes: list[Write], wish: str = "commit", expected: int | None = None
     ) -> Iterator[Callable[..., None]]:
         """Note that the end of something is asked for, and what becomes of it."""
+        with self._answered(self._asked(kind, name, writes, wish, expected)) as done:
+            yield done
+
+    def _asked(
+        self, kind: Kind, name: str, writes: list[Write], wish: str = "commit", expected: int | None = None
+    ) -> Operation:
+        """Note that the end of something is asked for."""
         asked = Operation(
             self._task.name,
             kind,
@@ -195,7 +251,13 @@ class Writer:
             expected=expected,
         )
         self._note(asked.to_line())
+        return asked
+
+    @contextmanager
+    def _answered(self, asked: Operation) -> Iterator[Callable[..., None]]:
+        """Note what becomes of it, and how long that took if it took longer than was given."""
         more: dict[str, Any] = {}
+        called = time.monotonic_ns()
         try:
             yield lambda **found: more.update(found)
         except REFUSED:
@@ -205,6 +267,11 @@ class Writer:
             return
         else:
             answer = Answer.OK
+        finally:
+            ended = time.monotonic_ns()
+            if ended - called > CALL_S * 1e9:
+                what = f"{asked.wish} of a {asked.kind} write" if asked.kind is not Kind.TRANSACTION else asked.wish
+                self._note(Call(self._task.name, what, CALL_S, called, ended).to_line())
         self._note(replace(asked, answer=answer, answered=time.monotonic_ns(), **more).to_line())
 
 
@@ -217,9 +284,25 @@ def write(task: Task, note: Note, stopping: threading.Event) -> None:
     options = bridge.ClientOptions(connect_timeout_s=60)
     with connected(task, options) as client:
         writer = Writer(client, task, note)
+        if task.heir_of is not None:
+            _inherit(writer, task, stopping)
         while not stopping.is_set():
             writer.step()
         writer.finish()
+
+
+def _inherit(writer: Writer, task: Task, stopping: threading.Event) -> None:
+    """End what was left, whatever is broken meanwhile."""
+    assert task.heir_of is not None
+    with Path(task.heir_of[1]).open() as left:
+        begun = read_begun(json.loads(line) for line in left if line.endswith("\n"))
+    while not stopping.is_set():
+        try:
+            writer.inherit(begun)
+        except (RollbridgeError, TimeoutError):
+            time.sleep(0.2)
+        else:
+            return
 
 
 def read(task: Task, note: Note, stopping: threading.Event) -> None:
@@ -230,7 +313,8 @@ def read(task: Task, note: Note, stopping: threading.Event) -> None:
             try:
                 with client.reader(task.streams[0], start=position) as reader:
                     while not stopping.is_set():
-                        record = reader.poll(0.5)
+                        with timed("poll of a reader", 0.5, task, note):
+                            record = reader.poll(0.5)
                         if record is not None:
                             value = (record.value or b"").decode()
                             note({"segment": int(record.segment), "offset": record.offset, "value": value})
@@ -239,12 +323,24 @@ def read(task: Task, note: Note, stopping: threading.Event) -> None:
                 continue
 
 
+@contextmanager
+def timed(name: str, timeout_s: float, task: Task, note: Note) -> Iterator[None]:
+    """Note a call that takes longer than it was given."""
+    began = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        ended = time.monotonic_ns()
+        if ended - began > timeout_s * 1e9 + 1e9:
+            note(Call(task.name, name, timeout_s, began, ended).to_line())
+
+
 def connected(task: Task, options: bridge.ClientOptions) -> bridge.Bridge:
     """A connection, once the servers answer."""
     while True:
         try:
             return bridge.connect(
-                task.bootstrap_servers, zookeeper=task.zookeeper, client_name=task.name, options=options
+                task.bootstrap_servers, zookeeper=task.zookeeper, client_name=task.client_name, options=options
             )
         except UnavailableError:
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What clients note down, as values and as lines of JSON, and what stands in the cluster in the end."""
+"""What clients note down, as values and as lines of JSON, what was broken, and what stands there in the end."""
 
 from __future__ import annotations
 
@@ -86,13 +86,64 @@ class Operation:
         return cls(**{**line, "kind": Kind(line["kind"]), "answer": Answer(line["answer"]), "writes": writes})
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call with a time-out.
+
+    Attributes:
+        client: Who called.
+        name: What was called.
+        timeout_s: What it was given.
+        began, ended: When it was called and when it returned or raised, in ns of the clock of operations.
+    """
+
+    client: str
+    name: str
+    timeout_s: float
+    began: int
+    ended: int
+
+    def to_line(self) -> Line:
+        """As JSON has it."""
+        return {"call": asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A transaction that stays open; what stands here was flushed, so a later session of the client may commit it."""
+
+    transaction: str
+    writes: tuple[Write, ...]
+
+    def to_line(self) -> Line:
+        """As JSON has it."""
+        return {"begun": asdict(self)}
+
+
 def read_operations(lines: Iterable[Line]) -> Iterator[Operation]:
     """What one client did: each thing is noted when it is asked for, as unknown, and again when it is answered."""
     found: dict[str, Operation] = {}
     for line in lines:
-        operation = Operation.from_line(line)
-        found[operation.name] = operation
+        if "wish" in line:
+            operation = Operation.from_line(line)
+            found[operation.name] = operation
     yield from found.values()
+
+
+def read_calls(lines: Iterable[Line]) -> Iterator[Call]:
+    """The calls of one client that took longer than they were given."""
+    return (Call(**line["call"]) for line in lines if "call" in line)
+
+
+def read_begun(lines: Iterable[Line]) -> dict[str, tuple[Write, ...]]:
+    """What one client had flushed of transactions of whose end it had not asked yet."""
+    found: dict[str, tuple[Write, ...]] = {}
+    for line in lines:
+        if "begun" in line:
+            found[line["begun"]["transaction"]] = tuple(Write(**item) for item in line["begun"]["writes"])
+        elif "wish" in line:
+            found.pop(line["name"], None)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +183,25 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """A time in which something was broken.
+
+    Attributes:
+        fault: What.
+        began, ended: In ns of the clock of operations.
+        bound_s: Within which time somebody's transaction must be committed again and again meanwhile; None where the
+            fault stops everybody.
+        paused: The client that stood still meanwhile, if that is what was broken.
+    """
+
+    fault: str
+    began: int
+    ended: int
+    bound_s: float | None = None
+    paused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """Everything that is known of a run.
 
@@ -140,12 +210,18 @@ class History:
         readings: What readers saw.
         streams: What stands in the streams.
         log: The commit log: offset and record.
+        windows: What was broken, and when.
+        calls: Calls that took longer than they were given.
+        deaths: Processes that ended by themselves, a sentence each.
     """
 
     operations: Sequence[Operation]
     streams: Mapping[str, StreamState]
     log: Sequence[tuple[int, ControlRecord]]
     readings: Sequence[Reading] = field(default=())
+    windows: Sequence[Window] = field(default=())
+    calls: Sequence[Call] = field(default=())
+    deaths: Sequence[str] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import Final
+
+from confluent_kafka import Producer
 
 import bridge
 from bridge.errors import RollbridgeError
+from bridge.model.names import StreamName
 from integration_tests.backends import faults
 from integration_tests.backends.interface import Ability, AnyCluster, Coordinator
+from integration_tests.clocks import FileClock
 from integration_tests.history.workers import Workers
 
 COORDINATORS: Final = 2
@@ -21,13 +25,28 @@ SESSION_S: Final = 2.0
 """ZooKeeper session of the coordinators; whoever is paused for longer has been replaced."""
 LOSS: Final = 0.1
 """Share of the packets that is lost."""
+BOUNDS_S: Final = {
+    "quiet": 10.0,
+    "kill a client": 10.0,
+    "pause a client": 10.0,
+    "hold a native transaction": 10.0,
+    "ask for what Kafka refuses": 10.0,
+}
+"""Faults that concern one client or stream, and within which time somebody's transaction must be committed meanwhile,
+again and again, on a machine that is busy. They last a little longer than that, so that standing still shows."""
 
 
 class Nemesis:
     """Breaks one thing at a time. What is broken stays so for the length of a ``with`` block."""
 
-    def __init__(self, cluster: AnyCluster, workers: Workers, streams: tuple[str, ...], choice: random.Random) -> None:
+    def __init__(
+        self, cluster: AnyCluster, workers: Workers, streams: tuple[str, ...], choice: random.Random, folder: Path
+    ) -> None:
         self._cluster = cluster
+        (folder / "clock").mkdir()
+        self._clock = FileClock(folder / "clock")
+        self.paused: str | None = None
+        """The client that stood still in the latest block, if one did."""
         self._workers = workers
         self._streams = streams
         self._choice = choice
@@ -48,6 +67,8 @@ class Nemesis:
             "kill a client": self._kill_client,
             "pause a client": self._pause_client,
             "scale": self._scale,
+            "hold a native transaction": self._hold_a_native_transaction,
+            "ask for what Kafka refuses": self._ask_for_too_much,
         }
         if Ability.PARTITION in cluster.can:
             cuts: dict[str, Callable[[], Iterator[None]]] = {
@@ -63,18 +84,29 @@ class Nemesis:
 
     def broken(self, name: str) -> AbstractContextManager[None]:
         """Break it for the length of a block."""
+        self.paused = None
         return contextmanager(self.faults[name])()
 
     def start_coordinators(self) -> None:
-        """Two, of which one leads and the other stands by."""
+        """Two, of which one leads and the other stands by; the clock of the second is wrong by about a day."""
+        self._clock.set(self._choice.choice([-1, 1]) * self._choice.uniform(0.5, 1.5) * 86_400)
         env = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_S)}
-        self._handles = [self._cluster.start_coordinator(env=env) for _ in range(COORDINATORS)]
+        for number in range(COORDINATORS):
+            wrong = number > 0 and Ability.CONTAINERS not in self._cluster.can
+            clock = self._clock.environment if wrong else {}
+            self._handles.append(self._cluster.start_coordinator(env={**env, **clock}))
         self.coordinators = [handle.name for handle in self._handles]
 
     def stop_coordinators(self) -> None:
         """All of them, as far as they run."""
         while self._handles:
             self._cluster.stop_coordinator(self._handles.pop())
+
+    def deaths(self) -> Iterator[str]:
+        """Coordinators that do not run any more, a sentence each; who was killed has been started again."""
+        for name in self.coordinators:
+            if not self._cluster.runs(name):
+                yield f"{name} has ended by itself"
 
     def _quiet(self) -> Iterator[None]:
         yield
@@ -117,17 +149,52 @@ class Nemesis:
             yield
 
     def _kill_client(self) -> Iterator[None]:
-        process = self._choice.choice(self._workers.writers())
-        process.kill()
-        process.wait(10)
-        self._workers.start("writer", self._streams)
+        """Half of them have an heir, which takes the name and ends what was left open."""
+        name = self._choice.choice(self._workers.writers())
+        self._workers.kill(name)
+        self._workers.start("writer", self._streams, name if self._choice.random() < 0.5 else None)
         yield
 
     def _pause_client(self) -> Iterator[None]:
-        process = self._choice.choice(self._workers.writers())
-        os.kill(process.pid, signal.SIGSTOP)
+        self.paused = self._choice.choice(self._workers.writers())
+        self._workers.signal(self.paused, signal.SIGSTOP)
         yield
-        os.kill(process.pid, signal.SIGCONT)
+        self._workers.signal(self.paused, signal.SIGCONT)
+
+    def _hold_a_native_transaction(self) -> Iterator[None]:
+        """Somebody else's native transaction is open on an active segment while its stream is to be scaled."""
+        stream = self._choice.choice(self._streams)
+        with bridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
+            segment = self._choice.choice(client.admin.history(stream).active.segments)
+        producer = Producer(
+            {
+                "bootstrap.servers": self._cluster.bootstrap_servers,
+                "transactional.id": f"stranger-{self._choice.random()}",
+                "transaction.timeout.ms": 120_000,
+            }
+        )
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce(StreamName.parse(stream).segment_topic(segment.id), b"never to be seen", b"stranger")
+        producer.flush(60)
+        done = threading.Thread(target=self._rescale, args=(stream,))
+        done.start()
+        yield
+        producer.abort_transaction(60)
+        done.join()
+
+    def _ask_for_too_much(self) -> Iterator[None]:
+        """A stream with more copies than there are brokers, asked for by somebody who does not wait for the answer."""
+        options = bridge.ClientOptions(admin_timeout_s=0.5)
+        with (
+            bridge.connect(
+                self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper, options=options
+            ) as client,
+            suppress(RollbridgeError),
+        ):
+            scope = StreamName.parse(self._streams[0]).scope
+            client.admin.create_stream(f"{scope}/copies-{self._choice.randrange(1_000)}", replication_factor=9)
+        yield
 
     def _scale(self) -> Iterator[None]:
         stream = self._choice.choice(self._streams)

@@ -19,9 +19,18 @@ from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.histories import FOREVER
 from integration_tests.history.checks import find_faults
-from integration_tests.history.events import Answer, Fault, History, Kind, Operation, StreamState, Write
+from integration_tests.history.events import (
+    Answer,
+    Fault,
+    History,
+    Kind,
+    Operation,
+    StreamState,
+    Window,
+    Write,
+)
 from integration_tests.history.final import commit_log, stream_states
-from integration_tests.history.nemesis import COORDINATORS, Nemesis
+from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
 from integration_tests.history.workers import Workers
 
 STREAMS: Final = ("history/orders", "history/payments")
@@ -84,11 +93,12 @@ class Report:
 class Run:
     """One run; made by :func:`running`."""
 
-    def __init__(self, cluster: AnyCluster, workers: Workers, seed: int) -> None:
+    def __init__(self, cluster: AnyCluster, workers: Workers, seed: int, folder: Path) -> None:
         self._cluster = cluster
         self._workers = workers
         self._choice = random.Random(seed)
-        self._nemesis = Nemesis(cluster, workers, STREAMS, self._choice)
+        self._nemesis = Nemesis(cluster, workers, STREAMS, self._choice, folder)
+        self._windows: list[Window] = []
         self._probes: list[Operation] = []
         self._began = time.monotonic()
         brokers, servers = len(cluster.brokers), len(cluster.zookeepers)
@@ -109,8 +119,13 @@ class Run:
 
     def window(self, fault: str, broken_s: float) -> None:
         """Break something for a while, then see that it heals: a new client commits, and the others go on."""
+        bound_s = BOUNDS_S.get(fault)
         with self._nemesis.broken(fault):
-            time.sleep(broken_s)
+            began = time.monotonic_ns()
+            # Standing still for longer than the bound can only show in a window that is longer.
+            time.sleep(broken_s if bound_s is None else max(broken_s, bound_s + 2))
+            ended = time.monotonic_ns()
+        self._windows.append(Window(fault, began, ended, bound_s, self._nemesis.paused))
         healed = time.monotonic()
         eventually(self._commits, f"a commit after: {fault}", HEAL_S)
         took = time.monotonic() - healed
@@ -135,8 +150,17 @@ class Run:
             HEAL_S,
         )
         self._workers.stop("reader", 60)
+        deaths = [*self._workers.deaths(), *self._nemesis.deaths()]
         operations = [*self._workers.operations(), *self._probes]
-        history = History(operations, states, commit_log(servers, GROUP), list(self._workers.readings()))
+        history = History(
+            operations,
+            states,
+            commit_log(servers, GROUP),
+            list(self._workers.readings()),
+            self._windows,
+            list(self._workers.calls()),
+            deaths,
+        )
         self.report.seconds = time.monotonic() - self._began
         self.report.answers.update(f"{item.kind} {item.wish}: {item.answer}" for item in operations)
         self.report.records = sum(rows.values())
@@ -208,7 +232,7 @@ def running(seed: int, folder: Path, cluster: AnyCluster | None = None) -> Itera
     with ExitStack() as ending:
         servers = cluster or ending.enter_context(new_cluster())
         workers = ending.enter_context(Workers(servers.bootstrap_servers, servers.zookeeper, folder, seed))
-        run = Run(servers, workers, seed)
+        run = Run(servers, workers, seed, folder)
         ending.callback(run.stop_coordinators)
         run.begin()
         yield run
