@@ -24,7 +24,8 @@ ARGS ?=
 help:
 	@echo "make demo      load 336,776 real flights as one transaction while everything around it changes"
 	@echo "make demo-cas  two processes race for one account, with compare-and-set and without"
-	@echo "make test      all tests, against a real Kafka and a real ZooKeeper (ARGS=... goes to pytest)"
+	@echo "make test      tests against a real Kafka and a real ZooKeeper, quick ones first (ARGS=... goes to pytest)"
+	@echo "make test-long the tests that take longer: histories under faults, examples, long simulations"
 	@echo "make soak      clients and random faults for MINUTES=30, then a verdict (ARGS=\"--seed N\" repeats one)"
 	@echo "               ARGS=\"--backend docker\": on three brokers and three ZooKeeper servers in containers"
 	@echo "make check     lint, format and types"
@@ -46,9 +47,14 @@ demo: $(VENV)/.demo servers
 demo-cas: $(VENV)/.base servers
 	@$(BIN)/python -m spark_examples.demo_cas $(ARGS)
 
+# -m of ARGS, if there is one, takes the place of the one before.
 .PHONY: test
 test: test-setup
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not long" $(ARGS)
+
+.PHONY: test-long
+test-long: test-setup
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m long $(ARGS)
 
 # All that the tests need, without running them.
 .PHONY: test-setup

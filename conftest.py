@@ -20,6 +20,9 @@ settings.load_profile("rollbridge")
 # modules again: a third of the CPU time of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# A process that is ended because it hangs prints the stacks of all its threads first (integration_tests/patience.py).
+os.environ["PYTHONFAULTHANDLER"] = "1"
+
 LONGEST = (
     "integration_tests/test_appender_faults.py",
     "integration_tests/test_consumer.py",
@@ -38,17 +41,17 @@ SINGLY = ("coordinator/tests/test_simulation.py", "integration_tests/test_crash_
 
 
 def _rank(item: pytest.Item) -> int:
-    """When the file of a test is taken: those of integration tests wait for servers beside the others."""
+    """When the file of a test is taken: what needs no servers first, so that a mistake shows within a minute."""
     file = item.nodeid.partition("::")[0]
+    if file in SINGLY:
+        return 1002 + SINGLY.index(file)
+    if not file.startswith("integration_tests/"):
+        return -3
     if file.startswith(SPARK):
         return -2
     if file.startswith(CONTAINERS):
         return -1
-    if file in LONGEST:
-        return LONGEST.index(file)
-    if file in SINGLY:
-        return 1002 + SINGLY.index(file)
-    return 1000 if file.startswith("integration_tests/") else 1001
+    return LONGEST.index(file) if file in LONGEST else 1000
 
 
 @pytest.hookimpl(trylast=True)

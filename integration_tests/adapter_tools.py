@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
@@ -11,6 +11,7 @@ from bridge.kafka.batches import BatchBuilder, Compression
 from bridge.kafka.clients import consumer_config
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import Partition, TopicAdmin
+from integration_tests.patience import PATIENCE_S, eventually
 
 # Of today: brokers delete what is older than a week by its own timestamp.
 TIMESTAMP = int(time.time() * 1000)
@@ -77,7 +78,7 @@ def read_values(
     return [message.value() for message in messages]
 
 
-def await_settled(bootstrap_servers: str, partitions: Iterable[Partition], *, timeout_s: float = 60.0) -> None:
+def await_settled(bootstrap_servers: str, partitions: Iterable[Partition], *, timeout_s: float = PATIENCE_S) -> None:
     """Return once no native transaction is open on any of the partitions."""
     places = list(partitions)
     admin = TopicAdmin(bootstrap_servers)
@@ -86,11 +87,3 @@ def await_settled(bootstrap_servers: str, partitions: Iterable[Partition], *, ti
         return admin.end_offsets(places, Isolation.READ_COMMITTED) == admin.end_offsets(places)
 
     eventually(settled, f"no open transaction on {places}", timeout_s)
-
-
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    """Return as soon as ``condition`` holds; AssertionError if it does not within the time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
-        time.sleep(0.01)

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from integration_tests.patience import PATIENCE_S, end
+
 SESSION_TIMEOUT_S = 1.0
 
 
@@ -68,13 +70,10 @@ def coordinator(
     try:
         yield process
     finally:
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGCONT)
-            process.terminate()
-            process.wait(30)
+        end(process, logs / f"{name}.log")
 
 
-def until(condition: Callable[[], object], timeout_s: float = 60) -> None:
+def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -118,10 +117,10 @@ class Relay:
             self._stopping = True
             if self._process is not None:
                 self._process.terminate()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(PATIENCE_S)
         if error is not None:
             for log in sorted(self._logs.glob("coordinator-*.log")):
                 error.add_note(f"--- {log.name}\n{log.read_text(errors='replace')[-4000:]}")

@@ -29,6 +29,7 @@ from kio.static.primitive import i16, i32Timedelta, i64
 
 from bridge.kafka.metadata import Broker, Cluster
 from bridge.kafka.wire import Connection
+from integration_tests.patience import PATIENCE_S
 
 
 class Api(IntEnum):
@@ -127,7 +128,7 @@ class FaultProxy:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut_all()
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
     def strike(
         self,
@@ -158,7 +159,7 @@ class FaultProxy:
             assert self._held is not None, "nothing is held"
             (pair, frame), self._held = self._held, None
         assert _send(pair.upstream, frame), "the broker hung up"
-        assert pair.answered.wait(20), "no answer from the broker"
+        assert pair.answered.wait(PATIENCE_S), "no answer from the broker"
         return pair.answer
 
     def cut_all(self) -> None:

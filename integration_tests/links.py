@@ -15,6 +15,8 @@ from queue import Queue
 from types import TracebackType
 from typing import Final, Self
 
+from integration_tests.patience import PATIENCE_S
+
 _BYTES: Final = 1 << 14
 _CHUNKS: Final = 256
 """What is on its way in one direction of one connection, at most; who sends more waits."""
@@ -49,7 +51,7 @@ class Link:
         self._listener.close()
         self._whole.set()
         self.reset()
-        self._accepting.join(10)
+        self._accepting.join(PATIENCE_S)
 
     def lead_to(self, target: str) -> None:
         """Pass new connections on to another target."""

@@ -12,15 +12,14 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from integration_tests.patience import PATIENCE_S
 from integration_tests.spark_tools import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
-
-_PATIENCE_S: Final = 120.0
 
 
 def start_numbers(
@@ -39,7 +38,7 @@ def start_numbers(
 
 def await_batch(query: StreamingQuery, batch: int) -> None:
     """Return once a micro-batch is done; raises what the query has met instead."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while (query.lastProgress or {"batchId": -1})["batchId"] < batch:
         failure = query.exception()
         if failure is not None:

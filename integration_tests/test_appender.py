@@ -24,6 +24,7 @@ from bridge.kafka.states import State
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from integration_tests.adapter_tools import TIMESTAMP, await_settled, batch_of, read_messages, read_values
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.patience import PATIENCE_S
 
 Opener = Callable[..., TransactionalAppender]
 
@@ -318,7 +319,7 @@ def test_an_unknown_topic_is_a_refusal_and_a_new_one_is_waited_for(
     thread = threading.Thread(target=lambda: result.extend(patient.append([(topic_prefix, batch_of([b"yes"]))])))
     thread.start()
     admin.create_topics([TopicSpec(name=topic_prefix)])
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert result == [0]
     patient.commit()
     assert read_values(servers, topic_prefix) == [b"yes"]

@@ -25,10 +25,11 @@ from bridge.kafka.metadata import Cluster, Isolation
 from bridge.kafka.pipeline import Producer, Session
 from bridge.kafka.states import State
 from bridge.kafka.topics import TopicAdmin, TopicSpec
-from integration_tests.adapter_tools import await_settled, batch_of, eventually, read_values
+from integration_tests.adapter_tools import await_settled, batch_of, read_values
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
+from integration_tests.patience import eventually
 
 Opener = Callable[..., TransactionalAppender]
 

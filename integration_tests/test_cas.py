@@ -30,6 +30,7 @@ from bridge.model.keyspace import even_ranges, position_of_key
 from bridge.model.names import StreamName
 from bridge.model.token import Token
 from integration_tests.clients import Site
+from integration_tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -213,9 +214,9 @@ def test_one_of_many_contenders_wins(site: Site, client: bridge.Bridge, ledger: 
     def contend(number: int) -> None:
         with client.cas_writer(ledger) as writer:
             for turn in range(rounds):
-                barrier.wait(60)
+                barrier.wait(PATIENCE_S)
                 sn = writer.tail()
-                barrier.wait(60)
+                barrier.wait(PATIENCE_S)
                 with suppress(CasWriteError):
                     writer.write(b"a", b"%d" % number, expected=sn)
                     wins[turn].append(number)

@@ -20,6 +20,7 @@ from bridge.model.names import StreamName
 from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.clients import Site, until
 from integration_tests.faults import Api, FaultProxy, Point
+from integration_tests.patience import PATIENCE_S
 
 LOST = [Point.BEFORE_REQUEST, Point.AFTER_REQUEST, Point.BEFORE_ANSWER]
 
@@ -126,7 +127,7 @@ def test_a_write_waits_for_earlier_transactions_and_outlives_its_own_time_out(
     assert thread.is_alive()
     appender.commit()
     appender.close()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert isinstance(found[0], bridge.SN)
     assert values(site, ledger) == [b"earlier", b"later"]
 

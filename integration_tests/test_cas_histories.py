@@ -39,6 +39,7 @@ from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.cas_worker import Line, Task, read_notes, work
 from integration_tests.clients import Site, until
 from integration_tests.histories import ANY, Answer, Operation, Stored, Write, find_fault
+from integration_tests.patience import PATIENCE_S
 
 KEYS = tuple(key for key in (f"key-{number}" for number in range(400)) if position_of_key(key.encode()) < 0.05)[:4]
 """Keys that stay in one segment through the scales below, so that there is one log to be linearizable."""
@@ -182,7 +183,7 @@ class Workers:
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGCONT)
                 process.kill()
-                process.wait(10)
+                process.wait(PATIENCE_S)
 
 
 def slot_owners(site: Site, stream: str) -> set[str]:
@@ -221,7 +222,7 @@ def test_killed_and_paused_writers_across_scales_are_linearizable(
         paused = choice.choice([item for item in workers.alive() if item is not victim])
         os.kill(paused.pid, signal.SIGSTOP)
         victim.kill()
-        victim.wait(10)
+        victim.wait(PATIENCE_S)
         workers.start(100)
         with client.transaction(register) as rolled:
             rolled.write(register, key=b"elsewhere-%d" % turn, value=b"")
@@ -232,7 +233,7 @@ def test_killed_and_paused_writers_across_scales_are_linearizable(
         workers.await_more(30, paused)
         os.kill(paused.pid, signal.SIGCONT)
     for process in workers.running:
-        assert process.wait(180) in (0, -signal.SIGKILL)
+        assert process.wait(PATIENCE_S) in (0, -signal.SIGKILL)
     operations = list(workers.operations())
     fault = find_fault(operations, stored(site, client, register))
     assert fault is None, fault

@@ -17,6 +17,7 @@ from bridge.kafka.clients import producer_config
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.grown_streams import KEYS, grow, write
+from integration_tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +256,7 @@ def test_following_goes_on_over_new_epochs_until_it_is_interrupted(cli: Cli, b: 
         read = by_key("\n".join(read_lines(reader, len(KEYS) * len(values))))
         assert read == {key.decode(): values for key in KEYS}
         reader.send_signal(signal.SIGINT)
-        assert reader.wait(30) == ExitCode.INTERRUPTED
+        assert reader.wait(PATIENCE_S) == ExitCode.INTERRUPTED
         assert reader.stderr is not None
         assert "interrupted" in reader.stderr.read()
 
@@ -290,6 +291,6 @@ def test_following_a_stream_that_is_deleted_ends_and_says_so(cli: Cli, b: bridge
     with cli.start("consume", stream, "--follow") as reader:
         assert read_lines(reader, len(KEYS)) == ["x"] * len(KEYS)
         b.admin.delete_stream(stream)
-        assert reader.wait(60) == ExitCode.NOT_FOUND
+        assert reader.wait(PATIENCE_S) == ExitCode.NOT_FOUND
         assert reader.stderr is not None
         assert f"stream {stream} does not exist" in reader.stderr.read()

@@ -12,8 +12,8 @@ import bridge
 from bridge.errors import InvalidRequestError, TransactionClosed, TransactionCommitted, TransactionNotFound
 from bridge.model.identifiers import TransactionId, split_local_sequence
 from bridge.model.sequence import unpack_record_header
-from integration_tests.adapter_tools import eventually
 from integration_tests.clients import Site
+from integration_tests.patience import eventually
 
 WORKER = """
 import pickle, sys

@@ -22,6 +22,7 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.names import StreamName
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, header_of, headers_of, place_of, read_committed, until
+from integration_tests.patience import PATIENCE_S
 
 
 def test_a_commit_makes_everything_visible_where_the_futures_say(
@@ -135,7 +136,7 @@ def test_threads_share_a_client_and_a_transaction(site: Site, client: bridge.Bri
 
     def work(name: int) -> None:
         try:
-            start.wait(20)
+            start.wait(PATIENCE_S)
             for number in range(25):
                 with client.transaction(orders) as own:
                     for place in range(4):
@@ -150,7 +151,7 @@ def test_threads_share_a_client_and_a_transaction(site: Site, client: bridge.Bri
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(PATIENCE_S)
     assert failures == []
     assert shared.commit().records == shared.records == 4 * 25 * 40
     messages = site.committed(orders)

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from bridge.embedded.ports import free_port
-from integration_tests.adapter_tools import eventually
 from integration_tests.backends import reaper
 from integration_tests.backends.choice import lacking
 from integration_tests.backends.engine import SESSION, engine, host, publishing_address
 from integration_tests.container_health import health
+from integration_tests.patience import eventually
 
 pytestmark = pytest.mark.containers
 

@@ -21,6 +21,7 @@ from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator, until
 from integration_tests.links import Link
+from integration_tests.patience import PATIENCE_S
 
 OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
 
@@ -83,7 +84,7 @@ def test_groups_are_shared_and_taken_over(
             b.admin.create_stream(f"{scope}/s{number}", group=group.group)
         until(lambda: {leader(session, group) for group in groups} == {"one", "two"})
         first.kill()
-        first.wait(10)
+        first.wait(PATIENCE_S)
         until(lambda: {leader(session, group) for group in groups} == {"two"})
         for number in range(len(groups)):
             assert commit_one(b, f"{scope}/s{number}", b"after").records == 1

@@ -14,8 +14,9 @@ from bridge.kafka.group_offsets import GroupMember
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.states import State
 from bridge.kafka.topics import TopicAdmin, TopicSpec
-from integration_tests.adapter_tools import batch_of, eventually, read_values
+from integration_tests.adapter_tools import batch_of, read_values
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.patience import eventually
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ WINDOWS = {
 """By seed: what is broken, one after the other."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", WINDOWS)
 def test_no_promise_is_broken_under_faults(seed: int, tmp_path: Path) -> None:
     with running(seed, tmp_path) as run:

@@ -24,12 +24,12 @@ from bridge.images import names
 from bridge.images.provide import Origin, Provided, provide
 from bridge.images.recipes import Recipe
 from bridge.images.tree import Tree
-from integration_tests.adapter_tools import eventually
 from integration_tests.backends import reaper
 from integration_tests.backends.choice import lacking
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.engine import SESSION, engine, host, publishing_address
 from integration_tests.container_health import health
+from integration_tests.patience import eventually
 
 pytestmark = pytest.mark.containers
 

@@ -14,9 +14,9 @@ from bridge.kafka.errors import ConnectionLostError, KafkaUnavailable, Unsupport
 from bridge.kafka.metadata import Cluster, CodeError, CoordinatorType, Isolation
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.kafka.wire import Connection
-from integration_tests.adapter_tools import eventually
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
+from integration_tests.patience import PATIENCE_S, eventually
 
 EVERYTHING = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
 
@@ -39,7 +39,7 @@ def stranger(behaviour: Callable[[socket.socket], None]) -> Iterator[str]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(20)
+        thread.join(PATIENCE_S)
 
 
 def test_requests_are_answered_in_order(cluster: AnyCluster) -> None:
@@ -72,7 +72,7 @@ def test_a_version_the_broker_lacks_is_named(cluster: AnyCluster) -> None:
 
 def test_silence_is_not_waited_for_for_ever() -> None:
     done = threading.Event()
-    with stranger(lambda visitor: (done.wait(20), None)[1]) as address:
+    with stranger(lambda visitor: (done.wait(PATIENCE_S), None)[1]) as address:
         with pytest.raises(KafkaUnavailable, match="no answer in time"):
             connect(address, request_timeout_s=0.2)
         done.set()

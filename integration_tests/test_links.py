@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from integration_tests.links import Link
+from integration_tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def echo() -> Iterator[str]:
     yield f"127.0.0.1:{listener.getsockname()[1]}"
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
 
 def connect(link: Link) -> socket.socket:

@@ -36,6 +36,7 @@ from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, read_committed, until
 from integration_tests.coordinators import coordinator
+from integration_tests.patience import PATIENCE_S
 
 WORKER = """
 import sys, bridge
@@ -321,7 +322,7 @@ def test_a_commit_that_nobody_carries_out_is_unknown_and_another_process_asks_by
         asking = threading.Thread(target=lambda: answers.append(reader.outcome(label="orphan", client="asker")))
         asking.start()
         site.start_coordinator()
-        asking.join(60)
+        asking.join(PATIENCE_S)
         assert [(item.transaction, item.committed) for item in answers] == [(txn.id, True)]
         assert txn.commit().position == answers[0].position
         site.stop_coordinator()

@@ -22,6 +22,7 @@ from bridge.model.sequence import DLSN, TRANSACTION_ID_HEADER
 from bridge.model.sn import SN, pack_transaction_id
 from bridge.writer import WriterOptions
 from integration_tests.clients import Site, headers_of, until
+from integration_tests.patience import PATIENCE_S
 from integration_tests.plain_tools import KEYS, Load, check, join_all, read_in_order, split_first, values_by_key
 
 
@@ -88,7 +89,7 @@ def test_a_batch_that_is_taken_apart_keeps_its_futures(client: bridge.Bridge, or
     waiting.start()
     split_first(client, orders)
     writer.flush(60)
-    waiting.join(60)
+    waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
     found = dict(read_in_order(client, orders))
     numbers = [cast("DLSN", future.result().dlsn) for future in futures]

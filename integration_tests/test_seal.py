@@ -16,8 +16,9 @@ from bridge.kafka.clients import producer_config
 from bridge.kafka.errors import AppendRefusedError, SealTimeoutError, TopicNotFound
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import TopicAdmin, TopicSpec
-from integration_tests.adapter_tools import await_settled, batch_of, eventually, read_messages, read_values
+from integration_tests.adapter_tools import await_settled, batch_of, read_messages, read_values
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.patience import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ class Hammer:
             eventually(lambda: len(self.refused) > 20, "the hammer is refused")
         finally:
             self._stop.set()
-            self._thread.join(120)
+            self._thread.join(PATIENCE_S)
 
 
 class TransactionHammer:
@@ -114,7 +115,7 @@ class TransactionHammer:
             eventually(lambda: self.refused > 5, "transactions are refused")
         finally:
             self._stop.set()
-            self._thread.join(120)
+            self._thread.join(PATIENCE_S)
 
 
 @pytest.mark.slow
@@ -164,7 +165,7 @@ def test_an_idempotent_pipeline_is_cut_once_and_stays_usable(servers: str, admin
     refused()
     sealing.start()
     eventually(refused, "the pipeline is cut")
-    sealing.join(60)
+    sealing.join(PATIENCE_S)
     producer.flush(60)
     codes = [code for _, code in outcomes]
     cut = codes.index(KafkaError.MSG_SIZE_TOO_LARGE)

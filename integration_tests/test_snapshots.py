@@ -15,10 +15,10 @@ from bridge.kafka.clients import producer_config
 from bridge.model.names import StreamName, snapshot_indexes_topic
 from bridge.model.snapshots import index_keys
 from bridge.snapshots import BufferSnapshot, SnapshotReader
-from integration_tests.adapter_tools import eventually
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator
+from integration_tests.patience import PATIENCE_S, eventually
 
 ABORTS = 300
 PREFIX = "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_"
@@ -106,7 +106,7 @@ def test_a_leader_goes_on_from_snapshots_in_either_format_and_makes_damaged_ones
             assert [item.id for item in before.ongoing.transactions] == [long.id.bytes]
             assert before.tail < ABORTS, "it is written down, so that not everything since is read again"
             first.kill()
-            first.wait(10)
+            first.wait(PATIENCE_S)
         with coordinator(cluster, root, "second", tmp_path, **OFTEN):
             more = long.write(stream, key=b"long", value=b"longer")
             long.commit()

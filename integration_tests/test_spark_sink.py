@@ -18,9 +18,10 @@ import bridge
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model.identifiers import TransactionId
 from bridge.spark.sink_crash import CRASH, PAUSE, PAUSED
-from integration_tests.adapter_tools import eventually, read_values
+from integration_tests.adapter_tools import read_values
 from integration_tests.clients import Site, header_of, headers_of
 from integration_tests.coordinators import coordinator
+from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.spark_driver import await_batch, start_numbers
 from integration_tests.spark_tools import options_of
 from spark_examples.on_spark import kill_driver
@@ -94,19 +95,19 @@ def test_every_row_once_wherever_the_driver_stands_still_or_dies(
     # It stands still before the commit of its second micro-batch while another driver takes its query over.
     paused = tmp_path / "paused"
     with driver(options, checkpoint, tmp_path, **{PAUSE: "before-commit:1", PAUSED: str(paused)}) as older:
-        eventually(lambda: paused.exists() and bool(paused.read_text()), "the driver stands still", timeout_s=120)
+        eventually(lambda: paused.exists() and bool(paused.read_text()), "the driver stands still")
         assert numbers_in(site, orders) == list(range(ROWS))
         client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
         go_on(2)
         done, rest = divmod(len(numbers_in(site, orders)), ROWS)
         assert not rest
         os.kill(int(paused.read_text()), signal.SIGCONT)
-        assert older.wait(120) != 0, "it was to be refused"
+        assert older.wait(PATIENCE_S) != 0, "it was to be refused"
     assert "newer session" in (tmp_path / "driver.log").read_text()
     assert len(numbers_in(site, orders)) == done * ROWS
 
     with driver(options, checkpoint, tmp_path, **{CRASH: f"inside-commit:{done + 1}"}) as dying:
-        assert dying.wait(120) != 0, "it was to be killed"
+        assert dying.wait(PATIENCE_S) != 0, "it was to be killed"
     assert len(numbers_in(site, orders)) == (done + 2) * ROWS, (tmp_path / "driver.log").read_text()[-2000:]
 
     for last in (done + 3, done + 5):
@@ -136,7 +137,7 @@ def driver(
     finally:
         if process.poll() is None:
             kill_driver(process.pid)
-            process.wait(10)
+            process.wait(PATIENCE_S)
 
 
 def test_every_row_once_while_the_stream_is_scaled_and_the_coordinator_is_killed(
@@ -153,7 +154,7 @@ def test_every_row_once_while_the_stream_is_scaled_and_the_coordinator_is_killed
         with coordinator(site.cluster, site.root, "victim", tmp_path) as victim:
             await_batch(query, (query.lastProgress or {})["batchId"] + 2)
             victim.kill()
-            victim.wait(10)
+            victim.wait(PATIENCE_S)
             site.start_coordinator()
             await_batch(query, (query.lastProgress or {})["batchId"] + 2)
     finally:

@@ -21,10 +21,10 @@ from bridge.model.names import StreamName
 from bridge.spark import source, transactions
 from bridge.spark.source_driver import DriverConnection
 from bridge.spark.source_options import read_source
-from integration_tests.adapter_tools import eventually
 from integration_tests.clients import Site
 from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.kafka_tools import produce
+from integration_tests.patience import eventually
 from integration_tests.spark_tools import options_of
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from bridge.model.frames import PieceKey
 from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from coordinator.shell import consumers
 from coordinator.shell.consumers import BufferTail, FrameReader
-from integration_tests.adapter_tools import eventually
 from integration_tests.clients import Site
 from integration_tests.kafka_tools import produce
+from integration_tests.patience import eventually
 
 LOOK_S = 0.2
 

@@ -25,10 +25,10 @@ from bridge.model.names import StreamName
 from bridge.model.position import ReadPosition
 from bridge.model.sn import ANY, EMPTY
 from coordinator.shell.consumers import FrameReader
-from integration_tests.adapter_tools import eventually
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.kafka_tools import produce
+from integration_tests.patience import eventually
 
 SETTINGS = {
     "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": "100",

@@ -25,6 +25,7 @@ from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
+from integration_tests.patience import PATIENCE_S
 
 GROUP = GroupName("sales")
 ORDERS = StreamName("sales", "orders")
@@ -87,12 +88,12 @@ def test_a_history_is_watched_for_new_epochs_and_for_deletion(metadata: Metadata
     changed = threading.Event()
     assert metadata.history(ORDERS, changed.set) is None
     put_stream(metadata, ORDERS, created)
-    assert changed.wait(20)
+    assert changed.wait(PATIENCE_S)
     grown = threading.Event()
     metadata.history(ORDERS, grown.set)
     record = created.plan_scale([0], ranges_of([(0.0, 0.5), (0.5, 1.0)]), 9)
     metadata.session.create(paths.epoch(ORDERS, 1), epoch_to_json(record))
-    assert grown.wait(20)
+    assert grown.wait(PATIENCE_S)
     gone = threading.Event()
     assert metadata.history(ORDERS, gone.set) == created.with_records(record)
     metadata.session.multi(
@@ -103,7 +104,7 @@ def test_a_history_is_watched_for_new_epochs_and_for_deletion(metadata: Metadata
             DeleteNode(paths.stream(ORDERS)),
         ]
     )
-    assert gone.wait(20)
+    assert gone.wait(PATIENCE_S)
     assert metadata.history(ORDERS) is None
 
 
@@ -189,7 +190,7 @@ def test_counters_are_never_given_out_twice(metadata: Metadata) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     numbers = list(itertools.chain.from_iterable(blocks))
     assert sorted(numbers) == list(range(11, 11 + 280))
 
@@ -225,7 +226,7 @@ def test_open_transactions_are_listed_and_found(metadata: Metadata) -> None:
     late = transaction(600)
     assert metadata.find_transaction(late.id, appeared.set) is None
     metadata.session.create(paths.transaction(GROUP, late.id), late.to_json())
-    assert appeared.wait(20)
+    assert appeared.wait(PATIENCE_S)
     assert metadata.find_transaction(late.id) == late
 
 
@@ -274,7 +275,7 @@ def test_a_request_is_answered_and_nothing_stays_behind(metadata: Metadata) -> N
     answer = Answer(ok=True, answered_ms=9, epoch=3)
     leader = answer_next(metadata, answer)
     assert metadata.ask(GROUP, CREATE, 20) == answer
-    leader.join(20)
+    leader.join(PATIENCE_S)
     assert metadata.session.children(paths.requests(GROUP)) == []
     assert metadata.session.children(paths.answers(GROUP)) == []
 
@@ -304,7 +305,7 @@ def test_a_request_that_was_taken_but_not_answered_is_unknown(metadata: Metadata
     taker.start()
     with pytest.raises(UnknownWriteError, match="may still be carried out"):
         metadata.ask(GROUP, CREATE, 2)
-    taker.join(20)
+    taker.join(PATIENCE_S)
 
 
 def test_a_deletion_that_has_begun_is_not_called_withdrawn(metadata: Metadata) -> None:

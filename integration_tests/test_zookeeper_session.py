@@ -17,6 +17,7 @@ from bridge.zookeeper.session import SessionState, ZooKeeperSession
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
+from integration_tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ class Watch:
         self._called.set()
 
     def await_call(self) -> None:
-        assert self._called.wait(20), "the watch was not called"
+        assert self._called.wait(PATIENCE_S), "the watch was not called"
 
 
 def test_what_is_created_can_be_read_changed_and_deleted(session: ZooKeeperSession) -> None:
@@ -207,7 +208,7 @@ def test_a_watch_may_read(session: ZooKeeperSession) -> None:
 
     session.get("/n", look)
     session.set("/n", b"new")
-    assert done.wait(20)
+    assert done.wait(PATIENCE_S)
     assert seen == [b"new"]
 
 
@@ -261,7 +262,7 @@ def test_while_the_server_is_away_reads_wait_and_writes_are_unknown(root: str) -
         writer.start()
         until(lambda: bool(session._client._pending))  # sent, and the server will not answer
         own.kill("zookeeper")
-        writer.join(30)
+        writer.join(PATIENCE_S)
         assert len(faults) == 1
         until(lambda: not session.is_connected)
         watch.await_call()
@@ -270,7 +271,7 @@ def test_while_the_server_is_away_reads_wait_and_writes_are_unknown(root: str) -
         reader = threading.Thread(target=lambda: read.append(getattr(session.get("/n"), "value", None)))
         reader.start()
         own.restart("zookeeper")
-        reader.join(30)
+        reader.join(PATIENCE_S)
         assert read == [b"kept"]
         until(lambda: session.is_connected)
         assert session.ensure("/after")

@@ -22,9 +22,9 @@ from bridge.embedded.servers import SMALL_BROKER
 from bridge.errors import NotFoundError
 from bridge.images.names import COORDINATOR, KAFKA, ZOOKEEPER
 from integration_tests import clocks
-from integration_tests.adapter_tools import eventually
 from integration_tests.backends.engine import host, prepare, publishing_address
 from integration_tests.backends.interface import Unsupported
+from integration_tests.patience import eventually
 
 INSIDE: Final = 19092
 """Port of a broker for the other containers."""

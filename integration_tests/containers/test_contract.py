@@ -14,10 +14,10 @@ from bridge.embedded import probes
 from bridge.errors import NotFoundError
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.zookeeper.session import ZooKeeperSession
-from integration_tests.adapter_tools import eventually
 from integration_tests.backends import faults
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import produce, read_all
+from integration_tests.patience import eventually
 
 QUICK = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": "1"}
 """Coordinators are missed soon."""

@@ -23,13 +23,13 @@ from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
 from bridge.model.names import GroupName
 from bridge.zookeeper.session import ZooKeeperSession
-from integration_tests.adapter_tools import eventually
 from integration_tests.backends import faults
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import Ability, Unsupported
 from integration_tests.backends.local import LocalCluster
 from integration_tests.backends.nodes import INSIDE
 from integration_tests.kafka_tools import produce, read_all
+from integration_tests.patience import eventually
 
 TOPICS = "/opt/kafka/bin/kafka-topics.sh"
 DAY_S = 86_400

@@ -21,6 +21,7 @@ WINDOWS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.containers
 @pytest.mark.needs(Ability.PARTITION)
 def test_no_promise_is_broken_under_faults_of_several_servers(ensemble: ContainerCluster, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 import bridge
 from bridge.errors import RollbridgeError
 from bridge.model.names import GroupName, StreamName
-from integration_tests.adapter_tools import await_settled, eventually
+from integration_tests.adapter_tools import await_settled
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.histories import FOREVER
@@ -32,6 +32,7 @@ from integration_tests.history.events import (
 from integration_tests.history.final import commit_log, stream_states
 from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
 from integration_tests.history.workers import Workers
+from integration_tests.patience import eventually
 
 STREAMS: Final = ("history/orders", "history/payments")
 GROUP: Final = GroupName("history")

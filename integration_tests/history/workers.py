@@ -13,6 +13,7 @@ from pathlib import Path
 from bridge.model.identifiers import SegmentId
 from integration_tests.history.clients import Task
 from integration_tests.history.events import Call, Line, Operation, Reading, read_calls, read_operations
+from integration_tests.patience import PATIENCE_S
 
 
 class Workers:
@@ -34,7 +35,7 @@ class Workers:
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGCONT)
                 process.kill()
-                process.wait(10)
+                process.wait(PATIENCE_S)
             assert process.stdin is not None
             process.stdin.close()
 
@@ -61,7 +62,7 @@ class Workers:
         """SIGKILL, and return when it is gone."""
         self._killed.add(name)
         self._processes[name][1].kill()
-        self._processes[name][1].wait(10)
+        self._processes[name][1].wait(PATIENCE_S)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal."""
