@@ -18,9 +18,11 @@ from integration_tests.history.events import (
     Answer,
     Begun,
     Call,
+    Handed,
     History,
     Kind,
     Operation,
+    Passing,
     Reading,
     Row,
     StreamState,
@@ -116,7 +118,20 @@ class Bench:
             )
             for name, state in streams.items()
         ]
-        return History(self.operations, streams, self.log, readings)
+        handed = [
+            Handed(name, row.key, row.value, number)
+            for name, state in streams.items()
+            for number, row in enumerate(
+                row for segment in sorted(state.rows, key=lambda item: item.epoch) for row in state.rows[segment]
+            )
+        ]
+        copied = [row.value for rows in streams[ORDERS].rows.values() for row in rows]
+        # What was done in an earlier life stands nowhere any more.
+        gone = Operation("g", Kind.PLAIN, "gone", "commit", (Write(ORDERS, "k", "gone", "9-0:0:0"),), 1, 2, Answer.OK)
+        passing = Passing(ORDERS, [*self.operations, gone], streams[ORDERS])
+        return History(
+            self.operations, streams, self.log, readings, handed=handed, copied=(ORDERS, copied), passing=passing
+        )
 
 
 def good() -> History:
@@ -249,6 +264,28 @@ def expired(history: History) -> History:
     return replace(history, log=log)
 
 
+def lived(history: History, **changes: object) -> History:
+    """The first plain write to a stream with several lives was another one."""
+    assert history.passing is not None
+    first, *others = history.passing.operations
+    passing = replace(history.passing, operations=[replace(first, **changes), *others])  # type: ignore[arg-type]
+    return replace(history, passing=passing)
+
+
+def handed(history: History, change: Callable[[list[Handed]], object]) -> History:
+    assert history.handed is not None
+    items = list(history.handed)
+    change(items)
+    return replace(history, handed=items)
+
+
+def copied(history: History, change: Callable[[list[str]], object]) -> History:
+    assert history.copied is not None
+    values = list(history.copied[1])
+    change(values)
+    return replace(history, copied=(ORDERS, values))
+
+
 def reread(history: History, change: Callable[[list[tuple[SegmentId, int, str]]], object]) -> History:
     rows = list(history.readings[0].rows)
     change(rows)
@@ -297,6 +334,19 @@ MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
         lambda h: replace(h, calls=[Call("c", "poll", 0.5, 0, 20 * 10**9)]),
         "overran",
     ),
+    "a group that is not handed a record": (lambda h: handed(h, lambda items: items.pop(3)), "group missed"),
+    "a group that is handed records of a key in another order": (
+        lambda h: handed(h, lambda items: items.append(replace(items.pop(0), at=10**6))),
+        "group order",
+    ),
+    "a record that is not copied": (lambda h: copied(h, lambda values: values.pop()), "copies"),
+    "a record that is copied twice": (lambda h: copied(h, lambda values: values.append(values[0])), "copies"),
+    "a copy of nothing": (lambda h: copied(h, lambda values: values.append("what?")), "copies"),
+    "a record of the last life that is lost": (
+        lambda h: lived(h, writes=(Write(ORDERS, LOW, "unheard of", "0-0:0:0"),)),
+        "lives",
+    ),
+    "a record of the last life that was refused": (lambda h: lived(h, answer=Answer.FAILED), "lives"),
     "a process that ends by itself": (lambda h: replace(h, deaths=["client c ended with -6"]), "died"),
     "a segment whose end is not known": (unsealed, "epoch chain"),
     "a reader that skips": (lambda h: reread(h, lambda rows: rows.pop(0)), "skip or rewind"),

@@ -322,6 +322,61 @@ def readings(facts: Facts) -> Iterator[Fault]:
                 yield Fault("skip or rewind", f"{reading.reader} in {segment} of {reading.stream}: {fault}")
 
 
+def groups(facts: Facts) -> Iterator[Fault]:
+    """A consumer group is handed each record, and those of a key for the first time in their order."""
+    if facts.history.handed is None:
+        return
+    first: dict[tuple[str, str], int] = {}
+    for place, item in enumerate(sorted(facts.history.handed, key=lambda entry: entry.at)):
+        first.setdefault((item.stream, item.value), place)
+    for stream, state in facts.history.streams.items():
+        keys = {row.key for rows in state.rows.values() for row in rows}
+        for key in sorted(keys):
+            rows = [row.value for _, _, row in facts.lineage(stream, key) if row.key == key]
+            missed = [value for value in rows if (stream, value) not in first]
+            if missed:
+                yield Fault("group missed", f"{stream}, {key}: {missed[:3]} of {len(rows)} were never handed out")
+            order = [first[stream, value] for value in rows if (stream, value) in first]
+            if order != sorted(order):
+                yield Fault("group order", f"{stream}, {key}: handed out in another order")
+
+
+def copies(facts: Facts) -> Iterator[Fault]:
+    """Consume, transform, produce: each record is copied once."""
+    if facts.history.copied is None:
+        return
+    stream, values = facts.history.copied
+    counts = Counter(values)
+    there = [row.value for rows in facts.history.streams[stream].rows.values() for row in rows]
+    for value in there:
+        if counts[value] != 1:
+            yield Fault("copies", f"{value} of {stream} has {counts[value]} copies")
+    for value in counts.keys() - set(there):
+        yield Fault("copies", f"{value} is a copy of nothing")
+
+
+def lives(facts: Facts) -> Iterator[Fault]:
+    """What was told to stand in a segment of the last life of a stream does, and nothing else is there."""
+    if facts.history.passing is None:
+        return
+    operations, state = facts.history.passing.operations, facts.history.passing.state
+    rows = {row.value: (segment, row.offset) for segment, found in state.rows.items() for row in found}
+    if sum(map(len, state.rows.values())) != len(rows):
+        yield Fault("lives", "a record stands twice in the last life of a stream")
+    writer_of = {write.value: item for item in operations for write in item.writes}
+    for value in rows:
+        item = writer_of.get(value)
+        if item is None or item.answer is Answer.FAILED:
+            yield Fault("lives", f"{value} stands there, and its writer was told: {item and item.answer}")
+    segments = set(state.history.segments())
+    for item in operations:
+        for write in item.writes:
+            if item.answer is Answer.OK and write.place is not None and write.stream == facts.history.passing.stream:
+                told = DLSN.parse(write.place)
+                if told.segment in segments and rows.get(write.value) != (told.segment, told.offset):
+                    yield Fault("lives", f"{write.value} was told {told}, it is at {rows.get(write.value)}")
+
+
 CHECKS = (
     lost_and_phantom,
     told_places,
@@ -337,4 +392,7 @@ CHECKS = (
     progress,
     time_outs,
     deaths,
+    groups,
+    copies,
+    lives,
 )

@@ -1,4 +1,4 @@
-"""Clients of a history: a writer or a reader, as a process of its own that can be killed and paused.
+"""Clients of a history: writers, readers and others, each a process of its own that can be killed and paused.
 
 ``python -m integration_tests.history.clients JSON`` runs one until it is asked to end (SIGTERM), has done enough, or
 its standard input ends, because whoever has started it is gone.
@@ -16,89 +16,40 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import bridge
 from bridge import EMPTY, SN
 from bridge.errors import (
-    CasWriteError,
-    IncompleteError,
-    InvalidRequestError,
-    NotFoundError,
     RollbridgeError,
-    TransactionAborted,
     UnavailableError,
 )
-from integration_tests.histories import FOREVER
-from integration_tests.history.events import Answer, Begun, Call, Kind, Operation, Write, read_begun
+from integration_tests.history import guests
+from integration_tests.history.events import Begun, Kind, Write, read_begun
+from integration_tests.history.groups import hand_out, transform
+from integration_tests.history.notebook import CALL_S, Notebook
+from integration_tests.history.tasks import Task
 
-REFUSED = (CasWriteError, TransactionAborted, IncompleteError, InvalidRequestError, NotFoundError)
-"""Errors that say that nothing was written; all others leave it open."""
+POLL_S = 0.5
 SHARED_KEYS = ("register-0", "register-1")
 """Keys that all clients write conditionally."""
 OPEN_MAX = 3
 PIPELINED = 12
 """Commits of one client that are asked for without waiting for an answer, at most."""
-CALL_S = 60.0
-"""What a client gives the servers for one thing."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a client does.
-
-    Attributes:
-        name: Of the client.
-        role: ``writer`` or ``reader``.
-        streams: Streams of one group; a reader reads the first.
-        seed: Of its choices.
-        out: File that it notes down into.
-        heir_of: Name and file of a client that was killed, whose name this one takes and whose transactions it ends.
-    """
-
-    name: str
-    role: str
-    bootstrap_servers: str
-    zookeeper: str
-    streams: tuple[str, ...]
-    seed: int
-    out: str
-    heir_of: tuple[str, str] | None = None
-
-    @property
-    def client_name(self) -> str:
-        """The name under which it is known to the coordinator: its own, or that of the first of a line of heirs."""
-        return self.heir_of[0] if self.heir_of else self.name
-
-    def to_json(self) -> str:
-        """For the command line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, raw: str) -> Task:
-        """The inverse of :meth:`to_json`."""
-        fields = json.loads(raw)
-        heir_of = None if fields["heir_of"] is None else tuple(fields["heir_of"])
-        return cls(**{**fields, "streams": tuple(fields["streams"]), "heir_of": heir_of})
-
-
-Note = Callable[[dict[str, Any]], None]
 
 
 class Writer:
     """Does things at random, one after the other; some transactions stay open meanwhile."""
 
-    def __init__(self, client: bridge.Bridge, task: Task, note: Note) -> None:
+    def __init__(self, client: bridge.Bridge, task: Task, book: Notebook) -> None:
         self._client = client
         self._task = task
-        self._note = note
+        self._book = book
         self._random = random.Random(task.seed)
         self._count = 0
-        self._generation = 0
         self._open: list[tuple[bridge.Transaction, list[Write]]] = []
         self._plain = {stream: client.writer(stream) for stream in task.streams}
         self._conditional = client.cas_writer(task.streams[0], timeout=20)
@@ -134,7 +85,7 @@ class Writer:
 
     def _key(self) -> str:
         """One of this client's own keys; others after an unclear answer, because what it was about may still come."""
-        return f"{self._task.name}-{self._generation}-{self._random.randint(0, 3)}"
+        return f"{self._task.name}-{self._book.unclear}-{self._random.randint(0, 3)}"
 
     def _value(self, number: int = 0) -> str:
         return f"{self._task.name}:{self._count}:{number}"
@@ -158,11 +109,11 @@ class Writer:
             transaction, writes = self._fill(self._begin(), f"{self._task.name}-long-{self._count}")
             self._open.append((transaction, writes))
             transaction.flush(CALL_S)
-            self._note(Begun(str(transaction.id), tuple(writes)).to_line())
+            self._book.note(Begun(str(transaction.id), tuple(writes)).to_line())
 
     def _end(self, transaction: bridge.Transaction, writes: list[Write]) -> None:
         wish = "abort" if self._random.random() < 0.15 else "commit"
-        with self._noted(Kind.TRANSACTION, str(transaction.id), writes, wish) as done:
+        with self._book.noted(Kind.TRANSACTION, str(transaction.id), writes, wish) as done:
             if wish == "abort":
                 transaction.abort("at random", timeout=CALL_S)
             else:
@@ -179,10 +130,10 @@ class Writer:
             asked.append((transaction, write))
         waiting = []
         for transaction, write in asked:
-            noted = self._asked(Kind.TRANSACTION, str(transaction.id), [write])
+            noted = self._book.asked(Kind.TRANSACTION, str(transaction.id), [write])
             waiting.append((noted, transaction.commit_async()))
         for noted, future in waiting:
-            with self._answered(noted) as done:
+            with self._book.answered(noted) as done:
                 done(position=future.result(CALL_S).position)
 
     def inherit(self, begun: Mapping[str, tuple[Write, ...]]) -> None:
@@ -197,13 +148,13 @@ class Writer:
             last = begun[name][-1]
             write = Write(last.stream, last.key, self._value())
             transaction.write(write.stream, key=write.key.encode(), value=write.value.encode())
-            with self._noted(Kind.TRANSACTION, name, [*begun[name], write]) as done:
+            with self._book.noted(Kind.TRANSACTION, name, [*begun[name], write]) as done:
                 done(position=transaction.commit(timeout=CALL_S).position)
 
     def _write_plainly(self) -> None:
         stream = self._random.choice(self._task.streams)
         write = Write(stream, self._key(), self._value())
-        with self._noted(Kind.PLAIN, write.value, [write]) as done:
+        with self._book.noted(Kind.PLAIN, write.value, [write]) as done:
             sn = self._plain[stream].write(write.key.encode(), write.value.encode()).result(CALL_S)
             done(writes=(replace(write, place=str(sn.dlsn)),))
 
@@ -211,7 +162,7 @@ class Writer:
         key = self._random.choice(SHARED_KEYS)
         sn = self._conditional.tail(key.encode(), scope="key")
         write = Write(self._task.streams[0], key, self._value())
-        with self._noted(Kind.CONDITIONAL, write.value, [write], expected=_number(sn)) as done:
+        with self._book.noted(Kind.CONDITIONAL, write.value, [write], expected=_number(sn)) as done:
             found = self._conditional.write(key.encode(), write.value.encode(), expected=sn, scope="key")
             done(writes=(replace(write, place=str(found.dlsn)),))
 
@@ -223,67 +174,20 @@ class Writer:
         transaction.expect(stream, key=key.encode(), sn=sn, scope="key")
         write = Write(stream, key, self._value())
         written = transaction.write(stream, key=key.encode(), value=write.value.encode())
-        with self._noted(Kind.TRANSACTION, str(transaction.id), [write], expected=_number(sn)) as done:
+        with self._book.noted(Kind.TRANSACTION, str(transaction.id), [write], expected=_number(sn)) as done:
             position = transaction.commit(timeout=CALL_S).position
             done(position=position, writes=(replace(write, place=str(written.result(1))),))
-
-    @contextmanager
-    def _noted(
-        self, kind: Kind, name: str, writes: list[Write], wish: str = "commit", expected: int | None = None
-    ) -> Iterator[Callable[..., None]]:
-        """Note that the end of something is asked for, and what becomes of it."""
-        with self._answered(self._asked(kind, name, writes, wish, expected)) as done:
-            yield done
-
-    def _asked(
-        self, kind: Kind, name: str, writes: list[Write], wish: str = "commit", expected: int | None = None
-    ) -> Operation:
-        """Note that the end of something is asked for."""
-        asked = Operation(
-            self._task.name,
-            kind,
-            name,
-            wish,
-            tuple(writes),
-            time.monotonic_ns(),
-            FOREVER,
-            Answer.UNKNOWN,
-            expected=expected,
-        )
-        self._note(asked.to_line())
-        return asked
-
-    @contextmanager
-    def _answered(self, asked: Operation) -> Iterator[Callable[..., None]]:
-        """Note what becomes of it, and how long that took if it took longer than was given."""
-        more: dict[str, Any] = {}
-        called = time.monotonic_ns()
-        try:
-            yield lambda **found: more.update(found)
-        except REFUSED:
-            answer = Answer.FAILED
-        except (RollbridgeError, TimeoutError):
-            self._generation += 1
-            return
-        else:
-            answer = Answer.OK
-        finally:
-            ended = time.monotonic_ns()
-            if ended - called > CALL_S * 1e9:
-                what = f"{asked.wish} of a {asked.kind} write" if asked.kind is not Kind.TRANSACTION else asked.wish
-                self._note(Call(self._task.name, what, CALL_S, called, ended).to_line())
-        self._note(replace(asked, answer=answer, answered=time.monotonic_ns(), **more).to_line())
 
 
 def _number(sn: SN) -> int:
     return -1 if sn == EMPTY or sn.sequence_id is None else sn.sequence_id
 
 
-def write(task: Task, note: Note, stopping: threading.Event) -> None:
+def write(task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Write until asked to end; connect anew when that is what it takes."""
     options = bridge.ClientOptions(connect_timeout_s=60)
     with connected(task, options) as client:
-        writer = Writer(client, task, note)
+        writer = Writer(client, task, book)
         if task.heir_of is not None:
             _inherit(writer, task, stopping)
         while not stopping.is_set():
@@ -305,7 +209,7 @@ def _inherit(writer: Writer, task: Task, stopping: threading.Event) -> None:
             return
 
 
-def read(task: Task, note: Note, stopping: threading.Event) -> None:
+def read(task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Read one stream from its beginning, and go on at the position when a reader gives up."""
     position: Any = "earliest"
     with connected(task, bridge.ClientOptions(connect_timeout_s=60)) as client:
@@ -313,26 +217,14 @@ def read(task: Task, note: Note, stopping: threading.Event) -> None:
             try:
                 with client.reader(task.streams[0], start=position) as reader:
                     while not stopping.is_set():
-                        with timed("poll of a reader", 0.5, task, note):
-                            record = reader.poll(0.5)
+                        with book.timed("poll of a reader", POLL_S):
+                            record = reader.poll(POLL_S)
                         if record is not None:
                             value = (record.value or b"").decode()
-                            note({"segment": int(record.segment), "offset": record.offset, "value": value})
+                            book.note({"segment": int(record.segment), "offset": record.offset, "value": value})
                             position = reader.position
             except UnavailableError:
                 continue
-
-
-@contextmanager
-def timed(name: str, timeout_s: float, task: Task, note: Note) -> Iterator[None]:
-    """Note a call that takes longer than it was given."""
-    began = time.monotonic_ns()
-    try:
-        yield
-    finally:
-        ended = time.monotonic_ns()
-        if ended - began > timeout_s * 1e9 + 1e9:
-            note(Call(task.name, name, timeout_s, began, ended).to_line())
 
 
 def connected(task: Task, options: bridge.ClientOptions) -> bridge.Bridge:
@@ -346,6 +238,15 @@ def connected(task: Task, options: bridge.ClientOptions) -> bridge.Bridge:
             time.sleep(0.2)
 
 
+def visit(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Write to a stream that comes and goes."""
+    with connected(task, bridge.ClientOptions(connect_timeout_s=60)) as client:
+        guests.visit(client, task, book, stopping)
+
+
+ROLES: Final = {"writer": write, "reader": read, "member": hand_out, "transformer": transform, "guest": visit}
+
+
 def main(raw: str) -> None:
     """Do what the JSON says."""
     task = Task.from_json(raw)
@@ -353,11 +254,7 @@ def main(raw: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with Path(task.out).open("w", buffering=1) as out:
-
-        def note(line: dict[str, Any]) -> None:
-            out.write(json.dumps(line) + "\n")
-
-        {"writer": write, "reader": read}[task.role](task, note, stopping)
+        ROLES[task.role](task, Notebook(task.name, out), stopping)
 
 
 def _end_with_parent() -> None:

@@ -120,6 +120,25 @@ class Begun:
         return {"begun": asdict(self)}
 
 
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A record that a member of a consumer group was handed, at some time in ns of the clock of operations."""
+
+    stream: str
+    key: str
+    value: str
+    at: int
+
+    def to_line(self) -> Line:
+        """As JSON has it."""
+        return {"handed": asdict(self)}
+
+
+def read_handed(lines: Iterable[Line]) -> Iterator[Handed]:
+    """What one member was handed, in order."""
+    return (Handed(**line["handed"]) for line in lines if "handed" in line)
+
+
 def read_operations(lines: Iterable[Line]) -> Iterator[Operation]:
     """What one client did: each thing is noted when it is asked for, as unknown, and again when it is answered."""
     found: dict[str, Operation] = {}
@@ -202,6 +221,15 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Passing:
+    """A stream that was deleted and made anew under its name, as its last life is; and all that was ever done to it."""
+
+    stream: str
+    operations: Sequence[Operation]
+    state: StreamState
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """Everything that is known of a run.
 
@@ -213,6 +241,10 @@ class History:
         windows: What was broken, and when.
         calls: Calls that took longer than they were given.
         deaths: Processes that ended by themselves, a sentence each.
+        handed: What a consumer group of all streams was handed; None without one.
+        copied: Values of the copies that a consumer group has made of one stream, in transactions with its offsets:
+            the stream, and the values as they were before. None without one.
+        passing: A stream with several lives; None without one.
     """
 
     operations: Sequence[Operation]
@@ -222,6 +254,9 @@ class History:
     windows: Sequence[Window] = field(default=())
     calls: Sequence[Call] = field(default=())
     deaths: Sequence[str] = field(default=())
+    handed: Sequence[Handed] | None = None
+    copied: tuple[str, Sequence[str]] | None = None
+    passing: Passing | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Final
 from confluent_kafka import Producer
 
 import bridge
-from bridge.errors import RollbridgeError
+from bridge.errors import RollbridgeError, StreamBusy, StreamExists, StreamNotFound, UnavailableError
 from bridge.model.names import StreamName
 from integration_tests.backends import faults
 from integration_tests.backends.interface import Ability, AnyCluster, Coordinator
@@ -31,6 +31,10 @@ BOUNDS_S: Final = {
     "pause a client": 10.0,
     "hold a native transaction": 10.0,
     "ask for what Kafka refuses": 10.0,
+    "kill a member of a group": 10.0,
+    "kill a transformer": 10.0,
+    "make a stream anew": 10.0,
+    "make a stream anew while a client of it stands still": 10.0,
 }
 """Faults that concern one client or stream, and within which time somebody's transaction must be committed meanwhile,
 again and again, on a machine that is busy. They last a little longer than that, so that standing still shows."""
@@ -40,8 +44,18 @@ class Nemesis:
     """Breaks one thing at a time. What is broken stays so for the length of a ``with`` block."""
 
     def __init__(
-        self, cluster: AnyCluster, workers: Workers, streams: tuple[str, ...], choice: random.Random, folder: Path
+        self,
+        cluster: AnyCluster,
+        workers: Workers,
+        choice: random.Random,
+        folder: Path,
+        *,
+        streams: tuple[str, ...],
+        copies: str,
+        passing: str,
     ) -> None:
+        """All write to ``streams``; ``copies`` has what is in the first of them; ``passing`` comes and goes."""
+        self._passing = passing
         self._cluster = cluster
         (folder / "clock").mkdir()
         self._clock = FileClock(folder / "clock")
@@ -69,6 +83,11 @@ class Nemesis:
             "scale": self._scale,
             "hold a native transaction": self._hold_a_native_transaction,
             "ask for what Kafka refuses": self._ask_for_too_much,
+            "kill a member of a group": lambda: self._kill_member("member", streams),
+            "kill a transformer": lambda: self._kill_member("transformer", (streams[0], copies)),
+            "make a stream anew": self._recreate,
+            "make a stream anew while a client of it stands still": self._recreate_beside_a_paused_guest,
+            "make a stream anew while a coordinator stands still": self._recreate_beside_a_paused_coordinator,
         }
         if Ability.PARTITION in cluster.can:
             cuts: dict[str, Callable[[], Iterator[None]]] = {
@@ -150,16 +169,54 @@ class Nemesis:
 
     def _kill_client(self) -> Iterator[None]:
         """Half of them have an heir, which takes the name and ends what was left open."""
-        name = self._choice.choice(self._workers.writers())
+        name = self._choice.choice(self._workers.alive())
         self._workers.kill(name)
         self._workers.start("writer", self._streams, name if self._choice.random() < 0.5 else None)
         yield
 
     def _pause_client(self) -> Iterator[None]:
-        self.paused = self._choice.choice(self._workers.writers())
+        self.paused = self._choice.choice(self._workers.alive())
         self._workers.signal(self.paused, signal.SIGSTOP)
         yield
         self._workers.signal(self.paused, signal.SIGCONT)
+
+    def _kill_member(self, role: str, streams: tuple[str, ...]) -> Iterator[None]:
+        """One of a consumer group; another one comes in its place."""
+        self._workers.kill(self._choice.choice(self._workers.alive(role)))
+        self._workers.start(role, streams)
+        yield
+
+    def _recreate(self) -> Iterator[None]:
+        """A stream is deleted and made anew under its name, again and again, while its clients write to it."""
+        yield from self._while_it_comes_and_goes()
+
+    def _recreate_beside_a_paused_guest(self) -> Iterator[None]:
+        self.paused = self._choice.choice(self._workers.alive("guest"))
+        self._workers.signal(self.paused, signal.SIGSTOP)
+        yield from self._while_it_comes_and_goes()
+        self._workers.signal(self.paused, signal.SIGCONT)
+
+    def _recreate_beside_a_paused_coordinator(self) -> Iterator[None]:
+        with self._cluster.paused(self._one_of(self.coordinators)):
+            yield from self._while_it_comes_and_goes()
+
+    def _while_it_comes_and_goes(self) -> Iterator[None]:
+        over = threading.Event()
+        done = threading.Thread(target=self._come_and_go, args=(over,))
+        done.start()
+        yield
+        over.set()
+        done.join()
+
+    def _come_and_go(self, over: threading.Event) -> None:
+        with bridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
+            while True:
+                with suppress(StreamBusy, StreamNotFound, UnavailableError):
+                    client.admin.delete_stream(self._passing)
+                with suppress(StreamExists, UnavailableError):
+                    client.admin.create_stream(self._passing, segments=2)
+                    if over.wait(1.0):
+                        return
 
     def _hold_a_native_transaction(self) -> Iterator[None]:
         """Somebody else's native transaction is open on an active segment while its stream is to be scaled."""

@@ -25,16 +25,22 @@ from integration_tests.history.events import (
     History,
     Kind,
     Operation,
+    Passing,
     StreamState,
     Window,
     Write,
 )
 from integration_tests.history.final import commit_log, stream_states
+from integration_tests.history.groups import COPIED
 from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
 
 STREAMS: Final = ("history/orders", "history/payments")
+COPIES: Final = "history/copies"
+"""What a consumer group makes of the first of them."""
+PASSING: Final = "history/passing"
+"""Deleted and made anew, again and again."""
 GROUP: Final = GroupName("history")
 WRITERS: Final = 4
 HEAL_S: Final = 120.0
@@ -98,7 +104,7 @@ class Run:
         self._cluster = cluster
         self._workers = workers
         self._choice = random.Random(seed)
-        self._nemesis = Nemesis(cluster, workers, STREAMS, self._choice, folder)
+        self._nemesis = Nemesis(cluster, workers, self._choice, folder, streams=STREAMS, copies=COPIES, passing=PASSING)
         self._windows: list[Window] = []
         self._probes: list[Operation] = []
         self._began = time.monotonic()
@@ -110,12 +116,16 @@ class Run:
         """Start coordinators, make the streams, let clients begin."""
         self._nemesis.start_coordinators()
         with self._connect() as client:
-            for stream in STREAMS:
+            for stream in (*STREAMS, COPIES, PASSING):
                 client.admin.create_stream(stream, segments=2)
         for _ in range(WRITERS):
             self._workers.start("writer", STREAMS)
         for stream in STREAMS:
             self._workers.start("reader", (stream,))
+        for _ in range(2):
+            self._workers.start("guest", (PASSING,))
+            self._workers.start("member", STREAMS)
+        self._workers.start("transformer", (STREAMS[0], COPIES))
         self._await_progress("clients begin")
 
     def window(self, fault: str, broken_s: float) -> None:
@@ -142,6 +152,7 @@ class Run:
     def end(self) -> Report:
         """Let everything come to rest, and compare what is there with what was asked for and told."""
         self._workers.stop("writer", 180)
+        self._workers.stop("guest", 180)
         servers = self._cluster.bootstrap_servers
         states = self._settled_states()
         rows = {stream: sum(map(len, state.rows.values())) for stream, state in states.items()}
@@ -151,6 +162,23 @@ class Run:
             HEAL_S,
         )
         self._workers.stop("reader", 60)
+        values = {
+            (stream, row.value) for stream, item in states.items() for found in item.rows.values() for row in found
+        }
+        eventually(
+            lambda: {(item.stream, item.value) for item in self._workers.handed()} >= values, "a group comes to the end"
+        )
+        self._workers.stop("member", 60)
+        copied: list[str] = []
+
+        def are_copied() -> bool:
+            copied[:] = self._copies()
+            return len(copied) >= rows[STREAMS[0]]
+
+        eventually(are_copied, "all records are copied")
+        self._workers.stop("transformer", 120)
+        copied[:] = self._copies()
+        passing = Passing(PASSING, list(self._workers.operations("guest")), self._state_of(PASSING))
         deaths = [*self._workers.deaths(), *self._nemesis.deaths()]
         operations = [*self._workers.operations(), *self._probes]
         history = History(
@@ -161,6 +189,9 @@ class Run:
             self._windows,
             list(self._workers.calls()),
             deaths,
+            list(self._workers.handed()),
+            (STREAMS[0], copied),
+            passing,
         )
         self.report.seconds = time.monotonic() - self._began
         self.report.answers.update(f"{item.kind} {item.wish}: {item.answer}" for item in operations)
@@ -186,6 +217,13 @@ class Run:
         ]
         await_settled(servers, [(topic, 0) for topic in [*topics, GROUP.commit_log_topic]], timeout_s=HEAL_S)
         return stream_states(servers, zookeeper, STREAMS)
+
+    def _copies(self) -> list[str]:
+        rows = self._state_of(COPIES).rows.values()
+        return [row.value.removeprefix(COPIED) for found in rows for row in found]
+
+    def _state_of(self, stream: str) -> StreamState:
+        return stream_states(self._cluster.bootstrap_servers, self._cluster.zookeeper, [stream])[stream]
 
     def _await_progress(self, what: str) -> None:
         goal = self._workers.noted() + CALM

@@ -11,8 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bridge.model.identifiers import SegmentId
-from integration_tests.history.clients import Task
-from integration_tests.history.events import Call, Line, Operation, Reading, read_calls, read_operations
+from integration_tests.history.events import (
+    Call,
+    Handed,
+    Line,
+    Operation,
+    Reading,
+    read_calls,
+    read_handed,
+    read_operations,
+)
+from integration_tests.history.tasks import Task
 from integration_tests.patience import PATIENCE_S
 
 
@@ -53,9 +62,9 @@ class Workers:
             self._processes[name] = (task, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log))
         return name
 
-    def writers(self) -> list[str]:
-        """Those writers that are alive."""
-        found = [name for name, (task, _) in self._processes.items() if task.role == "writer"]
+    def alive(self, role: str = "writer") -> list[str]:
+        """Those of a role that are alive."""
+        found = [name for name, (task, _) in self._processes.items() if task.role == role]
         return [name for name in found if self._processes[name][1].poll() is None]
 
     def kill(self, name: str) -> None:
@@ -88,11 +97,17 @@ class Workers:
         outs = [Path(task.out) for task, _ in self._processes.values() if task.role == "writer"]
         return sum(path.read_bytes().count(b"\n") for path in outs if path.exists())
 
-    def operations(self) -> Iterator[Operation]:
-        """What the writers did."""
+    def operations(self, role: str = "writer") -> Iterator[Operation]:
+        """What those of a role did."""
         for task, _ in self._processes.values():
-            if task.role == "writer":
+            if task.role == role:
                 yield from read_operations(self._lines(task))
+
+    def handed(self) -> Iterator[Handed]:
+        """What members of the group were handed."""
+        for task, _ in self._processes.values():
+            if task.role == "member":
+                yield from read_handed(self._lines(task))
 
     def readings(self) -> Iterator[Reading]:
         """What the readers saw."""

@@ -1,0 +1,104 @@
+"""Members of consumer groups: one notes what it is handed, one writes it on, exactly once.
+
+A *member* reads all streams of the history with ``bridge.Consumer`` and commits now and then. A *transformer* reads the
+first one and copies each record into a stream of copies, in transactions that carry the consumer's offsets. Either
+begins anew with what its group has committed whenever something fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Final
+
+from confluent_kafka import KafkaException
+
+import bridge
+from bridge.errors import RollbridgeError
+from integration_tests.history.events import Handed
+from integration_tests.history.notebook import CALL_S, Notebook
+from integration_tests.history.tasks import Task
+
+POLL_S: Final = 0.5
+COPIED: Final = "copy:"
+"""What the value of a copy begins with."""
+
+
+def hand_out(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Note every record that this member is handed; commit what was noted, every ten records or so."""
+    while not stopping.is_set():
+        try:
+            consumer = _consumer(task, "history-members")
+            try:
+                consumer.subscribe(list(task.streams))
+                taken = 0
+                while not stopping.is_set():
+                    with book.timed("poll of a consumer", POLL_S):
+                        message = consumer.poll(POLL_S)
+                    if message is not None and message.error() is None:
+                        key, value = (message.key() or b"").decode(), (message.value() or b"").decode()
+                        book.note(Handed(str(message.topic()), key, value, time.monotonic_ns()).to_line())
+                        taken += 1
+                    if taken >= 10 or (taken and message is None):
+                        consumer.commit(asynchronous=False)
+                        taken = 0
+            finally:
+                consumer.close()
+        except (KafkaException, RollbridgeError):
+            time.sleep(0.2)
+
+
+def transform(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Copy the first stream into the second one, exactly once."""
+    source, target = task.streams
+    while not stopping.is_set():
+        try:
+            consumer = _consumer(task, "history-transformers")
+            try:
+                consumer.subscribe([source])
+                with bridge.Producer(
+                    {**_servers(task), "transactional.id": task.name, "transaction.streams": target}
+                ) as producer:
+                    producer.init_transactions(CALL_S)
+                    while not stopping.is_set():
+                        _copy(consumer, producer, target, book)
+            finally:
+                consumer.close()
+        except (KafkaException, RollbridgeError):
+            time.sleep(0.2)
+
+
+def _copy(consumer: bridge.Consumer, producer: bridge.Producer, target: str, book: Notebook) -> None:
+    """Copy the next few records; KafkaException if they have to be read again."""
+    with book.timed("poll of a transformer", POLL_S):
+        messages = [item for item in consumer.consume(20, POLL_S) if item.error() is None]
+    if not messages:
+        return
+    producer.begin_transaction()
+    for message in messages:
+        producer.produce(target, COPIED.encode() + (message.value() or b""), message.key())
+    producer.send_offsets_to_transaction(consumer.position(consumer.assignment()), consumer.consumer_group_metadata())
+    while True:
+        try:
+            producer.commit_transaction(CALL_S)
+        except KafkaException as fault:
+            if not fault.args[0].retriable():
+                raise
+        else:
+            return
+
+
+def _consumer(task: Task, group: str) -> bridge.Consumer:
+    return bridge.Consumer(
+        {
+            **_servers(task),
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 6_000,
+        }
+    )
+
+
+def _servers(task: Task) -> dict[str, Any]:
+    return {"bootstrap.servers": task.bootstrap_servers, "zookeeper": task.zookeeper}
