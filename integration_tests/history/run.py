@@ -94,7 +94,9 @@ class Report:
             yield f"| {name} | {count} | {self.recovery_s.get(name, 0.0):.1f} s |"
         if self.found:
             yield ""
-            yield from (f"- {fault}" for fault in self.found[:50])
+            for kind, count in Counter(fault.kind for fault in self.found).most_common():
+                yield f"- {kind}: {count}"
+                yield from (f"  - {fault.text}" for fault in [item for item in self.found if item.kind == kind][:7])
 
 
 class Run:
