@@ -412,6 +412,5 @@ class Consumer:
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Called while polling with the outcome of a commit."""
-        self._commits.confirmed(error, partitions)
-        if self._settings.on_commit is not None:
+        if self._commits.confirmed(error, partitions) and self._settings.on_commit is not None:
             self._settings.on_commit(error, partitions)

@@ -111,12 +111,14 @@ class Commits:
         except KafkaException as exc:
             logger.info("an automatic commit of group %s failed: %s", self._settings.group_id, exc)
 
-    def confirmed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """The outcome of a commit."""
+    def confirmed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> bool:
+        """Take the outcome of a commit; False if the application has nothing to do with it."""
+        own = self._members.sent(error, partitions)
         if error is None:
             self._members.noted(partitions)
-            return
-        self._unsent(place.topic for place in partitions)
+        else:
+            self._unsent(place.topic for place in partitions)
+        return not own
 
     def _unsent(self, topics: Iterable[str]) -> None:
         """Send commits of these segments again with the next ones."""

@@ -27,7 +27,8 @@ from bridge.errors import (
     StreamNotFound,
     UnavailableError,
 )
-from bridge.group_commits import GroupCommits
+from bridge.group_commits import Committed, GroupCommits
+from bridge.kafka.errands import Errand
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.translate import kafka_error, translate
@@ -46,6 +47,12 @@ _ASK_S: Final = 0.1
 """How often the group's commits are looked at while a segment waits for them."""
 _ASK_MAX_S: Final = 1.0
 _ENDS_S: Final = 0.2
+_AT_ONCE_S: Final = 0.02
+"""How long the thread that polls waits for an answer; one that takes longer is looked at when it polls again."""
+_BACKGROUND_S: Final = 5.0
+"""How long a question in the background may take before it is asked anew."""
+_RESEND_S: Final = 10.0
+"""When a commit of which nothing has been heard is sent once more; it is the same one."""
 _REMIND_S: Final = 30.0
 _BEHIND: Final = -1
 
@@ -84,8 +91,29 @@ class Owned:
     paused: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the group has committed, as it was asked for.
+
+    Attributes:
+        everything: Whether all commits were asked for, or those of segments that matter.
+        found: The answer.
+        ends: Where segments end that are to be begun at their end.
+        age: How many commits had been sent or confirmed when it was asked for.
+    """
+
+    everything: bool
+    found: list[Committed]
+    ends: Mapping[str, int]
+    age: int
+
+
 class Membership:
-    """The segments of one member. Not thread-safe; used by the thread that polls."""
+    """The segments of one member. Not thread-safe; used by the thread that polls.
+
+    Brokers and ZooKeeper are asked on threads beside it, so that a poll takes no longer than it may however long they
+    take to answer. Commits that open or close a segment are sent, and their outcome comes with a later poll.
+    """
 
     def __init__(
         self,
@@ -115,6 +143,13 @@ class Membership:
         self._ask_at = self._ends_at = 0.0
         self._ask_every_s = _ASK_S
         self._waiting_since = 0.0
+        self._load_at = 0.0
+        self._loading: Errand[dict[StreamName, EpochHistory]] = Errand("rollbridge-epochs")
+        self._asking: Errand[_Asked] = Errand("rollbridge-commits")
+        self._age = 0
+        self._ends: dict[str, int] = {}
+        self._sending: dict[str, tuple[int, float]] = {}
+        self._fault: Exception | None = None
         self.histories: dict[StreamName, EpochHistory] = {}
         self.owned: dict[str, Owned] = {}
 
@@ -128,12 +163,13 @@ class Membership:
             StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable, NotAuthorizedError.
         """
         names = list(dict.fromkeys(streams))
+        self._age += 1
         self.histories = {name: self._load(name, self._changed.set, None) for name in names}
         for known in (self._whole, self._verdicts, self._committed, self._sealed):
             known.clear()
         self._mark = mark_of(map(str, names))
         self._adopt()
-        self._ask(everything=True)
+        self._take_in(_Asked(True, self._commits.read(), {}, self._age))
         return self.topics()
 
     def topics(self) -> list[str]:
@@ -150,6 +186,8 @@ class Membership:
         Raises:
             StreamNotFound: a stream was deleted.
         """
+        if self._loading.under_way:
+            return self._loaded()
         now = time.monotonic()
         pending = False
         if now - self._ends_at >= _ENDS_S:
@@ -157,21 +195,34 @@ class Membership:
             pending = any(
                 not life.active and life.sealed_end is None for whole in self._whole.values() for life in whole.lives
             )
-        if not self.histories or not (self._changed.is_set() or pending):
+        if not self.histories or now < self._load_at or not (self._changed.is_set() or pending):
             return False
-        watch = self._changed.is_set()
+        tell = self._changed.set if self._changed.is_set() else _nothing
         self._changed.clear()
+        known = dict(self.histories)
+        self._loading.begin(lambda: {name: self._load(name, tell, history) for name, history in known.items()})
+        self._loading.wait(_AT_ONCE_S)
+        return self._loaded()
+
+    def _loaded(self) -> bool:
+        """Take in the epochs that were read; True if there are new segments."""
         before = self._sealed.keys()
         try:
-            for name, history in self.histories.items():
-                self.histories[name] = self._load(name, self._changed.set if watch else _nothing, history)
+            found = self._loading.take()
         except StreamNotFound:
             self._changed.set()  # so that it is said again with the next call
             raise
         except UnavailableError as fault:
             logger.warning("the epochs can not be read now, trying again: %s", fault)
             self._changed.set()
+            self._load_at = time.monotonic() + _ASK_MAX_S
             return False
+        if found is None:
+            return False
+        if found.keys() != self.histories.keys():
+            self._changed.set()  # other streams are read by now
+            return False
+        self.histories = found
         self._adopt()
         self._ask_at = 0.0
         return not self._sealed.keys() <= before
@@ -221,6 +272,8 @@ class Membership:
         """Let segments go."""
         for topic in topics:
             self.owned.pop(topic, None)
+            self._sending.pop(topic, None)
+            self._ends.pop(topic, None)
 
     # What may be read ------------------------------------------------------------------------------------------
 
@@ -231,24 +284,37 @@ class Membership:
             ConflictError: the group reads other streams.
             KafkaException: the group has committed nothing, and that is to be an error.
         """
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
         self._finish()
-        due = self._ask_all or any(self._is_pending(item) for item in self.owned.values())
         now = time.monotonic()
-        if not due or now < self._ask_at:
-            return
-        try:
+        if not self._asking.under_way:
+            due = self._ask_all or any(self._is_pending(item) for item in self.owned.values())
+            if not due or now < self._ask_at:
+                return
             self._ask(everything=self._ask_all)
+            self._asking.wait(_AT_ONCE_S)
+        try:
+            asked = self._asking.take()
         except UnavailableError as fault:
             logger.info("the commits of group %s can not be read now: %s", self._group_id, fault)
             self._ask_at = now + _ASK_MAX_S
             return
-        self._ask_all = False
+        if asked is None:
+            return
+        if asked.age != self._age:
+            self._ask_at = 0.0  # what was committed meanwhile may be newer than the answer
+            return
+        self._take_in(asked)
+        if asked.everything:
+            self._ask_all = False
         before = sum(item.phase is Phase.WAITING for item in self.owned.values())
         self._open()
         self._finish()
         moved = before != sum(item.phase is Phase.WAITING for item in self.owned.values())
         self._ask_every_s = _ASK_S if moved else min(self._ask_every_s * 1.5, _ASK_MAX_S)
-        self._ask_at = now + self._ask_every_s
+        self._ask_at = 0.0 if self._wants_ends() else now + self._ask_every_s
         self._remind(now)
 
     def reached(self, topic: str, offset: int) -> None:
@@ -275,12 +341,36 @@ class Membership:
                 for segment, verdict in verdicts.items()
                 if verdict.standing is not Standing.DONE
             }
-        found = self._commits.read(topics)
-        if everything:
+        newest = self._wants_ends()
+        age = self._age
+
+        def ask() -> _Asked:
+            found = self._commits.read(topics, timeout_s=_BACKGROUND_S)
+            isolation = Isolation.READ_COMMITTED
+            ends = self._offsets.end(newest, isolation, timeout_s=_BACKGROUND_S) if newest else {}
+            return _Asked(everything, found, ends, age)
+
+        self._asking.begin(ask)
+
+    def _wants_ends(self) -> list[str]:
+        """Segments to be begun at their end, of which that is not known yet."""
+        return [
+            item.topic
+            for item in self.owned.values()
+            if item.phase is Phase.WAITING
+            and item.topic not in self._ends
+            and (verdict := self._verdicts.get(item.stream, {}).get(item.segment)) is not None
+            and verdict.standing is Standing.READ_NEW
+        ]
+
+    def _take_in(self, asked: _Asked) -> None:
+        """Decide anew with what the group has committed."""
+        if asked.everything:
             self._committed = {name: {} for name in self.histories}
             streams = [str(name) for name in self.histories]
-            check_streams(self._group_id, streams, [(item.topic, item.metadata or "") for item in found])
-        for place in found:
+            check_streams(self._group_id, streams, [(item.topic, item.metadata) for item in asked.found])
+        self._ends.update(asked.ends)
+        for place in asked.found:
             self._note(place.topic, place.offset)
         self._decide()
 
@@ -306,7 +396,8 @@ class Membership:
                 case Standing.READ:
                     ready[item.topic] = verdict.offset
                 case Standing.READ_NEW:
-                    ready[item.topic] = self._offsets.end([item.topic], Isolation.READ_COMMITTED)[item.topic]
+                    if item.topic in self._ends:
+                        ready[item.topic] = self._ends[item.topic]
                 case Standing.NO_OFFSET:
                     raise KafkaException(
                         KafkaError(KafkaError._AUTO_OFFSET_RESET, f"no committed offset for {item.topic}")
@@ -316,10 +407,11 @@ class Membership:
             if item.override is not None and item.topic in ready:
                 ready[item.topic] = item.override
         fresh = {topic: offset for topic, offset in ready.items() if self.owned[topic].committed < 0}
-        if fresh and not self.commit(fresh):
-            return
+        if fresh:
+            self._send(fresh)
         for topic, offset in ready.items():
-            self._start(self.owned[topic], offset)
+            if topic not in fresh:
+                self._start(self.owned[topic], offset)
 
     def _start(self, item: Owned, offset: int) -> None:
         place = TopicPartition(item.topic, 0, offset)
@@ -346,8 +438,9 @@ class Membership:
             if sealed is not None and processed >= min(item.next, sealed):
                 ends[item.topic] = sealed
         missing = {topic: end for topic, end in ends.items() if self.owned[topic].committed < end}
-        if missing and not self.commit(missing):
-            return
+        if missing:
+            self._send(missing)
+        ends = {topic: end for topic, end in ends.items() if topic not in missing}
         for topic in ends:
             item = self.owned[topic]
             item.phase = Phase.DONE
@@ -385,20 +478,61 @@ class Membership:
         try:
             done = self._consumer.commit(offsets=places, asynchronous=False)
         except KafkaException as exc:
-            error = kafka_error(exc)
-            fault = translate(exc, f"commit offsets of group {self._group_id}")
-            if isinstance(fault, NotFoundError):
-                self.recheck()  # says so if a stream is gone
-            if isinstance(fault, KafkaUnavailable | ConflictError | NotFoundError) or _is_rebalance(error):
-                logger.info("a commit of group %s has to be repeated: %s", self._group_id, fault)
+            fault = self._judged(exc)
+            if fault is None:
                 return False
             raise fault from exc
         self.noted(done or [])
         return all(place.error is None for place in done or [])
 
+    def _send(self, offsets: Mapping[str, int]) -> None:
+        """Commit what opens or closes segments; the outcome comes with a later poll."""
+        now = time.monotonic()
+        due = {}
+        for topic, offset in offsets.items():
+            sent, sent_at = self._sending.get(topic, (_BEHIND, 0.0))
+            if sent != offset or now - sent_at > _RESEND_S:
+                due[topic] = offset
+                self._sending[topic] = offset, now
+        if not due:
+            return
+        self._age += 1
+        try:
+            places = [self.rounded(topic, offset) for topic, offset in due.items()]
+            self._consumer.commit(offsets=places, asynchronous=True)
+        except KafkaException as exc:
+            for topic in due:
+                self._sending.pop(topic, None)
+            fault = self._judged(exc)
+            if fault is not None:
+                raise fault from exc
+
+    def sent(self, error: KafkaError | None, partitions: Iterable[TopicPartition]) -> bool:
+        """Take the outcome of a commit; True if all of it was one that opens or closes segments."""
+        own = True
+        for place in partitions:
+            if self._sending.pop(place.topic, (_BEHIND, 0.0))[0] < 0:
+                own = False
+        self._ask_at = min(self._ask_at, time.monotonic() + (0.0 if error is None else _ASK_S))
+        if own and error is not None:
+            self._fault = self._fault or self._judged(KafkaException(error))
+        return own
+
+    def _judged(self, exc: KafkaException) -> Exception | None:
+        """What is wrong with a commit; None if it has to be repeated."""
+        error = kafka_error(exc)
+        fault = translate(exc, f"commit offsets of group {self._group_id}")
+        if isinstance(fault, NotFoundError):
+            self.recheck()  # says so if a stream is gone
+        if isinstance(fault, KafkaUnavailable | ConflictError | NotFoundError) or _is_rebalance(error):
+            logger.info("a commit of group %s has to be repeated: %s", self._group_id, fault)
+            return None
+        return fault
+
     def noted(self, places: Iterable[TopicPartition]) -> None:
         """Commits that the group's coordinator has confirmed."""
         changed = False
+        self._age += 1
         for place in places:
             if place.error is None and place.offset >= 0:
                 self._note(place.topic, place.offset)

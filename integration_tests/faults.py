@@ -28,6 +28,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i16, i32Timedelta, i64
 
 from bridge.kafka.metadata import Broker, Cluster
+from bridge.kafka.patience import Deadline
 from bridge.kafka.wire import Connection
 from integration_tests.patience import PATIENCE_S
 
@@ -174,8 +175,8 @@ class FaultProxy:
         """Make every connection of the adapter that is opened in this block go through the proxy."""
         direct = Cluster._connect
 
-        def through_proxy(cluster: Cluster, broker: Broker) -> Connection:
-            return direct(cluster, Broker("127.0.0.1", self.port))
+        def through_proxy(cluster: Cluster, broker: Broker, deadline: Deadline | None) -> Connection:
+            return direct(cluster, Broker("127.0.0.1", self.port), deadline)
 
         with monkeypatch.context() as patch:
             patch.setattr(Cluster, "_connect", through_proxy)

@@ -20,6 +20,7 @@ from bridge.errors import (
 from bridge.kafka.errors import NotAuthorizedError
 from bridge.kafka.idempotent import new_producer_id
 from bridge.kafka.metadata import Broker, Cluster
+from bridge.kafka.patience import Deadline
 from bridge.kafka.wire import Connection
 from bridge.model.sequence import DLSN
 from bridge.writer import WriterOptions
@@ -85,10 +86,10 @@ def test_an_answer_that_is_lost_before_the_seal_is_found_out_in_the_log(
     proxy_down = threading.Event()
     original = Cluster._connect
 
-    def refuse(cluster: Cluster, broker: Broker) -> Connection:
+    def refuse(cluster: Cluster, broker: Broker, deadline: Deadline | None) -> Connection:
         if proxy_down.is_set():
             raise KafkaUnavailable("no way through")
-        return original(cluster, broker)
+        return original(cluster, broker, deadline)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cluster, "_connect", refuse)

@@ -92,6 +92,30 @@ def test_deleting_is_repeatable_and_a_new_topic_has_another_id(admin: TopicAdmin
     assert admin.topic_ids([topic_prefix])[topic_prefix] != before
 
 
+def test_deleting_by_id_leaves_what_was_made_anew_under_the_name(admin: TopicAdmin, topic_prefix: str) -> None:
+    spec = TopicSpec(name=topic_prefix)
+    admin.create_topics([spec])
+    before = admin.topic_ids([topic_prefix])
+    assert admin.delete_topics(before) == {topic_prefix}
+    assert admin.delete_topics(before) == set()
+    admin.create_topics([spec])
+    after = admin.topic_ids([topic_prefix])
+    assert admin.delete_topics(before) == set()
+    assert admin.topic_ids([topic_prefix]) == after
+    assert admin.delete_topics({}) == set()
+    other = TopicSpec(name=f"{topic_prefix}-other")
+    admin.create_topics([other])
+    assert admin.delete_topics(before | admin.topic_ids([other.name])) == {other.name}
+    assert admin.topic_ids([topic_prefix, other.name]) == after
+
+
+def test_more_replicas_than_brokers_is_refused_for_good(admin: TopicAdmin, topic_prefix: str) -> None:
+    with pytest.raises(InvalidRequestError, match="INVALID_REPLICATION_FACTOR") as refused:
+        admin.create_topics([TopicSpec(name=topic_prefix, replication_factor=9)])
+    assert "9" in str(refused.value)  # the broker's own words
+    assert admin.topic_ids([topic_prefix]) == {}
+
+
 def test_settings_change_alone(admin: TopicAdmin, topic_prefix: str) -> None:
     admin.create_topics([TopicSpec(name=topic_prefix, config={"retention.ms": "1000", "cleanup.policy": "compact"})])
     admin.set_topic_config(topic_prefix, {"retention.ms": "2000"})

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
+from bridge.kafka.topics import TopicAdmin, TopicSpec
 from spark_examples import flights
 from spark_examples.flights import Flights
 from spark_examples.helper import serve
@@ -49,8 +49,7 @@ class NativeRival:
     def __init__(self, bootstrap_servers: str, topic: str, rows: Flights) -> None:
         self._topic = topic
         self._servers: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers}
-        admin = AdminClient(self._servers, logger=logger)
-        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+        TopicAdmin(bootstrap_servers).create_topics([TopicSpec(name=topic, replication_factor=1)])
         self._producer = Producer({**self._servers, "linger.ms": 0}, logger=logger)
         self._transaction = Producer(
             {

@@ -6,9 +6,8 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from kio.schema.describe_producers.v0 import DescribeProducersRequest, DescribeProducersResponse
 from kio.schema.describe_producers.v0.request import TopicRequest
 from kio.schema.errors import ErrorCode
@@ -26,15 +25,13 @@ from bridge.doctor.facts import (
     TopicFacts,
 )
 from bridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, RollbridgeError
-from bridge.kafka.clients import admin_config
 from bridge.kafka.compacted import read_latest
 from bridge.kafka.errors import NotAuthorizedError
 from bridge.kafka.metadata import Broker, Cluster
-from bridge.kafka.security import Security
+from bridge.kafka.topic_requests import RESOURCE_BROKER, ask_to_describe_configs
 from bridge.kafka.topics import TopicAdmin
-from bridge.kafka.translate import translate
+from bridge.kafka.translate import refusal
 from bridge.kafka.views import view_cluster, view_topics
-from bridge.kafka.wire import Connection
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
 from bridge.model.names import GroupName, is_compacted_topic
@@ -60,8 +57,6 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         NotAuthorizedError: it may not be looked at.
     """
     topics = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-    config = admin_config(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-    admin = AdminClient(config, logger=logger)
     with (
         ZooKeeperSession(
             settings.zookeeper,
@@ -75,13 +70,13 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         metadata = Metadata(session)
         recorded = metadata.cluster()
         streams = [_stream(metadata, config) for config in metadata.streams()]
-        names = _names(admin)
+        names = _names(topics)
         found = _topics(topics, names)
         return ClusterFacts(
             kafka_cluster_id=view.cluster_id,
             recorded_cluster_id=None if recorded is None else recorded.kafka_cluster_id,
             now_ms=int(time.time() * 1000),
-            brokers=[_broker(admin, settings, node, place) for node, place in view.brokers.items()],
+            brokers=[_broker(cluster, node, place) for node, place in view.brokers.items()],
             coordinators=metadata.coordinators(),
             groups=[_group(settings, metadata, name, found) for name in metadata.groups()],
             streams=streams,
@@ -94,35 +89,20 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         )
 
 
-def _wait(future: Any, doing: str, resource: str = "") -> Any:
-    try:
-        return future.result(_ANSWER_S)
-    except Exception as fault:
-        raise translate(fault, doing, resource) from fault
+def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:
+    connection = cluster.broker_connection(node, place)
+    answers, configs = ask_to_describe_configs(cluster, RESOURCE_BROKER, [str(node)], connection)
+    code, detail = answers[str(node)]
+    if code is ErrorCode.cluster_authorization_failed:
+        logger.warning("the settings of broker %d can not be looked at: %s", node, detail or code.name)
+    elif code is not ErrorCode.none:
+        raise refusal(code, f"describe broker {node}", f"broker {node}", detail)
+    return BrokerFacts(node, connection.transaction_version, configs[str(node)])
 
 
-def _broker(admin: AdminClient, settings: ConnectionSettings, node: int, place: Broker) -> BrokerFacts:
-    resource = ConfigResource(ResourceType.BROKER, str(node))
-    config: dict[str, str] = {}
-    try:
-        entries = _wait(admin.describe_configs([resource])[resource], f"describe broker {node}")
-        config = {name: str(entry.value) for name, entry in entries.items() if entry.value is not None}
-    except NotAuthorizedError as fault:
-        logger.warning("the settings of broker %d can not be looked at: %s", node, fault)
-    security = Security.from_config(settings.kafka)
-    connection = Connection(place.host, place.port, security=security, client_id=settings.client_name)
-    try:
-        return BrokerFacts(node, connection.transaction_version, config)
-    finally:
-        connection.close()
-
-
-def _names(admin: AdminClient) -> list[str]:
+def _names(topics: TopicAdmin) -> list[str]:
     """The topics whose names are ours."""
-    try:
-        names = admin.list_topics(timeout=_ANSWER_S).topics
-    except Exception as fault:
-        raise translate(fault, "list topics") from fault
+    names = topics.list_topics()
     return sorted(name for name in names if name.endswith(_OURS) or ".segment-" in name or is_compacted_topic(name))
 
 

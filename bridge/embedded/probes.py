@@ -6,14 +6,16 @@ import contextlib
 import logging
 import socket
 from collections.abc import Mapping
-from typing import Final, cast
+from typing import Final
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
+from bridge.errors import RollbridgeError
+from bridge.kafka.metadata import Cluster
+from bridge.kafka.patience import Deadline
+from bridge.kafka.views import view_cluster
 from bridge.zookeeper.security import ZooKeeperSecurity
 
 _TIMEOUT_SECONDS = 2.0
@@ -46,11 +48,13 @@ def kafka_cluster_id(
     """The id of the cluster whose unfenced brokers answer there, ``None`` when none does."""
     if not any(accepts(address) for address in bootstrap_servers.split(",")):
         return None
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0, **(security or {})}, logger=_quiet)
-    with contextlib.suppress(KafkaException):
-        metadata = admin.list_topics(timeout=timeout_seconds)
-        # Its annotation says that it is always None.
-        return cast(str | None, metadata.cluster_id) if metadata.brokers else None
+    deadline = Deadline(timeout_seconds)
+    with (
+        contextlib.suppress(RollbridgeError),
+        Cluster(bootstrap_servers, security=security) as cluster,
+        cluster.within(deadline),
+    ):
+        return view_cluster(cluster, 0).cluster_id
     return None
 
 

@@ -110,13 +110,6 @@ def _checked(extra: Mapping[str, Any] | None, allowed: frozenset[str], kind: str
     return extra
 
 
-def admin_config(
-    bootstrap_servers: str, *, security: Mapping[str, str] | None = None, client_id: str = "rollbridge"
-) -> Config:
-    """Settings of an AdminClient; ConfigError names what is wrong."""
-    return _base(bootstrap_servers, security, client_id)
-
-
 def producer_config(
     bootstrap_servers: str,
     *,

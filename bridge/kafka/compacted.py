@@ -1,21 +1,26 @@
 """Compacted topics of one partition: the latest value of each key, and values at given offsets.
 
 Only what is committed counts. A native transaction of somebody else that is still open ends what can be read for now.
+
+Where that end is, the leader is asked beforehand. That a consumer has come to an end says less: right after an election
+the new leader's high watermark may be behind what its predecessor has acknowledged, and consumers are told that end;
+ListOffsets is not answered until the new leader has caught up (KIP-207).
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from bridge.errors import KafkaUnavailable
 from bridge.kafka.clients import consumer_config, open_consumer
+from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
+from bridge.kafka.patience import Backoff, Deadline
 from bridge.kafka.translate import translate
 
 logger = logging.getLogger(__name__)
@@ -61,20 +66,21 @@ def read_values(
         KafkaUnavailable, NotFoundError, NotAuthorizedError
     """
     found: dict[int, bytes | None] = dict.fromkeys(offsets)
-    with _reading(bootstrap_servers, security, topic) as consumer:
-        for offset in sorted(found):
-            deadline = time.monotonic() + _BEHIND_OTHERS_S
-            while True:
-                consumer.assign([TopicPartition(topic, 0, offset)])
-                message = next(_until_end(consumer, topic), None)
-                if message is not None:
-                    found[offset] = message.value() if message.offset() == offset else None
-                    break
-                # The high watermark, or the last stable offset: this consumer sees what is committed only.
-                _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)
-                if offset < end or time.monotonic() > deadline:
-                    break
-                time.sleep(_PAUSE_S)
+    if not found:
+        return found
+    ends = LogOffsets(bootstrap_servers, security=security)
+    with closing(ends), _reading(bootstrap_servers, security, topic) as consumer:
+        end = _end(ends, topic)
+        deadline = Deadline(_BEHIND_OTHERS_S)
+        backoff = Backoff(_PAUSE_S)
+        while max(found) >= end and not deadline.passed():
+            backoff.sleep(deadline)
+            end = _end(ends, topic)
+        for offset in sorted(item for item in found if item < end):
+            consumer.assign([TopicPartition(topic, 0, offset)])
+            message = next(_until(consumer, topic, end), None)
+            if message is not None and message.offset() == offset:
+                found[offset] = message.value()
     return found
 
 
@@ -86,9 +92,32 @@ def read_all(
     Raises:
         KafkaUnavailable, NotFoundError, NotAuthorizedError
     """
+    with closing(LogOffsets(bootstrap_servers, security=security)) as ends:
+        end = _end(ends, topic, partition)
+    if start >= end:
+        return
     with _reading(bootstrap_servers, security, topic) as consumer:
         consumer.assign([TopicPartition(topic, partition, start)])
-        yield from _until_end(consumer, topic)
+        yield from _until(consumer, topic, end)
+
+
+def is_end(message: Message, end: int) -> bool:
+    """Whether nothing below an offset comes after this, a message of a consumer or its news of an end.
+
+    The last offsets of a log may be markers, which are not handed out, so that only the news of an end tells; and news
+    of an earlier end tells of a leader that has just been elected.
+    """
+    offset = message.offset()
+    if offset is None:
+        return False
+    error = message.error()
+    if error is None:
+        return offset + 1 >= end
+    return error.code() == KafkaError._PARTITION_EOF and offset >= end
+
+
+def _end(offsets: LogOffsets, topic: str, partition: int = 0) -> int:
+    return offsets.end([topic], Isolation.READ_COMMITTED, partition, timeout_s=_TIMEOUT_S)[topic]
 
 
 @contextmanager
@@ -101,22 +130,26 @@ def _reading(bootstrap_servers: str, security: Mapping[str, str], topic: str) ->
         consumer.close()
 
 
-def _until_end(consumer: Consumer, topic: str) -> Iterator[Message]:
-    """The records from where the consumer is to the present end."""
-    deadline = time.monotonic() + _TIMEOUT_S
+def _until(consumer: Consumer, topic: str, end: int) -> Iterator[Message]:
+    """The records from where the consumer is to an end that the leader has told."""
+    deadline = Deadline(_TIMEOUT_S)
     while True:
-        first = consumer.poll(max(deadline - time.monotonic(), 0))
+        first = consumer.poll(deadline.left())
         if first is None:
-            raise KafkaUnavailable(f"no broker gave topic {topic} within {_TIMEOUT_S:g} s")
+            raise KafkaUnavailable(f"no broker gave topic {topic} up to offset {end} within {_TIMEOUT_S:g} s")
         for message in (first, *consumer.consume(_AT_ONCE, 0)):
             error = message.error()
             if error is None:
-                deadline = time.monotonic() + _TIMEOUT_S
+                deadline = Deadline(_TIMEOUT_S)
                 yield message
-            elif error.code() == KafkaError._PARTITION_EOF or error.code() in _OUT_OF_RANGE:
+            elif error.code() in _OUT_OF_RANGE:
                 return
+            elif error.code() == KafkaError._PARTITION_EOF:
+                logger.debug("%s: the end was told at %s, wanted is %d", topic, message.offset(), end)
             else:
                 fault = translate(error, f"read topic {topic}", f"topic {topic}")
                 if not isinstance(fault, KafkaUnavailable):
                     raise fault
                 logger.info("reading %s goes on: %s", topic, fault)
+            if is_end(message, end):
+                return

@@ -7,8 +7,13 @@ of their own, so that they never stand behind, or between, requests that are und
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 
@@ -22,6 +27,7 @@ from kio.static.protocol import Payload
 
 from bridge.errors import ConfigError
 from bridge.kafka.errors import ConnectionLostError, KafkaUnavailable
+from bridge.kafka.patience import Backoff, Deadline
 from bridge.kafka.security import Security
 from bridge.kafka.wire import Connection
 
@@ -29,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Payload)
 NodeId = int
+
+_DIAL_FIRST_S: Final = 0.02
+_DIAL_MAX_S: Final = 1.0
+_IDLE_MAX: Final = 2
 
 
 class Isolation(IntEnum):
@@ -76,8 +86,20 @@ def parse_bootstrap(servers: str) -> list[Broker]:
     return brokers
 
 
+@dataclass(slots=True)
+class _Dialling:
+    """What is known of a broker that could not be reached the last time."""
+
+    backoff: Backoff = field(default_factory=lambda: Backoff(_DIAL_FIRST_S, _DIAL_MAX_S))
+    not_before: float = 0.0
+    fault: str = ""
+
+
 class Cluster:
     """The brokers of one cluster as seen by one client; not thread-safe.
+
+    A broker that cannot be reached is not dialled again before a pause is over, which grows up to a second; until then
+    it counts as unreachable.
 
     Raises:
         KafkaUnavailable: From any method that asks a broker: none could be reached.
@@ -98,11 +120,13 @@ class Cluster:
         self._connect_timeout_s = connect_timeout_s
         self._request_timeout_s = request_timeout_s
         self._brokers: dict[NodeId, Broker] = {}
-        self._leaders: dict[tuple[str, int], NodeId] = {}
+        self._leaders: dict[str, dict[int, NodeId]] = {}
         self._partition_counts: dict[str, int] = {}
         self._coordinators: dict[tuple[CoordinatorType, str], NodeId] = {}
         self._connections: dict[NodeId, Connection] = {}
         self._control: Connection | None = None
+        self._dialling: dict[Broker, _Dialling] = {}
+        self._deadline: Deadline | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -112,14 +136,29 @@ class Cluster:
     ) -> None:
         self.close()
 
+    @contextmanager
+    def within(self, deadline: Deadline) -> Iterator[None]:
+        """No connection made, and no answer awaited, in this context takes longer than until the deadline."""
+        before, self._deadline = self._deadline, deadline
+        try:
+            yield
+        finally:
+            self._deadline = before
+
     def leader(self, topic: str, partition: int) -> NodeId:
         """Broker that leads the partition; CodeError if the broker asked does not know (the topic, or a leader)."""
-        node = self._leaders.get((topic, partition))
+        leaders = self._leaders.get(topic, {})
+        if partition in leaders:
+            return leaders[partition]
+        self.forget_leader(topic)
+        fault = self.learn([topic]).get(topic)
+        if fault is not None:
+            raise CodeError(fault, f"topic {topic}")
+        node = self._leaders.get(topic, {}).get(partition)
         if node is None:
-            self._look_up(topic)
-            node = self._leaders.get((topic, partition))
-        if node is None:
-            raise CodeError(ErrorCode.unknown_topic_or_partition, f"partition {partition} of topic {topic}")
+            missing = partition >= self._partition_counts.get(topic, 0)
+            code = ErrorCode.unknown_topic_or_partition if missing else ErrorCode.leader_not_available
+            raise CodeError(code, f"partition {partition} of topic {topic}")
         return node
 
     def partition_count(self, topic: str) -> int:
@@ -128,8 +167,7 @@ class Cluster:
 
     def forget_leader(self, topic: str) -> None:
         """Ask anew next time: a broker said that it does not lead this topic."""
-        for key in [key for key in self._leaders if key[0] == topic]:
-            del self._leaders[key]
+        self._leaders.pop(topic, None)
 
     def coordinator(self, kind: CoordinatorType, key: str) -> NodeId:
         """Broker that coordinates this transactional id or consumer group; CodeError if it cannot be told now."""
@@ -153,12 +191,18 @@ class Cluster:
         existing = self._connections.pop(node, None)
         if existing is not None:
             if existing.usable():
+                existing.deadline = self._deadline
                 self._connections[node] = existing
                 return existing
             existing.close()
             logger.debug("connection to %s had gone, opening another", existing.address)
-        self._connections[node] = connection = self._connect(self._brokers[node])
+        self._connections[node] = connection = self._connect(self._brokers[node], self._deadline)
         return connection
+
+    def broker_connection(self, node: NodeId, broker: Broker) -> Connection:
+        """As :meth:`connection`, to a broker of which the caller knows where it listens."""
+        self._brokers[node] = broker
+        return self.connection(node)
 
     def ask_any(self, request: Payload, response_type: type[R]) -> R:
         """Ask whichever broker answers; the request may be repeated, so only for what can be."""
@@ -181,49 +225,143 @@ class Cluster:
 
     close = forget
 
-    def _look_up(self, topic: str) -> None:
+    def learn(self, topics: Iterable[str]) -> dict[str, ErrorCode]:
+        """Look up who leads topics, those that are not known yet, with one request; returns those with a fault."""
+        unknown = sorted({topic for topic in topics if topic not in self._leaders})
+        if not unknown:
+            return {}
         request = MetadataRequest(
-            topics=(MetadataRequestTopic(topic_id=None, name=TopicName(topic)),),
+            topics=tuple(MetadataRequestTopic(topic_id=None, name=TopicName(topic)) for topic in unknown),
             allow_auto_topic_creation=False,
             include_topic_authorized_operations=False,
         )
         answer = self._ask(request, MetadataResponse)
+        if not answer.brokers:
+            # A broker that has just been started knows of no brokers and no topics yet.
+            return dict.fromkeys(unknown, ErrorCode.leader_not_available)
         self._brokers.update({broker.node_id: Broker(broker.host, broker.port) for broker in answer.brokers})
-        found = answer.topics[0]
-        if found.error_code != ErrorCode.none:
-            raise CodeError(found.error_code, f"topic {topic}")
-        self._partition_counts[topic] = len(found.partitions)
-        for partition in found.partitions:
-            if partition.leader_id >= 0 and partition.leader_id in self._brokers:
-                self._leaders[topic, partition.partition_index] = partition.leader_id
-        if not any(key[0] == topic for key in self._leaders):
-            raise CodeError(ErrorCode.leader_not_available, f"topic {topic}")
+        faults: dict[str, ErrorCode] = {}
+        for found in answer.topics:
+            topic = str(found.name)
+            if found.error_code != ErrorCode.none:
+                faults[topic] = found.error_code
+                continue
+            leaders = {
+                int(partition.partition_index): int(partition.leader_id)
+                for partition in found.partitions
+                if partition.leader_id >= 0 and partition.leader_id in self._brokers
+            }
+            self._partition_counts[topic] = len(found.partitions)
+            if leaders:
+                self._leaders[topic] = leaders
+            else:
+                faults[topic] = ErrorCode.leader_not_available
+        return faults
 
     def _ask(self, request: Payload, response_type: type[R]) -> R:
-        """Ask any broker; a connection that turns out dead is replaced, since look-ups can be repeated."""
+        """Ask any broker; a connection that turns out dead is replaced, since look-ups can be repeated.
+
+        The time up to the deadline is shared among those that are asked one after the other, since one that is stopped
+        takes connections and answers nothing.
+        """
+        # What nobody has complained about before what could not be reached.
+        brokers = sorted(dict.fromkeys((*self._brokers.values(), *self._bootstrap)), key=self._reluctance)
         if self._control is not None:
             try:
                 if self._control.usable():
+                    self._control.deadline = self._share(len(brokers))
                     return self._control.call(request, response_type)
             except ConnectionLostError as exc:
                 logger.debug("asking another broker: %s", exc)
             self._control.close()
             self._control = None
         failures = []
-        for broker in dict.fromkeys((*self._brokers.values(), *self._bootstrap)):
+        for number, broker in enumerate(brokers):
+            share = self._share(len(brokers) - number)
             try:
-                self._control = self._connect(broker)
+                self._control = self._connect(broker, share)
                 return self._control.call(request, response_type)
             except KafkaUnavailable as exc:
                 failures.append(str(exc))
         raise KafkaUnavailable(f"no Kafka broker answers: {'; '.join(failures)}")
 
-    def _connect(self, broker: Broker) -> Connection:
-        return Connection(
-            broker.host,
-            broker.port,
-            security=self._security,
-            client_id=self._client_id,
-            connect_timeout_s=self._connect_timeout_s,
-            request_timeout_s=self._request_timeout_s,
+    def _share(self, brokers: int) -> Deadline | None:
+        """The deadline of the next one of some brokers that are asked one after the other."""
+        return None if self._deadline is None else Deadline(self._deadline.left() / brokers)
+
+    def _reluctance(self, broker: Broker) -> float:
+        known = self._dialling.get(broker)
+        return 0.0 if known is None else known.not_before
+
+    def _connect(self, broker: Broker, deadline: Deadline | None) -> Connection:
+        """Connect, unless that has just failed."""
+        known = self._dialling.get(broker)
+        if known is not None and time.monotonic() < known.not_before:
+            raise KafkaUnavailable(f"{known.fault} (not tried again at once)")
+        left_s = self._connect_timeout_s if deadline is None else deadline.left()
+        try:
+            connection = Connection(
+                broker.host,
+                broker.port,
+                security=self._security,
+                client_id=self._client_id,
+                connect_timeout_s=max(0.001, min(self._connect_timeout_s, left_s)),
+                request_timeout_s=self._request_timeout_s,
+            )
+        except KafkaUnavailable as exc:
+            known = self._dialling.setdefault(broker, known or _Dialling())
+            known.fault = str(exc)
+            known.not_before = time.monotonic() + known.backoff.grow()
+            raise
+        self._dialling.pop(broker, None)
+        connection.deadline = deadline
+        return connection
+
+
+class Clusters:
+    """Clusters for an object that several threads may use: each borrows one, whose connections are kept for the next.
+
+    Args:
+        timeout_s: Longest wait for a broker where the deadline is later.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, *, security: Mapping[str, str] | None, client_id: str, timeout_s: float = 30.0
+    ) -> None:
+        self._open = partial(
+            Cluster,
+            bootstrap_servers,
+            security=dict(security or {}),
+            client_id=client_id,
+            connect_timeout_s=min(timeout_s, 10.0),
+            request_timeout_s=timeout_s,
         )
+        # A fault in the settings is told here, not with the first question.
+        self._idle: list[Cluster] = [self._open()]
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        for cluster in getattr(self, "_idle", ()):
+            cluster.close()
+
+    @contextmanager
+    def borrow(self, deadline: Deadline) -> Iterator[Cluster]:
+        """A cluster for this thread alone, none of whose answers is waited for longer than until the deadline."""
+        with self._lock:
+            cluster = self._idle.pop() if self._idle else self._open()
+        try:
+            with cluster.within(deadline):
+                yield cluster
+        finally:
+            with self._lock:
+                keep = len(self._idle) < _IDLE_MAX
+                if keep:
+                    self._idle.append(cluster)
+            if not keep:
+                cluster.close()
+
+    def close(self) -> None:
+        """Drop the connections that nobody uses; the next question opens others."""
+        with self._lock:
+            for cluster in self._idle:
+                cluster.disconnect()

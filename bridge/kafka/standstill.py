@@ -7,16 +7,21 @@ new consumer helps. Source: https://github.com/confluentinc/librdkafka/pull/5593
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import Any, Final
+from typing import Final
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import TopicPartition
 
-from bridge.kafka.clients import admin_config, library_logger
-from bridge.kafka.metadata import Isolation
+from bridge.errors import RollbridgeError
+from bridge.kafka.errands import Errand
+from bridge.kafka.leaders import ask_once
+from bridge.kafka.log_offsets import LATEST, offsets_question
+from bridge.kafka.metadata import Clusters, Isolation
+from bridge.kafka.patience import Deadline
+
+logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
 """How often it is looked; a standstill is noticed the second time."""
@@ -70,45 +75,35 @@ class Lookout:
         client_id: str = "rollbridge",
     ) -> None:
         """``slack``: see :class:`Standstill`."""
-        self._config = admin_config(bootstrap_servers, security=security, client_id=client_id)
-        self._isolation = IsolationLevel[isolation.name]
+        self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id)
+        self._question = offsets_question(LATEST, isolation)
         self._standstill = Standstill(slack)
-        self._admin: AdminClient | None = None
         self._due = time.monotonic() + LOOK_S
-        self._asked: Mapping[TopicPartition, Future[Any]] | None = None
+        self._errand: Errand[dict[Partition, int]] = Errand("rollbridge-lookout")
 
     def stuck(self, positions: Callable[[], Mapping[Partition, int]]) -> frozenset[Partition]:
         """Partitions that stand still. Does not wait: it asks, and looks at the answer when it is called again."""
-        if self._asked is None:
+        if not self._errand.under_way:
             if time.monotonic() >= self._due:
-                self._ask(positions())
+                self._due = time.monotonic() + LOOK_S
+                wanted = frozenset(positions())
+                if wanted:
+                    self._errand.begin(lambda: self._ends(wanted))
             return frozenset()
-        if not all(future.done() for future in self._asked.values()):
+        if not self._errand.done:
             return frozenset()
-        ends = {
-            (place.topic, place.partition): int(future.result().offset)
-            for place, future in self._asked.items()
-            if future.exception() is None
-        }
-        self._asked = None
         self._due = time.monotonic() + LOOK_S
-        return self._standstill.observe(positions(), ends)
+        return self._standstill.observe(positions(), self._errand.take() or {})
 
-    def _ask(self, positions: Mapping[Partition, int]) -> None:
-        self._due = time.monotonic() + LOOK_S
-        if not positions:
-            return
-        if self._admin is None:
-            self._admin = AdminClient(self._config, logger=library_logger)
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    def _ends(self, places: frozenset[Partition]) -> dict[Partition, int]:
+        """Where partitions end, asked once, in the background; what is not answered is left out until next time."""
+        deadline = Deadline(LOOK_S)
         try:
-            self._asked = self._admin.list_offsets(
-                {TopicPartition(*item): latest for item in positions},
-                isolation_level=self._isolation,
-                request_timeout=LOOK_S,
-            )
-        except KafkaException:
-            self._asked = None  # as good as no answer
+            with self._clusters.borrow(deadline) as cluster:
+                return ask_once(cluster, places, self._question).found
+        except RollbridgeError as fault:
+            logger.debug("where partitions end can not be told now: %s", fault)
+            return {}
 
 
 def positions_of(positions: list[TopicPartition], starts: Mapping[Partition, int]) -> dict[Partition, int]:

@@ -1,59 +1,53 @@
 """Topics: create, describe, configure, truncate, seal and delete them, each call safe to repeat.
 
-A thin layer over confluent-kafka's AdminClient, where its errors become ours.
+Everything goes over our own connections, within the caller's deadline. A request whose answer was lost is sent again:
+a topic that was made by the first of them exists, and is compared; one that it deleted is gone. What a broker refuses
+for good is an error of its own (InvalidRequestError, NotAuthorizedError, NotFoundError, ConflictError), and never
+KafkaUnavailable, which means that nobody has said yes or no.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Final, TypeVar
 
-from confluent_kafka import KafkaError, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    OffsetSpec,
-    ResourceType,
-)
+from kio.schema.errors import ErrorCode
 
-from bridge.kafka.clients import admin_config
+from bridge.errors import RollbridgeError
 from bridge.kafka.errors import KafkaUnavailable, TopicMismatchError
-from bridge.kafka.log_offsets import list_offsets
-from bridge.kafka.metadata import Cluster, Isolation
+from bridge.kafka.leaders import ask_leaders
+from bridge.kafka.log_offsets import EARLIEST, LATEST, list_offsets
+from bridge.kafka.metadata import Cluster, Clusters, Isolation
+from bridge.kafka.patience import Backoff, Deadline
 from bridge.kafka.seal import SEALED, Sealer
-from bridge.kafka.translate import kafka_error, translate
-from bridge.kafka.views import TopicDescription, view_cluster, view_topics
+from bridge.kafka.topic_requests import (
+    RESOURCE_TOPIC,
+    Answer,
+    TopicSpec,
+    ask_to_configure,
+    ask_to_create,
+    ask_to_delete,
+    ask_to_describe_configs,
+    delete_records_question,
+)
+from bridge.kafka.translate import is_definite, refusal
+from bridge.kafka.views import TopicDescription, view_cluster, view_topic_names, view_topics
+
+__all__ = ["Partition", "TopicAdmin", "TopicDescription", "TopicSpec"]
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 K = TypeVar("K")
 
 # A topic or, where it has several partitions, one of them; a bare name means partition 0.
 Partition = str | tuple[str, int]
 
-_BROKER_DEFAULT: Final = -1
-_POLL_S: Final = 0.02
-_CONNECT_TIMEOUT_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicSpec:
-    """A topic as it should be."""
-
-    name: str
-    partitions: int = 1
-    replication_factor: int = _BROKER_DEFAULT
-    """-1: the broker's ``default.replication.factor``. Not compared with an existing topic's."""
-    config: Mapping[str, str] = field(default_factory=dict)
+_POLL_FIRST_S: Final = 0.01
+_POLL_MAX_S: Final = 0.1
 
 
 class TopicAdmin:
@@ -61,7 +55,7 @@ class TopicAdmin:
 
     Args:
         security: ``security.protocol``, ``ssl.*`` and ``sasl.*`` as for confluent-kafka.
-        timeout_s: Longest wait for any one answer.
+        timeout_s: How long any method may take, in seconds.
 
     Raises, from every method:
         KafkaUnavailable: No answer in time. What was asked for may have happened; every method may be called again.
@@ -77,27 +71,21 @@ class TopicAdmin:
         timeout_s: float = 30.0,
     ) -> None:
         self._bootstrap_servers = bootstrap_servers
-        self._security = dict(security or {})
-        self._client_id = client_id
         self._timeout_s = timeout_s
-        try:
-            # With a logger, what librdkafka has to say goes there and not to standard error.
-            self._admin = AdminClient(
-                admin_config(bootstrap_servers, security=self._security, client_id=client_id), logger=logger
-            )
-        except Exception as exc:
-            raise translate(exc, f"connect to {bootstrap_servers}") from exc
+        self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id)
 
     def __repr__(self) -> str:
         return f"<TopicAdmin of {self._bootstrap_servers}>"
 
     def close(self) -> None:
-        """Nothing is held that outlives the object; present so that all adapters are closed the same way."""
+        """Drop the connections; another call opens them again."""
+        self._clusters.close()
 
     def cluster_id(self) -> str:
         """Identity of the Kafka cluster, which its brokers keep for ever."""
-        with self._cluster() as cluster:
-            return view_cluster(cluster, self._timeout_s).cluster_id
+        deadline = self._deadline()
+        with self._cluster(deadline) as cluster:
+            return view_cluster(cluster, deadline.left()).cluster_id
 
     def create_topics(self, specs: Iterable[TopicSpec]) -> frozenset[str]:
         """Create topics and wait until brokers know them; returns the names of those that were not there before.
@@ -106,26 +94,21 @@ class TopicAdmin:
 
         Raises:
             TopicMismatchError: It exists, but differs; nothing was changed.
-            InvalidRequestError: The broker does not accept the name or a setting.
+            InvalidRequestError: The broker does not accept the name, the number of replicas or a setting.
         """
         wanted = {spec.name: spec for spec in specs}
         if not wanted:
             return frozenset()
-        new = [
-            NewTopic(
-                spec.name,
-                num_partitions=spec.partitions,
-                replication_factor=spec.replication_factor,
-                config=dict(spec.config),
+        deadline = self._deadline()
+        with self._cluster(deadline) as cluster:
+            existing = _until_answered(
+                wanted.keys(),
+                lambda names: ask_to_create(cluster, [wanted[name] for name in names], deadline),
+                "create topic {}",
+                deadline,
+                ignoring=ErrorCode.topic_already_exists,
             )
-            for spec in wanted.values()
-        ]
-        futures = self._call(
-            lambda: self._admin.create_topics(new, request_timeout=self._timeout_s, operation_timeout=self._timeout_s),
-            "create topics",
-        )
-        existing = self._each(futures, "create topic {}", ignoring=KafkaError.TOPIC_ALREADY_EXISTS)
-        described = self._await_described(wanted)
+            described = self._await_described(cluster, wanted, deadline)
         for name in existing:
             self._compare(wanted[name], described[name])
         created = frozenset(wanted) - existing
@@ -133,58 +116,71 @@ class TopicAdmin:
             logger.info("created topics %s", ", ".join(sorted(created)))
         return created
 
-    def delete_topics(self, names: Iterable[str]) -> frozenset[str]:
-        """Delete topics and wait until brokers have forgotten them; returns the names of those that were there."""
-        doomed = sorted(set(names))
+    def delete_topics(self, topics: Iterable[str] | Mapping[str, uuid.UUID]) -> frozenset[str]:
+        """Delete topics and wait until brokers have forgotten them; returns the names of those that were there.
+
+        Args:
+            topics: Their names; or names and ids, where only a topic of that very id goes: one that has been made anew
+                under its name since stays. Nobody who was stopped for a while deletes what came after.
+        """
+        ids = {str(name): topics[name] for name in topics} if isinstance(topics, Mapping) else {}
+        doomed: list[str | uuid.UUID] = [*ids.values()] if ids else list(dict.fromkeys(topics))
         if not doomed:
             return frozenset()
-        futures = self._call(
-            lambda: self._admin.delete_topics(
-                doomed, request_timeout=self._timeout_s, operation_timeout=self._timeout_s
-            ),
-            "delete topics",
-        )
-        missing = self._each(futures, "delete topic {}", ignoring=KafkaError.UNKNOWN_TOPIC_OR_PART)
-        deleted = frozenset(doomed) - missing
-        self._await_gone(doomed)
+        names = {identity: name for name, identity in ids.items()}
+        deadline = self._deadline()
+        with self._cluster(deadline) as cluster:
+            missing = _until_answered(
+                doomed,
+                lambda items: ask_to_delete(cluster, items, deadline),
+                "delete topic {}",
+                deadline,
+                ignoring=ErrorCode.unknown_topic_id if ids else ErrorCode.unknown_topic_or_partition,
+                called=lambda item: names.get(item, str(item)) if isinstance(item, uuid.UUID) else item,
+            )
+            gone = {item for item in doomed if item not in missing}
+            deleted = frozenset(names[item] if isinstance(item, uuid.UUID) else item for item in gone)
+            self._await_gone(cluster, ids or dict.fromkeys(map(str, doomed)), deadline)
         if deleted:
             logger.info("deleted topics %s", ", ".join(sorted(deleted)))
         return deleted
 
+    def list_topics(self) -> frozenset[str]:
+        """Names of all topics that the caller may see."""
+        deadline = self._deadline()
+        with self._cluster(deadline) as cluster:
+            return view_topic_names(cluster, deadline.left())
+
     def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
         """Ids of the topics that exist; a topic that was deleted and made anew has another id."""
-        with self._cluster() as cluster:
-            return {name: topic.topic_id for name, topic in self._describe_topics(cluster, names).items()}
+        deadline = self._deadline()
+        with self._cluster(deadline) as cluster:
+            return {name: topic.topic_id for name, topic in _described(cluster, names, deadline).items()}
 
     def describe(self, names: Iterable[str], *, with_operations: bool = False) -> dict[str, TopicDescription]:
         """Describe the topics that exist, with all their settings, defaults included."""
-        with self._cluster() as cluster:
-            return self._describe(cluster, names, with_operations=with_operations)
+        deadline = self._deadline()
+        with self._cluster(deadline) as cluster:
+            return self._describe(cluster, names, deadline, with_operations=with_operations)
 
     def _describe(
-        self, cluster: Cluster, names: Iterable[str], *, with_operations: bool = False
+        self, cluster: Cluster, names: Iterable[str], deadline: Deadline, *, with_operations: bool = False
     ) -> dict[str, TopicDescription]:
-        topics = self._describe_topics(cluster, names, with_operations=with_operations)
-        if not topics:
-            return {}
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
-        futures = self._call(
-            lambda: self._admin.describe_configs(resources, request_timeout=self._timeout_s), "describe topics"
+        topics = _described(cluster, names, deadline, with_operations=with_operations)
+        configs: dict[str, dict[str, str]] = {}
+
+        def ask(wanted: Iterable[str]) -> Mapping[str, Answer]:
+            answers, found = ask_to_describe_configs(cluster, RESOURCE_TOPIC, wanted)
+            configs.update(found)
+            return answers
+
+        # One that was deleted between the two questions is left out.
+        missing = _until_answered(
+            topics, ask, "describe topic {}", deadline, ignoring=ErrorCode.unknown_topic_or_partition
         )
-        described = {}
-        for resource, future in futures.items():
-            try:
-                entries = self._result(
-                    future,
-                    f"describe topic {resource.name}",
-                    f"topic {resource.name}",
-                    ignoring=KafkaError.UNKNOWN_TOPIC_OR_PART,
-                )
-            except _Ignored:
-                continue  # deleted between the two questions
-            config = {name: str(entry.value) for name, entry in entries.items() if entry.value is not None}
-            described[resource.name] = replace(topics[resource.name], config=config)
-        return described
+        return {
+            name: replace(topic, config=configs.get(name, {})) for name, topic in topics.items() if name not in missing
+        }
 
     def set_topic_config(self, names: str | Iterable[str], config: Mapping[str, str]) -> None:
         """Set the given settings, leaving all others alone; returns when the controller has accepted them.
@@ -194,23 +190,11 @@ class TopicAdmin:
         topics = [names] if isinstance(names, str) else sorted(set(names))
         if not topics or not config:
             return
-        resources = [
-            ConfigResource(
-                ResourceType.TOPIC,
-                name,
-                incremental_configs=[
-                    ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-                    for key, value in config.items()
-                ],
+        deadline = self._deadline()
+        with self._cluster(deadline) as cluster:
+            _until_answered(
+                topics, lambda items: ask_to_configure(cluster, items, config), "configure topic {}", deadline
             )
-            for name in topics
-        ]
-        futures = self._call(
-            lambda: self._admin.incremental_alter_configs(resources, request_timeout=self._timeout_s),
-            "configure topics",
-        )
-        for resource, future in futures.items():
-            self._result(future, f"configure topic {resource.name}", f"topic {resource.name}")
 
     def end_offsets(
         self, topics: Iterable[Partition], isolation: Isolation = Isolation.READ_UNCOMMITTED
@@ -220,10 +204,7 @@ class TopicAdmin:
         Raises:
             NotFoundError: A topic does not exist.
         """
-        keys = {_address(partition): partition for partition in topics}
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # its only untyped method of those we use
-        found = list_offsets(self._admin, keys, latest, isolation, "end", self._timeout_s)
-        return {keys[place]: end for place, end in found.items()}
+        return self._offsets(topics, LATEST, isolation, "read the end")
 
     def start_offsets(self, topics: Iterable[Partition]) -> dict[Partition, int]:
         """Offset of the first record of each partition that has not been deleted.
@@ -231,10 +212,7 @@ class TopicAdmin:
         Raises:
             NotFoundError: A topic does not exist.
         """
-        keys = {_address(partition): partition for partition in topics}
-        earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-        found = list_offsets(self._admin, keys, earliest, Isolation.READ_UNCOMMITTED, "first offset", self._timeout_s)
-        return {keys[place]: start for place, start in found.items()}
+        return self._offsets(topics, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset")
 
     def delete_records(self, before: Mapping[Partition, int]) -> dict[Partition, int]:
         """Delete the records below the given offsets; returns the new first offsets (not less than asked for).
@@ -246,18 +224,11 @@ class TopicAdmin:
         keys = {_address(partition): partition for partition in before}
         if not keys:
             return {}
-        request = [TopicPartition(topic, index, before[key]) for (topic, index), key in keys.items()]
-        futures = self._call(
-            lambda: self._admin.delete_records(
-                request, request_timeout=self._timeout_s, operation_timeout=self._timeout_s
-            ),
-            "delete records",
-        )
-        first = {}
-        for place, future in futures.items():
-            deleted = self._result(future, f"delete records of topic {place.topic}", f"topic {place.topic}")
-            first[keys[place.topic, place.partition]] = int(deleted.low_watermark)
-        return first
+        deadline = self._deadline()
+        question = delete_records_question({place: before[key] for place, key in keys.items()}, deadline)
+        with self._cluster(deadline) as cluster:
+            first = ask_leaders(cluster, keys, question, "delete records", deadline)
+        return {keys[place]: offset for place, offset in first.items()}
 
     def seal(self, topics: Iterable[str], *, timeout_s: float = 60.0) -> dict[str, int]:
         """Close topics to every writer for good and return their end offsets; see :mod:`bridge.kafka.seal`.
@@ -274,51 +245,56 @@ class TopicAdmin:
         names = list(dict.fromkeys(topics))
         if not names:
             return {}
-        with self._cluster() as cluster:
+        with self._cluster(Deadline(timeout_s)) as cluster:
             return Sealer(cluster, self.set_topic_config, timeout_s=timeout_s).seal(names)
 
-    def _describe_topics(
-        self, cluster: Cluster, names: Iterable[str], *, with_operations: bool = False
+    def _offsets(
+        self, topics: Iterable[Partition], timestamp: int, isolation: Isolation, doing: str
+    ) -> dict[Partition, int]:
+        keys = {_address(partition): partition for partition in topics}
+        deadline = self._deadline()
+        with self._cluster(deadline) as cluster:
+            found = list_offsets(cluster, keys, timestamp, isolation, doing, deadline)
+        return {keys[place]: offset for place, offset in found.items()}
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self._timeout_s)
+
+    def _cluster(self, deadline: Deadline) -> AbstractContextManager[Cluster]:
+        return self._clusters.borrow(deadline)
+
+    def _await_described(
+        self, cluster: Cluster, wanted: Mapping[str, TopicSpec], deadline: Deadline
     ) -> dict[str, TopicDescription]:
-        wanted = sorted(set(names))
-        return view_topics(cluster, wanted, self._timeout_s, with_operations=with_operations) if wanted else {}
-
-    def _cluster(self) -> Cluster:
-        return Cluster(
-            self._bootstrap_servers,
-            security=self._security,
-            client_id=self._client_id,
-            connect_timeout_s=min(self._timeout_s, _CONNECT_TIMEOUT_S),
-            request_timeout_s=self._timeout_s,
-        )
-
-    def _await_described(self, wanted: Mapping[str, TopicSpec]) -> dict[str, TopicDescription]:
         """The controller has the topics; wait until the brokers have heard of them."""
-        deadline = time.monotonic() + self._timeout_s
-        with self._cluster() as cluster:
-            while True:
-                described = self._describe(cluster, wanted)
-                missing = sorted(set(wanted) - set(described))
-                if not missing:
-                    return described
-                if time.monotonic() >= deadline:
-                    raise KafkaUnavailable(
-                        f"topics {', '.join(missing)} were created, but no broker knows them after "
-                        f"{self._timeout_s:g} s"
-                    )
-                time.sleep(_POLL_S)
+        backoff = Backoff(_POLL_FIRST_S, _POLL_MAX_S)
+        while True:
+            described = self._describe(cluster, wanted, deadline)
+            missing = sorted(set(wanted) - set(described))
+            if not missing:
+                return described
+            if deadline.passed():
+                raise KafkaUnavailable(
+                    f"topics {', '.join(missing)} were created, but no broker knows them after {deadline.timeout_s:g} s"
+                )
+            backoff.sleep(deadline)
 
-    def _await_gone(self, names: list[str]) -> None:
+    @staticmethod
+    def _await_gone(cluster: Cluster, topics: Mapping[str, uuid.UUID | None], deadline: Deadline) -> None:
         """The controller has deleted the topics; wait until the brokers have heard of it."""
-        deadline = time.monotonic() + self._timeout_s
-        with self._cluster() as cluster:
-            while left := self._describe_topics(cluster, names):
-                if time.monotonic() >= deadline:
-                    raise KafkaUnavailable(
-                        f"topics {', '.join(sorted(left))} were deleted, but brokers still know them after "
-                        f"{self._timeout_s:g} s"
-                    )
-                time.sleep(_POLL_S)
+        backoff = Backoff(_POLL_FIRST_S, _POLL_MAX_S)
+        while True:
+            known = _described(cluster, topics, deadline)
+            left = sorted(name for name, topic in known.items() if topics[name] in (None, topic.topic_id))
+            for name in topics:
+                cluster.forget_leader(name)
+            if not left:
+                return
+            if deadline.passed():
+                raise KafkaUnavailable(
+                    f"topics {', '.join(left)} were deleted, but brokers still know them after {deadline.timeout_s:g} s"
+                )
+            backoff.sleep(deadline)
 
     @staticmethod
     def _compare(spec: TopicSpec, actual: TopicDescription) -> None:
@@ -337,41 +313,68 @@ class TopicAdmin:
                 differences=differences,
             )
 
-    def _call(self, ask: Callable[[], T], doing: str) -> T:
-        """The library raises what it can tell without a broker at once."""
+
+def _described(
+    cluster: Cluster, names: Iterable[str], deadline: Deadline, *, with_operations: bool = False
+) -> dict[str, TopicDescription]:
+    wanted = sorted(set(names))
+    return view_topics(cluster, wanted, deadline.left(), with_operations=with_operations) if wanted else {}
+
+
+def _until_answered(
+    items: Iterable[K],
+    ask: Callable[[list[K]], Mapping[K, Answer]],
+    doing: str,
+    deadline: Deadline,
+    *,
+    ignoring: ErrorCode | None = None,
+    called: Callable[[K], str] = str,
+) -> frozenset[K]:
+    """Ask until there is a definite answer for each; a definite refusal is raised once the others are answered.
+
+    Args:
+        ask: Asks for some, any number of times; raises KafkaUnavailable if there was no answer.
+        doing: What is attempted, with a place for the name.
+        ignoring: The error to expect.
+        called: What an item is called in errors.
+
+    Returns:
+        Those whose answer was the error to expect.
+    """
+    pending = list(dict.fromkeys(items))
+    ignored: set[K] = set()
+    failure: RollbridgeError | None = None
+    backoff = Backoff()
+    while pending:
+        why: RollbridgeError | None = None
         try:
-            return ask()
-        except Exception as exc:
-            raise translate(exc, doing) from exc
-
-    def _each(self, futures: Mapping[str, Future[Any]], doing: str, *, ignoring: int) -> frozenset[str]:
-        """Await all; returns the names whose error was the one to ignore, raises the first other one at the end."""
-        ignored = set()
-        failure: Exception | None = None
-        for name, future in futures.items():
-            try:
-                self._result(future, doing.format(name), f"topic {name}", ignoring=ignoring)
-            except _Ignored:
-                ignored.add(name)
-            except Exception as exc:
-                failure = failure or exc
-        if failure is not None:
-            raise failure
-        return frozenset(ignored)
-
-    def _result(self, future: Future[T], doing: str, resource: str = "", *, ignoring: int | None = None) -> T:
-        try:
-            # The library enforces its own time-out; this one is for the case that it does not.
-            return future.result(self._timeout_s * 2)
-        except Exception as exc:
-            error = kafka_error(exc)
-            if error is not None and error.code() == ignoring:
-                raise _Ignored from exc
-            raise translate(exc, doing, resource) from exc
-
-
-class _Ignored(Exception):
-    """The one error that the caller expects."""
+            answers = ask(pending)
+        except KafkaUnavailable as fault:
+            answers, why = {}, fault
+        again = []
+        for item in pending:
+            code, detail = answers.get(item, (ErrorCode.request_timed_out, None))
+            if code is ErrorCode.none:
+                continue
+            if code is ignoring:
+                ignored.add(item)
+                continue
+            refused = refusal(code, doing.format(called(item)), f"topic {called(item)}", detail)
+            if is_definite(code) or code is ErrorCode.unknown_server_error:
+                failure = failure or refused
+            else:
+                again.append(item)
+                why = why or refused
+        pending = again
+        if pending and deadline.passed():
+            names = ", ".join(sorted(map(called, pending)))
+            raise KafkaUnavailable(f"cannot {doing.format(names)} within {deadline.timeout_s:g} s: {why}") from why
+        if pending:
+            logger.debug("asking again to %s: %s", doing.format(called(pending[0])), why)
+            backoff.sleep(deadline)
+    if failure is not None:
+        raise failure
+    return frozenset(ignored)
 
 
 def _address(partition: Partition) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
+from kio.schema.errors import ErrorCode
 
 from bridge.errors import (
     ConfigError,
@@ -125,3 +126,25 @@ def translate(error: KafkaError | Exception, doing: str, resource: str = "") -> 
     if error_class is NotAuthorizedError:
         return NotAuthorizedError(message, resource=resource or doing)
     return error_class(message)
+
+
+def refusal(code: ErrorCode, doing: str, resource: str = "", detail: str | None = None) -> RollbridgeError:
+    """Return our error for a broker's answer; KafkaUnavailable where that is not definite.
+
+    Args:
+        code: What the broker answered.
+        doing: What was attempted, such as ``create topic t``.
+        resource: What a missing permission would be on.
+        detail: What the broker says of it, if it does.
+    """
+    said = detail or KafkaError(code.value).str()
+    error_class = ERROR_CLASSES.get(code.value, KafkaUnavailable)
+    message = f"cannot {doing}: {said} ({KafkaError(code.value).name()})"
+    if error_class is NotAuthorizedError:
+        return NotAuthorizedError(message, resource=resource or doing)
+    return error_class(message)
+
+
+def is_definite(code: ErrorCode) -> bool:
+    """Whether asking again would be answered the same: the broker has refused, and has done nothing."""
+    return ERROR_CLASSES.get(code.value, KafkaUnavailable) is not KafkaUnavailable

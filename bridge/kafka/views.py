@@ -7,14 +7,11 @@ brokers and no topics yet.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AclOperation
 from kio.schema.describe_cluster.v0 import DescribeClusterRequest, DescribeClusterResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
@@ -24,12 +21,17 @@ from kio.schema.types import TopicName
 
 from bridge.kafka.errors import KafkaUnavailable
 from bridge.kafka.metadata import Broker, Cluster, CodeError
+from bridge.kafka.patience import Backoff, Deadline
 from bridge.kafka.seal import SEALED
-from bridge.kafka.translate import translate
+from bridge.kafka.translate import is_definite, refusal
 
 _NOT_SAID: Final = -(1 << 31)
 """In place of operations, where they were not asked for."""
-_PAUSE_S: Final = 0.1
+_OPERATIONS: Final = (
+    *("UNKNOWN", "ANY", "ALL", "READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "CLUSTER_ACTION"),
+    *("DESCRIBE_CONFIGS", "ALTER_CONFIGS", "IDEMPOTENT_WRITE", "CREATE_TOKENS", "DESCRIBE_TOKENS"),
+)
+"""Kafka's names of what one may do, by the number of their bit. Source: Kafka's AclOperation."""
 
 T = TypeVar("T")
 
@@ -92,6 +94,23 @@ def view_topics(
     return _patiently(ask, timeout_s, "describe topics")
 
 
+def view_topic_names(cluster: Cluster, timeout_s: float) -> frozenset[str]:
+    """Names of all topics that the caller may see.
+
+    Raises:
+        KafkaUnavailable: no broker that knows the cluster has answered in time.
+    """
+    request = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
+
+    def ask() -> frozenset[str]:
+        answer = cluster.ask_any(request, MetadataResponse)
+        if not answer.brokers:
+            raise KafkaUnavailable("the broker that was asked knows of no brokers yet")
+        return frozenset(str(item.name) for item in answer.topics)
+
+    return _patiently(ask, timeout_s, "list topics")
+
+
 def view_cluster(cluster: Cluster, timeout_s: float) -> ClusterView:
     """The cluster.
 
@@ -114,16 +133,17 @@ def view_cluster(cluster: Cluster, timeout_s: float) -> ClusterView:
 
 def _patiently(ask: Callable[[], T], timeout_s: float, doing: str) -> T:
     """Ask again for as long as nobody answers."""
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
+    backoff = Backoff()
     while True:
         try:
             return ask()
         except KafkaUnavailable as fault:
-            if time.monotonic() >= deadline:
+            if deadline.passed():
                 raise KafkaUnavailable(f"cannot {doing} within {timeout_s:g} s: {fault}; nothing was done") from fault
         except CodeError as fault:
-            raise translate(KafkaException(KafkaError(fault.code.value)), doing, fault.subject) from fault
-        time.sleep(_PAUSE_S)
+            raise refusal(fault.code, doing, fault.subject) from fault
+        backoff.sleep(deadline)
 
 
 def _is_missing(topic: MetadataResponseTopic) -> bool:
@@ -137,9 +157,9 @@ def _is_missing(topic: MetadataResponseTopic) -> bool:
 def _check(code: ErrorCode, subject: str) -> None:
     if code is ErrorCode.none:
         return
-    if code.retriable:
-        raise KafkaUnavailable(f"{subject}: {code.name.upper()}")
-    raise CodeError(code, subject)
+    if is_definite(code):
+        raise CodeError(code, subject)
+    raise KafkaUnavailable(f"{subject}: {code.name.upper()}")
 
 
 def _description(topic: MetadataResponseTopic) -> TopicDescription:
@@ -157,4 +177,4 @@ def _description(topic: MetadataResponseTopic) -> TopicDescription:
 def _operations(bits: int) -> frozenset[str]:
     if bits == _NOT_SAID:
         return frozenset()
-    return frozenset(item.name for item in AclOperation if bits >> item.value & 1)
+    return frozenset(name for number, name in enumerate(_OPERATIONS) if bits >> number & 1)

@@ -33,6 +33,7 @@ from bridge.kafka.errors import (
     KafkaUnavailable,
     UnsupportedBrokerError,
 )
+from bridge.kafka.patience import Deadline
 from bridge.kafka.security import Security
 
 R = TypeVar("R", bound=Payload)
@@ -63,6 +64,14 @@ def _software_version() -> str:
 class Connection:
     """An authenticated connection; not thread-safe.
 
+    Args:
+        connect_timeout_s: Longest time until the connection is there and authenticated, whatever the broker does.
+        request_timeout_s: Longest wait for the answer to a request; a ``deadline`` shortens it.
+
+    Attributes:
+        deadline: When whoever has the connection at the moment wants an answer at the latest; None: no sooner than
+            ``request_timeout_s`` says.
+
     Raises:
         KafkaUnavailable: Nobody answered at ``host:port`` in time, or what answered is no broker.
         AuthenticationError: TLS or SASL failed.
@@ -83,6 +92,7 @@ class Connection:
         self.address: Final = f"{host}:{port}"
         self._client_id = client_id.encode()
         self._request_timeout_s = request_timeout_s
+        self.deadline: Deadline | None = Deadline(connect_timeout_s)
         self._correlation_id = 0
         self._waiting: deque[tuple[int, float]] = deque()
         self._expires_at = float("inf")
@@ -100,6 +110,7 @@ class Connection:
         except BaseException:
             self.close()
             raise
+        self.deadline = None
 
     def __repr__(self) -> str:
         return f"<Connection to {self.address}{', closed' if self._closed else ''}>"
@@ -193,7 +204,7 @@ class Connection:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFF_FFFF
         head = self._request_head(api_key, api_version, sum(len(part) for part in body))
         self._last_used = time.monotonic()
-        self._waiting.append((self._correlation_id, self._last_used + self._request_timeout_s))
+        self._waiting.append((self._correlation_id, self._last_used + self._patience_s()))
         try:
             self._send_all((head, *body))
         except OSError as exc:
@@ -244,6 +255,7 @@ class Connection:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if not security.uses_tls:
                 return raw
+            raw.settimeout(max(0.001, self._patience_s()))
             return security.tls_context().wrap_socket(raw, server_hostname=host)
         except ssl.SSLCertVerificationError as exc:
             raw.close()
@@ -285,7 +297,8 @@ class Connection:
                 )
             security.authenticate(self._sasl_exchange)
         except ConnectionLostError as exc:
-            raise AuthenticationError(f"broker {self.address} hung up during SASL {mechanism}: {exc}") from exc
+            # No refusal: a broker that refuses says so, and one that is stopped or starts anew hangs up or is silent.
+            raise KafkaUnavailable(f"broker {self.address} did not answer during SASL {mechanism}: {exc}") from exc
 
     def _sasl_exchange(self, message: bytes) -> bytes:
         answer = self.call(SaslAuthenticateRequest(auth_bytes=message), SaslAuthenticateResponse)
@@ -308,7 +321,7 @@ class Connection:
         return fixed + self._client_id + tags
 
     def _send_all(self, parts: Sequence[Buffer]) -> None:
-        self._socket.settimeout(self._request_timeout_s)
+        self._socket.settimeout(max(0.001, self._patience_s()))
         if isinstance(self._socket, ssl.SSLSocket):
             for part in parts:
                 self._socket.sendall(part)
@@ -338,6 +351,11 @@ class Connection:
         if len(body) < size:
             raise self._lost("closed by the broker in the middle of an answer")
         return head + body
+
+    def _patience_s(self) -> float:
+        if self.deadline is None:
+            return self._request_timeout_s
+        return min(self._request_timeout_s, self.deadline.left())
 
     def _require_open(self) -> None:
         if self._closed:

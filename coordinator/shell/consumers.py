@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Final
 
@@ -12,6 +13,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from bridge.errors import CorruptDataError, KafkaUnavailable
 from bridge.kafka.clients import assign_more
+from bridge.kafka.compacted import is_end
+from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.standstill import Lookout, positions_of
 from bridge.model.buffered import FrameRef, Partition
@@ -264,22 +267,29 @@ def _summary(messages: Iterable[Message], start: int) -> LogSummary:
 def _read_committed(
     brokers: str, security: Mapping[str, str], topic: str, start: int, timeout_s: float
 ) -> Iterator[Message]:
-    """The committed messages of a topic of one partition from an offset up to its present end."""
+    """The committed messages of a topic of one partition from an offset up to its present end.
+
+    The leader tells the end beforehand; see :mod:`bridge.kafka.compacted` for why a consumer can not.
+    """
+    with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
+        end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
+    if start >= end:
+        return
     consumer = _consumer(brokers, security, "read_committed", **{"enable.partition.eof": True})
     try:
         consumer.assign([TopicPartition(topic, 0, start)])
         while True:
             first = consumer.poll(timeout_s)
             if first is None:
-                raise KafkaUnavailable(f"no broker gave the topic {topic} within {timeout_s:g} s")
+                raise KafkaUnavailable(f"no broker gave topic {topic} up to offset {end} within {timeout_s:g} s")
             for message in (first, *consumer.consume(MESSAGES_AT_ONCE, 0)):
                 error = message.error()
                 if error is None:
                     yield message
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    return
-                else:
+                elif error.code() != KafkaError._PARTITION_EOF:
                     _report(error)
+                if is_end(message, end):
+                    return
     finally:
         consumer.close()
 
