@@ -283,7 +283,7 @@ def write_aborted(bootstrap_servers: str, stream: StreamName, numbers: range) ->
                 ending = header._replace(kind=FrameKind.ABORT)
                 key, value = pack_bundle([(header.pack(), begin), (ending.pack(), encode_abort("client"))])
                 producer.produce(
-                    stream.buffer_topic,
+                    stream.buffer_topic(),
                     key=key,
                     value=value,
                     partition=0,

@@ -338,7 +338,7 @@ class Bridge(Resuming):
         preview: PreviewTail | None = None
         if isolation == "read_uncommitted":
             config = self._catalog.view(stream).config
-            preview = PreviewTail(self.settings, name, config.group, config.buffer_partitions)
+            preview = PreviewTail(self.settings, config)
         try:
             return Reader(
                 self.settings,

@@ -23,6 +23,7 @@ The tree::
     ├─ ConflictError                  nothing was written by this request; the state is not what it assumes
     │  ├─ StreamExists
     │  ├─ StreamBusy                  open transactions stand in the way
+    │  ├─ StreamRecreated             the stream was deleted and created again; what was named is of the former one
     │  ├─ CasWriteError               a condition does not hold; carries what was expected and the actual SN
     │  ├─ InvalidTransitionError      carries transaction, state and request
     │  └─ TransactionClosed           write or commit after the end; carries the outcome when known
@@ -214,6 +215,15 @@ class StreamBusy(ConflictError):
     """Open transactions stand in the way of the request."""
 
     code = "stream-busy"
+
+
+class StreamRecreated(ConflictError):
+    """The stream was deleted and created again: what the request names is of its former life and means nothing now.
+
+    Nothing was written, and nothing was handed out of one life as the other's. Begin anew with the stream as it is.
+    """
+
+    code = "stream-recreated"
 
 
 class CasWriteError(ConflictError):

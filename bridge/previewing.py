@@ -23,8 +23,8 @@ from bridge.message import Preview
 from bridge.model.buffered import BufferedTransaction, FrameRef
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.identifiers import SegmentId, local_sequence
-from bridge.model.names import GroupName, StreamName
 from bridge.model.preview import PreviewFold, aborted_in
+from bridge.model.records import StreamConfig
 from bridge.model.sequence import RECORD_HEADER, unpack_record_header
 
 logger = logging.getLogger(__name__)
@@ -40,16 +40,17 @@ _CLOCKS_DIFFER_MS: Final = 10 * 60 * 1000
 class PreviewTail:
     """Follows the buffer of a stream. Not for several threads."""
 
-    def __init__(self, settings: ConnectionSettings, stream: StreamName, group: GroupName, partitions: int) -> None:
+    def __init__(self, settings: ConnectionSettings, stream: StreamConfig) -> None:
         """Read what has ended; see the module.
 
         Raises:
             KafkaUnavailable, NotFoundError, NotAuthorizedError (previews need the right to read the buffer).
         """
-        self._stream = stream
-        self._log = group.commit_log_topic
+        self._stream = stream.name
+        self._topic = topic = stream.buffer_topic
+        self._log = stream.group.commit_log_topic
+        partitions = stream.buffer_partitions
         offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        topic = stream.buffer_topic
         self._buffer = [
             TopicPartition(topic, number, offsets.first([topic], number)[topic]) for number in range(partitions)
         ]
@@ -62,7 +63,7 @@ class PreviewTail:
             extra={"fetch.queue.backoff.ms": 5},
         )
         config |= {"enable.partition.eof": True, "error_cb": lambda error: logger.info("previews: %s", error)}
-        self._consumer = open_consumer(config, f"preview {stream}", logger)
+        self._consumer = open_consumer(config, f"preview {stream.name}", logger)
         try:
             self._fold = PreviewFold(_check_batch, self._learn(offsets))
         except BaseException:
@@ -166,7 +167,7 @@ class PreviewTail:
 
     def _judge(self, error: KafkaError, message: Message) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            if message.topic() == self._stream.buffer_topic:
+            if message.topic() == self._topic:
                 self._unread.discard(message.partition() or 0)
             return
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):

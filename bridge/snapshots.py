@@ -120,7 +120,7 @@ class SnapshotReader:
 
     def of(self, stream: StreamConfig) -> Iterator[BufferSnapshot]:
         """The snapshots of a stream, one for each partition of its buffer."""
-        partitions = [(stream.name.buffer_topic, number) for number in range(stream.buffer_partitions)]
+        partitions = [(stream.buffer_topic, number) for number in range(stream.buffer_partitions)]
         log = stream.group.commit_log_topic
         ends = self._admin.end_offsets([*partitions, log])
         for partition in partitions:

@@ -30,6 +30,7 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
     Raises:
         InvalidRequestError: a segment that the stream does not have, or an offset beyond its end.
         TruncatedError: records from there on have been deleted.
+        StreamRecreated: what it names is of a stream of this name that was deleted.
         KafkaUnavailable, NotFoundError.
     """
     topics = {stream.segment_topic(segment): segment for segment in history.stored()}
@@ -42,6 +43,7 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
         case Since(ms):
             return Begin(floor=removed | since(offsets, topics, ms))
         case At(wanted):
+            history.check_life(stream, wanted)
             first = removed | _by_segment(topics, offsets.first(topics))
             end = removed | _by_segment(topics, offsets.end(topics, Isolation.READ_UNCOMMITTED))
             for segment, offset in wanted.items():
@@ -63,10 +65,12 @@ def cut_before(offsets: LogOffsets, stream: StreamName, history: EpochHistory, s
 
     Raises:
         InvalidRequestError: that is nothing.
+        StreamRecreated: what it names is of a stream of this name that was deleted.
         KafkaUnavailable, NotFoundError.
     """
     match start:
         case At(wanted):
+            history.check_life(stream, wanted)
             return wanted
         case Since(ms):
             stored = {stream.segment_topic(segment): segment for segment in history.stored()}

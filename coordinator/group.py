@@ -77,7 +77,7 @@ class StreamState:
     def partitions(self) -> Iterator[Partition]:
         """The partitions of its buffer."""
         for number in range(self.config.buffer_partitions):
-            yield self.config.name.buffer_topic, number
+            yield self.config.buffer_topic, number
 
     def partition_of(self, transaction: BufferedTransaction) -> Partition:
         """The partition of its buffer that holds a transaction's frames."""
@@ -85,7 +85,7 @@ class StreamState:
 
     def partition_for(self, identifier: TransactionId) -> Partition:
         """The same for a transaction's id."""
-        return self.config.name.buffer_topic, buffer_partition(identifier, self.config.buffer_partitions)
+        return self.config.buffer_topic, buffer_partition(identifier, self.config.buffer_partitions)
 
     def topic_of(self, segment: SegmentId) -> str:
         """The topic of a segment."""

@@ -128,6 +128,8 @@ def _shape_fault(group: GroupState, transaction: BufferedTransaction) -> str | N
             return f"stream {name} does not exist in group {group.name}"
         epoch = transaction.begin.streams[name]
         history = stream.history
+        if 0 <= epoch < history.born:
+            return f"stream {name} was deleted and created again after the transaction began"
         if 0 <= epoch < history.first:
             return f"epoch {epoch} of stream {name} was dropped before the transaction began in its buffer"
         if not 0 <= epoch < history.next_epoch or history.record(epoch).reference_epoch != epoch:

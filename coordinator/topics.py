@@ -47,7 +47,7 @@ def segment_topic_spec(config: StreamConfig, segment: SegmentId) -> TopicSpec:
 def buffer_topic_spec(config: StreamConfig) -> TopicSpec:
     """The transaction buffer: leases run on the append time, which no client chooses; truncated only by us."""
     return TopicSpec(
-        config.name.buffer_topic,
+        config.buffer_topic,
         partitions=config.buffer_partitions,
         replication_factor=config.replication_factor,
         config={

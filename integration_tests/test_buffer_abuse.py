@@ -32,7 +32,7 @@ class Setting:
         """Write a message into the buffer and wait until it is there."""
         failures: list[KafkaError] = []
         self._producer.produce(
-            self.stream.buffer_topic,
+            self.stream.buffer_topic(),
             value,
             key=key,
             on_delivery=lambda error, _: failures.append(error) if error else None,
@@ -208,8 +208,8 @@ def test_a_buffer_that_was_deleted_and_made_again_is_refused(
     ) as b:
         with coordinator(cluster, root, "one", tmp_path):
             b.admin.create_stream(str(stream))
-        admin.delete_topics([stream.buffer_topic])
-        admin.create_topics([TopicSpec(name=stream.buffer_topic)])
+        admin.delete_topics([stream.buffer_topic()])
+        admin.create_topics([TopicSpec(name=stream.buffer_topic())])
         with coordinator(cluster, root, "two", tmp_path):
             log = tmp_path / "two.log"
             until(lambda: "deleted or made again behind our back" in log.read_text())

@@ -174,7 +174,7 @@ def test_a_frame_that_the_brokers_refuse_makes_the_transaction_incomplete(
     site: Site, client: bridge.Bridge, orders: str
 ) -> None:
     admin = TopicAdmin(site.cluster.bootstrap_servers)
-    buffer = StreamName.parse(orders).buffer_topic
+    buffer = StreamName.parse(orders).buffer_topic()
     admin.set_topic_config(buffer, {"max.message.bytes": "1000"})
     transaction = client.begin(orders)
     transaction.flush()

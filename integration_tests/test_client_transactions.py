@@ -178,7 +178,7 @@ def test_hundreds_of_transactions_in_flight(site: Site, client: bridge.Bridge, o
 
 
 def test_idle_records_become_durable_by_themselves(site: Site, orders: str) -> None:
-    buffer = StreamName.parse(orders).buffer_topic
+    buffer = StreamName.parse(orders).buffer_topic()
     with site.connect(options=bridge.ClientOptions(linger_s=0.2)) as client:
         transaction = client.begin(orders)
         transaction.write(orders, key=b"k", value=b"idle")

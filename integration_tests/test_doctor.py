@@ -70,7 +70,7 @@ def test_a_good_cluster_has_no_findings_and_each_fault_gets_one(
     [sealed] = [item for item in history.segments() if history.sealed_end(item) is not None]
     topics = TopicAdmin(cluster.bootstrap_servers)
     topics.set_topic_config(stream.segment_topic(sealed), {"max.message.bytes": "1000000"})
-    topics.set_topic_config(stream.buffer_topic, {"retention.ms": "1000"})
+    topics.set_topic_config(stream.buffer_topic(), {"retention.ms": "1000"})
     group = GroupName(patient.scope)
     admin.delete_topics([group.commit_log_topic])[group.commit_log_topic].result(30)
     until(lambda: {"seal", "retention", "topic-replaced"} <= patient.findings().keys())
@@ -106,7 +106,7 @@ def test_what_a_new_leader_needs_is_looked_at(
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
     producer.produce(group.terminated_topic, b"no record", b"somebody")
     producer.flush()
-    producer.produce(indexes, b"no snapshot", index_keys((stream.buffer_topic, 0))[0])
+    producer.produce(indexes, b"no snapshot", index_keys((stream.buffer_topic(), 0))[0])
     producer.flush()
     topics.set_topic_config(indexes, {"cleanup.policy": "delete"})
     expected = {"outcomes-damaged", "compaction", "snapshot-damaged", "snapshot-lag"}

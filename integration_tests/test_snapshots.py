@@ -117,7 +117,7 @@ def test_a_leader_goes_on_from_snapshots_in_either_format_and_makes_damaged_ones
             assert _segments(after) == _segments(before)
             eventually(lambda: found(b, stream).tail == 0, "the end of the long transaction is in the snapshot")
             assert found(b, stream).ongoing is None
-        garble(cluster, snapshot_indexes_topic(scope), index_keys((StreamName.parse(stream).buffer_topic, 0)))
+        garble(cluster, snapshot_indexes_topic(scope), index_keys((StreamName.parse(stream).buffer_topic(), 0)))
         with coordinator(cluster, root, "third", tmp_path, **OFTEN):
             await_snapshot(b, stream, ABORTS, "segmented", 1)
             log = (tmp_path / "third.log").read_text()

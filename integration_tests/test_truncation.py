@@ -76,7 +76,7 @@ def grown(client: bridge.Bridge, stream: str) -> None:
 def test_a_buffer_is_truncated_up_to_what_is_open_and_a_new_leader_goes_on_there(
     site: Site, client: bridge.Bridge, ledger: str, topics: TopicAdmin
 ) -> None:
-    buffer = StreamName.parse(ledger).buffer_topic
+    buffer = StreamName.parse(ledger).buffer_topic()
 
     def start() -> int:
         return topics.start_offsets([buffer])[buffer]

@@ -341,7 +341,7 @@ def _description_text(found: StreamDescription) -> str:
         ("group", f"{config.group}, led by {found.leader or 'nobody: no coordinator is running'}"),
         ("created", moment(config.created_ms)),
         ("epoch", f"{found.active.epoch}, refers to {found.reference_epoch}; {_epochs_so_far(found)}"),
-        ("buffer", f"{config.name.buffer_topic}, {counted(config.buffer_partitions, 'partition')}"),
+        ("buffer", f"{config.buffer_topic}, {counted(config.buffer_partitions, 'partition')}"),
         ("limits", f"records of up to {config.record_bytes_max:,} bytes"),
         ("keeps", retention_text(config.retention)),
     )
@@ -365,7 +365,7 @@ def _config_document(config: StreamConfig) -> dict[str, Any]:
         "group": str(config.group),
         "state": config.state.value.lower(),
         "created_ms": config.created_ms,
-        "buffer_topic": config.name.buffer_topic,
+        "buffer_topic": config.buffer_topic,
         "buffer_partitions": config.buffer_partitions,
         "replication_factor": config.replication_factor,
         "record_bytes_max": config.record_bytes_max,

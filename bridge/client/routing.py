@@ -49,7 +49,7 @@ class Route:
             group=config.group,
             numbers=tuple(segment.id.number for segment in record.segments),
             bounds=hash_bounds([segment.range.low for segment in record.segments]),
-            buffer_topic=config.name.buffer_topic,
+            buffer_topic=config.buffer_topic,
             buffer_partitions=config.buffer_partitions,
             record_bytes_max=config.record_bytes_max,
         )

@@ -151,7 +151,7 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
         if group.record.commit_log_topic_id
     }
     expected |= {
-        stream.config.name.buffer_topic: stream.config.buffer_topic_id
+        stream.config.buffer_topic: stream.config.buffer_topic_id
         for stream in facts.streams
         if stream.config.state is StreamState.ACTIVE
     }
@@ -191,7 +191,7 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
                 "epoch-history", f"the epochs of stream {name} can not be read: {stream.fault}", "restore ZooKeeper"
             )
             continue
-        for fault in check_chain(stream.history.records, stream.history.first):
+        for fault in check_chain(stream.history.records, stream.history.first, stream.history.born):
             yield problem("epoch-history", f"stream {name}: {fault}", "restore ZooKeeper from a backup")
         for segment in stream.history.segments():
             topic = facts.topics.get(name.segment_topic(segment))
@@ -234,7 +234,7 @@ def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
 def orphans(facts: ClusterFacts) -> Iterator[Finding]:
     """Every topic of ours belongs to a stream or a group that exists."""
     streams = {str(stream.config.name): stream for stream in facts.streams}
-    known = {stream.config.name.buffer_topic for stream in facts.streams}
+    known = {stream.config.buffer_topic for stream in facts.streams}
     for group in facts.groups:
         scope = group.name.scope
         known |= {group.name.commit_log_topic, group.name.terminated_topic}

@@ -45,7 +45,7 @@ from bridge.zookeeper.session import ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
-_OURS: Final = (".commit-log", ".transaction-buffer")
+_OURS: Final = (".commit-log", ".transaction-buffer", ".segment-")
 _ANSWER_S: Final = 30.0
 
 
@@ -103,14 +103,14 @@ def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:
 def _names(topics: TopicAdmin) -> list[str]:
     """The topics whose names are ours."""
     names = topics.list_topics()
-    return sorted(name for name in names if name.endswith(_OURS) or ".segment-" in name or is_compacted_topic(name))
+    return sorted(name for name in names if any(part in name for part in _OURS) or is_compacted_topic(name))
 
 
 def _expected(metadata: Metadata, streams: Iterable[StreamFacts]) -> set[str]:
     """The topics that should be there."""
     names = {name.commit_log_topic for name in metadata.groups()}
     for stream in streams:
-        names.add(stream.config.name.buffer_topic)
+        names.add(stream.config.buffer_topic)
         if stream.history is not None:
             kept = (segment for segment in stream.history.segments() if segment not in stream.history.removed)
             names |= {stream.config.name.segment_topic(segment) for segment in kept}

@@ -124,8 +124,14 @@ def place_of(expected: SN, course: Course) -> int | None:
     In a segment that the history has dropped, it is where the SN's sequence id says; without one nobody can tell.
 
     Raises:
-        InvalidRequestError: its segment is not one in which records of this key can stand.
+        InvalidRequestError: its segment is not one in which records of this key can stand, or it is of a stream of the
+            same name that was deleted.
     """
+    if expected.sequence_id is not None and expected.sequence_id < course.born_sequence:
+        raise InvalidRequestError(
+            f"SN {expected} is of a stream of this name that was deleted: sequence ids of the one that was created "
+            f"since begin at {course.born_sequence}; nothing was written"
+        )
     if expected.dlsn is None:
         return expected.sequence_id
     base = course.base(expected.dlsn.segment)
@@ -134,7 +140,7 @@ def place_of(expected: SN, course: Course) -> int | None:
     if base is None:
         raise InvalidRequestError(
             f"SN {expected} names segment {expected.dlsn.segment}, in which no record of this key can stand: it is of "
-            "another stream, or of another key range; nothing was written"
+            "another stream, or of another key range, or of a deleted stream of this name; nothing was written"
         )
     return base + expected.dlsn.offset
 

@@ -36,6 +36,7 @@ class Course:
         active_base: Where its sequence ids begin.
         dropped_end: The sequence id after the last record that may have stood in epochs which the history has dropped;
             0 if there was none.
+        born_sequence: The first sequence id of this life of the stream; those below it are of former ones.
     """
 
     def __init__(self, history: EpochHistory, position: float, bases: dict[SegmentId, int] | None = None) -> None:
@@ -55,6 +56,7 @@ class Course:
             )
         self.active_base = base
         self.dropped_end = 0 if history.foundation is None else history.foundation.end_at(position)
+        self.born_sequence = history.born_sequence
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:

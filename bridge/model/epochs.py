@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self, assert_never
 
-from bridge.errors import InvalidRangesError, InvalidRequestError
+from bridge.errors import InvalidRangesError, InvalidRequestError, StreamRecreated
 from bridge.model.foundation import Foundation
 from bridge.model.identifiers import Epoch, SegmentId, SegmentNumber
 from bridge.model.keyspace import KeyRange, check_partition
@@ -102,7 +102,7 @@ def duplicate(original: EpochRecord, epoch: int, cause: EpochCause, created_ms: 
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """The epochs of a stream, without gaps, from 0 on, or from the first one that is kept.
+    """The epochs of a stream, without gaps, from the one with which it was born, or from the first one that is kept.
 
     ``removed`` are the segments all of whose records have been truncated, and whose topics are deleted. They are
     sealed, and what they continue is removed as well; their ends stay known, because sequence ids are built on them.
@@ -132,10 +132,23 @@ class EpochHistory:
             raise InvalidRequestError(f"epoch {first} has another number of segments than what it stands on")
 
     @classmethod
-    def create(cls, ranges: Sequence[KeyRange], created_ms: int) -> Self:
-        """The history of a new stream: epoch 0 with one segment for each range, numbered from 0."""
-        segments = tuple(Segment(SegmentId.of(number, 0), item) for number, item in enumerate(sorted(ranges)))
-        return cls((EpochRecord(Epoch(0), Epoch(0), segments, EpochCause.CREATE, created_ms),))
+    def create(cls, ranges: Sequence[KeyRange], created_ms: int, born: int = 0, base: int = 0) -> Self:
+        """The history of a new stream: one epoch with one segment for each range, numbered from 0.
+
+        Args:
+            ranges: They partition the key space.
+            created_ms: Now, ms since 1970.
+            born: The number of this epoch; above all that former lives of the stream have used.
+            base: Where its sequence ids begin; likewise.
+        """
+        epoch = Epoch(born)
+        segments = tuple(Segment(SegmentId.of(number, born), item) for number, item in enumerate(sorted(ranges)))
+        record = EpochRecord(epoch, epoch, segments, EpochCause.CREATE, created_ms)
+        if not born:
+            return cls((record,))
+        return cls(
+            (record,), foundation=Foundation(epoch, created_ms, (base,) * len(segments), born=born, born_sequence=base)
+        )
 
     @property
     def first(self) -> int:
@@ -143,8 +156,18 @@ class EpochHistory:
         return 0 if self.foundation is None else self.foundation.first
 
     @property
+    def born(self) -> int:
+        """The first epoch of this life of the stream; those below it belong to former ones, which were deleted."""
+        return 0 if self.foundation is None else self.foundation.born
+
+    @property
+    def born_sequence(self) -> int:
+        """The first sequence id of this life of the stream; those below it belong to former ones."""
+        return 0 if self.foundation is None else self.foundation.born_sequence
+
+    @property
     def created_ms(self) -> int:
-        """When epoch 0 was planned, ms since 1970."""
+        """When the first epoch of this life was planned, ms since 1970."""
         return self.records[0].created_ms if self.foundation is None else self.foundation.created_ms
 
     @property
@@ -167,9 +190,12 @@ class EpochHistory:
 
         Raises:
             InvalidRequestError: the history does not reach it, or has dropped it.
+            StreamRecreated: it is of a former life of the stream.
         """
         if not 0 <= epoch < self.next_epoch:
             raise InvalidRequestError(f"epoch {epoch} is not in the history, which ends at {self.active.epoch}")
+        if epoch < self.born:
+            raise StreamRecreated(f"epoch {epoch} belongs to a stream that was deleted before this one was created")
         if epoch < self.first:
             raise InvalidRequestError(
                 f"epoch {epoch} is not in the history any more, which begins at {self.first}: all its records were "
@@ -194,7 +220,9 @@ class EpochHistory:
         known = than.records[max(self.first - than.first, 0) :]
         own = self.records[max(than.first - self.first, 0) :]
         return (
-            self.created_ms == than.created_ms and self.next_epoch >= than.next_epoch and all(map(_is_same, known, own))
+            (self.born, self.created_ms) == (than.born, than.created_ms)
+            and self.next_epoch >= than.next_epoch
+            and all(map(_is_same, known, own))
         )
 
     def with_removed(self, segments: Iterable[SegmentId]) -> EpochHistory:
@@ -288,10 +316,27 @@ class EpochHistory:
     def is_dropped(self, segment: SegmentId) -> bool:
         """Whether a segment ended before the first epoch that is kept, as far as its number and its epoch tell."""
         return (
-            segment.epoch < self.first
+            self.born <= segment.epoch < self.first
             and segment not in self.records[0].segment_ids
             and segment.number <= max(item.id.number for item in self.active.segments)  # the highest that there was
         )
+
+    def is_former(self, segment: SegmentId) -> bool:
+        """Whether a segment, by its epoch, is of a former life of the stream."""
+        return segment.epoch < self.born
+
+    def check_life(self, stream: object, segments: Iterable[SegmentId]) -> None:
+        """Refuse segments of a former life of the stream, whose name is given for the message.
+
+        Raises:
+            StreamRecreated: one of them is.
+        """
+        for segment in segments:
+            if self.is_former(segment):
+                raise StreamRecreated(
+                    f"segment {segment} is of a stream {stream} that was deleted; the one that was created under its "
+                    f"name since begins with epoch {self.born} and has none of its records; begin anew with that"
+                )
 
     def is_removed(self, segment: SegmentId) -> bool:
         """Whether all records of a segment were truncated and its topic is deleted, or about to be."""
@@ -338,17 +383,18 @@ class EpochHistory:
         return tuple(item for item in other.segments if item.range.overlaps(own))
 
 
-def check_chain(records: Sequence[EpochRecord], first: int = 0) -> list[str]:
+def check_chain(records: Sequence[EpochRecord], first: int = 0, born: int = 0) -> list[str]:
     """What is wrong with a chain of epoch records, one sentence each; empty when it is sound (for diagnosis).
 
     Looked for is what no single record can break: numbering, reference epochs, segments that begin in another epoch
     than their id says or under another range than their number had, and sealed ends of other segments than ended.
-    Nothing is said of what epochs before ``first``, which have been dropped, would have to tell.
+    Nothing is said of what epochs before ``first``, which have been dropped, would have to tell; ``born`` is the first
+    epoch of this life of the stream.
     """
     faults: list[str] = []
     ranges: dict[int, KeyRange] = {}
     for before, record in zip([None, *records], records, strict=False):
-        faults.extend(_reference_faults(before, record, records, first))
+        faults.extend(_reference_faults(before, record, records, first, born))
         old = before.segment_ids if before is not None else frozenset()
         goes_on = before is None and first > 0
         for item in record.segments:
@@ -366,14 +412,14 @@ def check_chain(records: Sequence[EpochRecord], first: int = 0) -> list[str]:
 
 
 def _reference_faults(
-    before: EpochRecord | None, record: EpochRecord, records: Sequence[EpochRecord], first: int
+    before: EpochRecord | None, record: EpochRecord, records: Sequence[EpochRecord], first: int, born: int
 ) -> Iterator[str]:
     expected = first if before is None else before.epoch + 1
     if record.epoch != expected:
         yield f"epoch {record.epoch} stands where epoch {expected} should"
     match record.cause:
         case EpochCause.CREATE | EpochCause.SCALE:
-            if (record.cause is EpochCause.CREATE) != (before is None and first == 0):
+            if (record.cause is EpochCause.CREATE) != (before is None and first == born):
                 yield f"epoch {record.epoch} has the cause {record.cause}"
             if record.reference_epoch != record.epoch:
                 yield f"epoch {record.epoch} was made by {record.cause} but refers to epoch {record.reference_epoch}"

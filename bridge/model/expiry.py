@@ -80,7 +80,13 @@ def without_epochs(history: EpochHistory, first: int) -> EpochHistory:
                 over[item.range] = bases[item.id] + end
         lows, ends = overlaid(lows, ends, over)
     foundation = Foundation(
-        record.epoch, history.created_ms, tuple(bases[item.id] for item in record.segments), lows, ends
+        record.epoch,
+        history.created_ms,
+        tuple(bases[item.id] for item in record.segments),
+        lows,
+        ends,
+        history.born,
+        history.born_sequence,
     )
     kept = replace(history, records=history.records[first - history.first :], foundation=foundation)
     return replace(kept, removed=history.removed & kept.segments().keys())

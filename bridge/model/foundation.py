@@ -5,6 +5,9 @@ it. Three things are built on it nevertheless. Sequence ids grow along the linea
 that is kept has a *base*. A condition asks whether there may have been a record of a key, so each part of the key space
 has an *end*: the sequence id after the last record that may have stood there. And a stream that was deleted and created
 again is told apart by when it was created.
+
+Such a stream stands on a foundation from its first epoch on: its epochs and its sequence ids go on above all that its
+former lives have used (:mod:`bridge.model.lives`), so ``born``, the epoch with which this life began, is above 0.
 """
 
 from __future__ import annotations
@@ -25,10 +28,12 @@ class Foundation:
 
     Attributes:
         first: The first epoch that is kept, 1 or more.
-        created_ms: When epoch 0 was planned.
+        created_ms: When the first epoch of this life was planned.
         bases: Where sequence ids begin in each segment of that epoch, in order of their ranges.
         lows: Lower ends of the parts of the key space that differ in what was dropped; the first is 0.
         ends: For each part the sequence id after the last record that may have been dropped; 0 if there was none.
+        born: The first epoch of this life of the stream; those below it belong to a former one.
+        born_sequence: Its first sequence id; likewise.
 
     Raises:
         InvalidRequestError: it makes no sense.
@@ -39,9 +44,16 @@ class Foundation:
     bases: tuple[int, ...]
     lows: tuple[float, ...] = (0.0,)
     ends: tuple[int, ...] = (0,)
+    born: int = 0
+    born_sequence: int = 0
 
     def __post_init__(self) -> None:
-        sound = self.first > 0 and self.lows[:1] == (0.0,) and len(self.lows) == len(self.ends)
+        sound = (
+            0 <= self.born <= self.first
+            and self.first > 0
+            and self.lows[:1] == (0.0,)
+            and len(self.lows) == len(self.ends)
+        )
         if not sound or list(self.lows) != sorted(set(self.lows)) or min(*self.bases, *self.ends, self.lows[-1]) < 0:
             raise InvalidRequestError(f"what is kept of the epochs before {self.first} makes no sense")
 
@@ -53,13 +65,16 @@ class Foundation:
             "bases": list(self.bases),
             "lows": list(self.lows),
             "ends": list(self.ends),
+            "born": self.born,
+            "born_sequence": self.born_sequence,
         }
 
     @classmethod
     def of_datum(cls, datum: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`datum`."""
-        parts = (tuple(datum[name]) for name in ("bases", "lows", "ends"))
-        return cls(Epoch(datum["first_epoch"]), datum["created_ms"], *parts)
+        bases, lows, ends = (tuple(datum[name]) for name in ("bases", "lows", "ends"))
+        first, created_ms = Epoch(datum["first_epoch"]), datum["created_ms"]
+        return cls(first, created_ms, bases, lows, ends, datum["born"], datum["born_sequence"])
 
     def end_at(self, position: float) -> int:
         """The sequence id after the last record at a position of the key space that may have been dropped."""

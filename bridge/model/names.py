@@ -6,7 +6,8 @@ what                            name
 segment                         topic ``scope.stream.segment-N.epoch-E``
                                 qualified ``scope/stream/N/#epoch.E``
 segment of a transaction        qualified ``scope/stream/N/#epoch.E/#transaction.ID``
-transaction buffer of a stream  topic ``scope.stream.transaction-buffer``
+transaction buffer of a stream  topic ``scope.stream.transaction-buffer``; of one that was deleted and created again
+                                ``scope.stream.transaction-buffer.epoch-E``, where E is its first epoch
 commit log of a group           topic ``scope.group.commit-log``
 terminated transactions         topic ``__terminated_txn_state_scope.group``
 snapshots of a scope's buffers  topics ``scope.__transaction_buffer_snapshot_indexes`` and ``..._segments``, or
@@ -36,9 +37,11 @@ TOPIC_NAME_MAX: Final = 249
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
 _TERMINATED: Final = "__terminated_txn_state_"
+_BUFFER: Final = ".transaction-buffer"
 _SNAPSHOT: Final = ".__transaction_buffer_snapshot"
 _NUMBER = r"(0|[1-9][0-9]{0,9})"
 _SEGMENT_TOPIC = re.compile(rf"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.segment-{_NUMBER}\.epoch-{_NUMBER}")
+_BUFFER_TOPIC = re.compile(rf"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+){re.escape(_BUFFER)}(?:\.epoch-{_NUMBER})?")
 _QUALIFIED = re.compile(
     rf"([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)/{_NUMBER}/#epoch\.{_NUMBER}(?:/#transaction\.([0-9a-f]{{32}}))?"
 )
@@ -100,10 +103,10 @@ class StreamName:
         """The Kafka topic of a segment."""
         return f"{self.scope}.{self.stream}.segment-{segment.number}.epoch-{segment.epoch}"
 
-    @property
-    def buffer_topic(self) -> str:
-        """The Kafka topic of the transaction buffer."""
-        return f"{self.scope}.{self.stream}.transaction-buffer"
+    def buffer_topic(self, first_epoch: int = 0) -> str:
+        """The Kafka topic of the transaction buffer of the life of the stream that began with an epoch."""
+        topic = f"{self.scope}.{self.stream}{_BUFFER}"
+        return f"{topic}.epoch-{first_epoch}" if first_epoch else topic
 
     def qualified(self, segment: SegmentId, transaction: TransactionId | None = None) -> str:
         """PDP-24's fully qualified name of a segment, or of a transaction's part of it."""
@@ -208,6 +211,20 @@ def parse_segment_topic(topic: str) -> tuple[StreamName, SegmentId]:
         return StreamName(scope, stream), SegmentId.of(int(number), int(epoch))
     except InvalidRequestError as fault:
         raise InvalidNameError(f"topic {topic!r} is not a segment: {fault}") from fault
+
+
+def parse_buffer_topic(topic: str) -> tuple[StreamName, int]:
+    """Take a buffer's topic name apart into stream and first epoch; the inverse of :meth:`StreamName.buffer_topic`.
+
+    Raises:
+        InvalidNameError: the topic is no transaction buffer.
+    """
+    match = _BUFFER_TOPIC.fullmatch(topic)
+    if not match:
+        raise InvalidNameError(
+            f"topic {topic!r} is no transaction buffer: scope.stream.transaction-buffer[.epoch-E] is expected"
+        )
+    return StreamName(match[1], match[2]), int(match[3] or 0)
 
 
 def parse_qualified(name: str) -> tuple[StreamName, SegmentId, TransactionId | None]:

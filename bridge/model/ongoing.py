@@ -19,7 +19,7 @@ import schemas
 from bridge.errors import CorruptDataError, InvalidNameError
 from bridge.model.buffered import BufferedTransaction, FrameRef, Partition
 from bridge.model.frames import BeginFrame, PieceKey
-from bridge.model.names import StreamName
+from bridge.model.names import parse_buffer_topic
 from bridge.model.references import decode_streams, encode_streams
 from bridge.model.snapshots import Age, Snapshot, age_of, decode_all, partition_name, seal, unseal
 
@@ -216,7 +216,8 @@ def _transaction(datum: dict[str, Any], partition: Partition) -> OngoingTransact
         streams,
         datum["retain_ms"],
     )
-    [stream] = [name for name in streams if StreamName.parse(name).buffer_topic == partition[0]]
+    home = str(parse_buffer_topic(partition[0])[0])
+    [stream] = [name for name in streams if name == home]
     place = begin.places[stream]
     low = datum["counter_low"] & _LOW_MASK
     columns = zip(

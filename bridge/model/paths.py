@@ -9,6 +9,7 @@
     /scopes/SCOPE/streams/STREAM/epochs/E epoch: one record for each epoch
     /scopes/SCOPE/streams/STREAM/truncation  truncation: segments that were removed, epochs that were dropped
     /scopes/SCOPE/streams/STREAM/retention   retention: marks at which it may be truncated
+    /scopes/SCOPE/former/STREAM#E.S       of a deleted stream: the first epoch and sequence id that it has not used
     /groups/SCOPE.GROUP                   group
     /groups/SCOPE.GROUP/controller        controller epoch; every write of a leader checks its version
     /groups/SCOPE.GROUP/leader            ephemeral: name of the coordinator that leads
@@ -75,6 +76,11 @@ def truncation(name: StreamName) -> str:
 def retention(name: StreamName) -> str:
     """The marks at which a stream may be truncated."""
     return f"{stream(name)}/retention"
+
+
+def formers(scope: str) -> str:
+    """The parent of what is kept of a scope's deleted streams; see :mod:`bridge.model.lives`."""
+    return f"{SCOPES}/{scope}/former"
 
 
 def cas_slots(name: StreamName) -> str:

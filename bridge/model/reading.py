@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from bridge.errors import ConflictError, CorruptDataError, InvalidRequestError, TruncatedError
+from bridge.errors import CorruptDataError, InvalidRequestError, StreamRecreated, TruncatedError
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.lineage import lineage
@@ -50,7 +50,9 @@ class ReadingPlan:
         Raises:
             InvalidRequestError: ``start`` names a segment that the stream does not have, or two of which one continues
                 the other.
+            StreamRecreated: ``start`` is of a stream of the same name that was deleted.
         """
+        history.check_life("of this name", start or ())
         self.changes = 0
         self._goals = goals
         self._next_epoch = history.next_epoch
@@ -77,11 +79,11 @@ class ReadingPlan:
         """Take the stream's epochs as they are now: there may be more, and sealed ends may have become known.
 
         Raises:
-            ConflictError: it is not the same stream any more.
+            StreamRecreated: it is not the same stream any more.
             TruncatedError: epochs were dropped whose records had not all been read, as far as is known here.
         """
         if not history.is_later(self._history):
-            raise ConflictError("the stream was deleted and created again while it was being read; begin anew")
+            raise StreamRecreated("the stream was deleted and created again while it was being read; begin anew")
         lost = sorted(item for item in self._sealed if item not in self._done and history.is_dropped(item))
         if lost:
             raise TruncatedError(

@@ -113,6 +113,13 @@ class StreamConfig:
     buffer_topic_id: str
     state: StreamState = StreamState.ACTIVE
     retention: Retention = Retention()
+    first_epoch: int = 0
+    """The epoch with which this life of the stream began; above all that former lives of its name have used."""
+
+    @property
+    def buffer_topic(self) -> str:
+        """The Kafka topic of the transaction buffer, which no other life of the stream has used."""
+        return self.name.buffer_topic(self.first_epoch)
 
     def to_json(self) -> bytes:
         """Plain JSON."""
@@ -127,6 +134,7 @@ class StreamConfig:
                 "buffer_topic_id": self.buffer_topic_id,
                 "state": self.state.value,
                 "retention": self.retention.datum(),
+                "first_epoch": self.first_epoch,
             }
         )
 

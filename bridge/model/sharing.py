@@ -95,7 +95,7 @@ def decide(
             verdicts[segment] = Verdict(Standing.READ_NEW) if life.active else DONE
         elif after:
             verdicts[segment] = Verdict(Standing.WAITS, after=after)
-        elif segment not in begun and segment.epoch == 0 and reset is Reset.ERROR:
+        elif segment not in begun and segment.epoch == history.born and reset is Reset.ERROR:
             verdicts[segment] = Verdict(Standing.NO_OFFSET)
         else:
             verdicts[segment] = DONE if end == 0 else Verdict(Standing.READ)

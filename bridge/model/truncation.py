@@ -37,10 +37,12 @@ def floors_of(history: EpochHistory, cut: Mapping[SegmentId, int]) -> Floors:
     Raises:
         InvalidRequestError: it names no segment, one that the stream does not have, an offset beyond a sealed end or
             below 0, or two segments of which one continues the other.
+        StreamRecreated: it names a segment of a stream of the same name that was deleted.
         UnavailableError: the end of a segment is not known yet.
     """
     if not cut:
         raise InvalidRequestError("a stream is truncated at an offset in one segment at least; nothing was deleted")
+    history.check_life("of this name", cut)
     known = history.segments()
     for segment, offset in cut.items():
         if segment not in known and not history.is_dropped(segment):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from bridge.model.identifiers import SegmentId
-from bridge.model.names import GroupName, StreamName
+from bridge.model.records import StreamConfig
 
 if TYPE_CHECKING:
     from bridge.spark.runs import Runs
@@ -46,8 +46,6 @@ class Portion(InputPartition):  # type: ignore[misc]  # types are checked withou
 class PreviewPortion(InputPartition):  # type: ignore[misc]  # types are checked without PySpark
     """The records of transactions that are open when the task runs."""
 
-    def __init__(self, stream: StreamName, group: GroupName, buffer_partitions: int) -> None:
+    def __init__(self, config: StreamConfig) -> None:
         super().__init__(None)
-        self.stream = stream
-        self.group = group
-        self.buffer_partitions = buffer_partitions
+        self.config = config

@@ -159,7 +159,7 @@ class BatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types ar
             portions = self._portions([[item] for item in ranges], runs)
             if settings.preview:
                 config = driver.view().config
-                portions.append(PreviewPortion(settings.stream, config.group, config.buffer_partitions))
+                portions.append(PreviewPortion(config))
             return portions
         finally:
             self._close()

@@ -139,7 +139,7 @@ def read_previews(
         KafkaUnavailable, NotFoundError, NotAuthorizedError.
     """
     arrow = to_arrow_schema(schema, timezone="UTC")
-    tail = PreviewTail(connection, portion.stream, portion.group, portion.buffer_partitions)
+    tail = PreviewTail(connection, portion.config)
     try:
         while not tail.is_caught_up:
             rows = [_preview_row(item) for item in tail.take()]

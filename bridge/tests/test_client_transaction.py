@@ -97,7 +97,7 @@ class RecordingSender:
         self.sent.append(Sent(topic, partition, kinds, frames[-1][2], delivered, soon))
 
     def kinds(self, stream: str) -> list[FrameKind]:
-        topic = StreamName.parse(stream).buffer_topic
+        topic = StreamName.parse(stream).buffer_topic()
         return [kind for item in self.sent if item.topic == topic for kind in item.kinds]
 
     def acknowledge(self, count: int | None = None, fault: KafkaError | None = None) -> None:

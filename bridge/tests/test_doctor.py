@@ -46,7 +46,7 @@ def topic(name: str, **changes: Any) -> TopicFacts:
     return replace(known, **changes)
 
 
-LOG, BUFFER, OUTCOMES = GROUP.commit_log_topic, STREAM.buffer_topic, GROUP.terminated_topic
+LOG, BUFFER, OUTCOMES = GROUP.commit_log_topic, STREAM.buffer_topic(), GROUP.terminated_topic
 INDEXES = snapshot_indexes_topic(GROUP.scope)
 COMPACT = {"cleanup.policy": "compact", "min.insync.replicas": "2", "max.message.bytes": str(16 * 1024 * 1024)}
 CONFIG = StreamConfig(name=STREAM, group=GROUP, created_ms=0, buffer_topic_id=f"id of {BUFFER}")

@@ -32,12 +32,12 @@ def allowed(rights: list[Right], topic: str) -> set[str]:
 
 def test_a_writer_may_do_with_its_stream_what_it_has_to_and_nothing_with_others() -> None:
     rights = list(writer(ORDERS, GROUP))
-    assert allowed(rights, ORDERS.buffer_topic) == {"Read", "Write"}
+    assert allowed(rights, ORDERS.buffer_topic()) == {"Read", "Write"}
     assert allowed(rights, "sales.orders.segment-0.epoch-0") == {"Read", "Write"}
     assert allowed(rights, GROUP.commit_log_topic) == {"Read"}
     for topic in (
         "sales.orders-archive.segment-0.epoch-0",
-        StreamName("sales", "ledger").buffer_topic,
+        StreamName("sales", "ledger").buffer_topic(),
         GroupName("sales", "other").commit_log_topic,
         GROUP.terminated_topic,
     ):
@@ -47,18 +47,18 @@ def test_a_writer_may_do_with_its_stream_what_it_has_to_and_nothing_with_others(
 def test_a_reader_does_not_see_what_is_not_committed() -> None:
     rights = list(reader(ORDERS, ["billing"]))
     assert allowed(rights, "sales.orders.segment-3.epoch-2") == {"Read"}
-    assert allowed(rights, ORDERS.buffer_topic) == set()
+    assert allowed(rights, ORDERS.buffer_topic()) == set()
     assert [right.name for right in rights if right.resource is Resource.GROUP] == ["rollbridge", "billing"]
-    assert allowed(list(previewer(ORDERS, GROUP)), ORDERS.buffer_topic) == {"Read"}
+    assert allowed(list(previewer(ORDERS, GROUP)), ORDERS.buffer_topic()) == {"Read"}
 
 
 def test_a_coordinator_has_rights_to_every_topic_of_its_scope_only() -> None:
     rights = list(coordinator("sales"))
-    assert "Create" in allowed(rights, ORDERS.buffer_topic)
+    assert "Create" in allowed(rights, ORDERS.buffer_topic())
     assert "Write" in allowed(rights, GROUP.terminated_topic)
     assert allowed(rights, "marketing.orders.transaction-buffer") == set()
     assert coordinator_operations(GROUP.terminated_topic) == {"Create", "Read", "Write", "DescribeConfigs"}
-    assert "AlterConfigs" in coordinator_operations(ORDERS.buffer_topic)
+    assert "AlterConfigs" in coordinator_operations(ORDERS.buffer_topic())
 
 
 def test_commands_are_those_of_kafkas_tool() -> None:

@@ -180,7 +180,7 @@ def _check_commit_log(name: GroupName, replication_factor: int) -> Steps[None]:
 
 
 def _check_buffers(group: GroupState) -> Steps[None]:
-    expected = {item.config.name.buffer_topic: item.config.buffer_topic_id for item in group.streams.values()}
+    expected = {item.config.buffer_topic: item.config.buffer_topic_id for item in group.streams.values()}
     yield from _check_ids(expected)
 
 

@@ -85,6 +85,6 @@ class Bench:
 
     def feed(self, name: str, header: FrameHeader, value: bytes) -> None:
         """Fold one message."""
-        partition = (StreamName.parse(name).buffer_topic, 0)
+        partition = (StreamName.parse(name).buffer_topic(), 0)
         offset = self.group.fold.positions.get(partition, 0)
         self.group.fold.fold(name, partition, offset, self.clock_ms, header.pack(), value)

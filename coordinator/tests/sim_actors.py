@@ -259,7 +259,7 @@ class Client:
         return Record(key, f"{key}={count}")
 
     def _send(self, stream: str, header: FrameHeader, value: bytes) -> None:
-        self.world.produce(StreamName.parse(stream).buffer_topic, (header.pack(), value))
+        self.world.produce(StreamName.parse(stream).buffer_topic(), (header.pack(), value))
 
 
 class HastyFold(BufferFold):

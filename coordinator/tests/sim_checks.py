@@ -26,7 +26,12 @@ def faults(world: World, group: GroupName, streams: list[StreamName], clients: l
     placed: Counter[tuple[str, str]] = Counter()
     for stream in streams:
         history, kept = whole_history_of(world, stream), history_of(world, stream)
-        found.extend([*check_chain(history.records), *check_chain(kept.records, kept.first)])
+        found.extend(
+            [
+                *check_chain(history.records, history.first, history.born),
+                *check_chain(kept.records, kept.first, kept.born),
+            ]
+        )
         by_key: dict[str, list[str]] = {}
         for segment in sorted(history.segments(), key=lambda item: item.epoch):
             rows = world.log(stream.segment_topic(segment)).visible()

@@ -69,10 +69,10 @@ class Standby:
         places = {}
         for name in self.streams:
             raw = self.world.nodes.get(paths.stream(name))
-            if raw is None or name.buffer_topic not in self.world.topics:
+            if raw is None or name.buffer_topic() not in self.world.topics:
                 return
-            config, log = StreamConfig.from_json(raw), self.world.topics[name.buffer_topic]
-            partition, end = (name.buffer_topic, 0), len(log.entries)
+            config, log = StreamConfig.from_json(raw), self.world.topics[name.buffer_topic()]
+            partition, end = (name.buffer_topic(), 0), len(log.entries)
             values = [rows.get(key) for rows in indexes for key in index_keys(partition)]
             choice = choose(values, partition, config.buffer_topic_id, end, log_end)
             ongoing = None

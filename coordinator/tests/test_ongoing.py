@@ -12,7 +12,7 @@ from coordinator.tests.sim_actors import settings_of
 from coordinator.tests.test_snapshots import INDEXES, STREAMS, Bench
 
 LONG = 9
-PARTITION = (STREAMS[0].buffer_topic, 0)
+PARTITION = (STREAMS[0].buffer_topic(), 0)
 REPLAY_MAX = settings_of(1).snapshots.transaction_buffer_snapshot_replay_max
 
 
@@ -72,7 +72,7 @@ def test_a_quiet_partition_does_not_make_leaders_read_the_commit_log_from_long_a
     for number, stream in enumerate((STREAMS[1], STREAMS[0])):
         bench.do("begin", LONG + number, stream)
     assert bench.leader.group is not None
-    quiet = (STREAMS[1].buffer_topic, 0)
+    quiet = (STREAMS[1].buffer_topic(), 0)
     busy(bench, 20)
     found = bench.leader.group.snapshots.partitions[quiet]
     log_end = len(bench.world.topics[bench.leader.group.commit_log].entries)

@@ -253,7 +253,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         reasons.update(attempt.outcome.reason for attempt in attempts if attempt.outcome is not None)
         offsets += len(run.world.group_offsets)
         spared += run.world.spared
-        truncated += sum(run.world.topics[item.buffer_topic].start for item in STREAMS)
+        truncated += sum(run.world.topics[item.buffer_topic()].start for item in STREAMS)
         resumed += sum(attempt.part > 0 for attempt in attempts)
         for client in run.clients:
             if isinstance(client, RestartingClient):

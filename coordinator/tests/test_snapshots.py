@@ -116,7 +116,7 @@ class Bench:
                 case "data":
                     batch = json.dumps([["k", f"{self.clock_ms}", str(identifier), 0]]).encode()
                     header = FrameHeader(FrameKind.DATA, identifier.bytes, 0, 0, self.clock_ms, 1)
-                    self.world.produce(StreamName.parse(begin.home).buffer_topic, (header.pack(), batch))
+                    self.world.produce(StreamName.parse(begin.home).buffer_topic(), (header.pack(), batch))
                 case "commit":
                     self.send(number, FrameKind.COMMIT, begin.home, Manifest({PieceKey(0, 0, 0): 0}).encode())
                 case "abort":
@@ -125,7 +125,7 @@ class Bench:
     def send(self, number: int, kind: FrameKind, stream: str, value: bytes) -> None:
         """Write a frame to a stream's buffer."""
         header = FrameHeader(kind, self.open[number][0].bytes)
-        self.world.produce(StreamName.parse(stream).buffer_topic, (header.pack(), value))
+        self.world.produce(StreamName.parse(stream).buffer_topic(), (header.pack(), value))
 
 
 @settings(max_examples=150)
@@ -169,7 +169,7 @@ def test_a_begin_frame_that_comes_long_after_the_abort_and_a_takeover_opens_noth
     assert not group.fold.open
     assert not group.recorded
     assert group.fold.dropped["late"] == 12
-    indexes = group.snapshots.partitions[STREAMS[1].buffer_topic, 0].aborted.indexes
+    indexes = group.snapshots.partitions[STREAMS[1].buffer_topic(), 0].aborted.indexes
     assert group.snapshots.metrics.segment_ops[Op.READ] == len(indexes) > 2, "each is read once, when it is needed"
 
 
@@ -214,7 +214,7 @@ def test_the_format_changes_without_loss_both_ways() -> None:
     assert not _current(bench, INDEXES)
     assert not _current(bench, SEGMENTS)
     single = [decode_snapshot(value) for value in _current(bench, SINGLE).values()]
-    assert {item.partition[0] for item in single} == {stream.buffer_topic for stream in STREAMS}
+    assert {item.partition[0] for item in single} == {stream.buffer_topic() for stream in STREAMS}
     assert all(set(item.aborts) == before and not item.indexes for item in single)
     bench.take_over()
     bench.rest()
@@ -275,13 +275,13 @@ def test_a_snapshot_of_an_earlier_topic_of_the_same_name_is_not_used() -> None:
     bench.do("aborted", 0, STREAMS[0])
     bench.rest()
     for path, value in bench.world.nodes.items():
-        earlier = bench.world.topics[STREAMS[0].buffer_topic].id.encode()
+        earlier = bench.world.topics[STREAMS[0].buffer_topic()].id.encode()
         bench.world.nodes[path] = value.replace(earlier, b"id-other")
-    bench.world.topics[STREAMS[0].buffer_topic].id = "id-other"
+    bench.world.topics[STREAMS[0].buffer_topic()].id = "id-other"
     bench.take_over()
     group = bench.leader.group
     assert group is not None
-    assert not group.snapshots.partitions[STREAMS[0].buffer_topic, 0].is_restored
+    assert not group.snapshots.partitions[STREAMS[0].buffer_topic(), 0].is_restored
     assert "another topic" in group.snapshots.warnings[0]
     assert not bench.world.broken
 
@@ -294,7 +294,7 @@ def test_a_deleted_stream_leaves_no_snapshots() -> None:
     request = Request(kind=RequestKind.DELETE_STREAM, stream=str(STREAMS[0]), created_ms=0)
     bench.world.request(GROUP, request.to_json())
     bench.rest()
-    assert StreamName("sales", "orders").buffer_topic not in bench.world.topics
+    assert StreamName("sales", "orders").buffer_topic() not in bench.world.topics
     for topic in (INDEXES, SEGMENTS):
         left = _current(bench, topic)
         assert left

@@ -17,7 +17,7 @@ from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.sim_world import Entry, World
 
 ORDERS = StreamName.parse("sales/orders")
-TOPICS = [ORDERS.buffer_topic, *(ORDERS.segment_topic(SegmentId.of(number, 0)) for number in (0, 1))]
+TOPICS = [ORDERS.buffer_topic(), *(ORDERS.segment_topic(SegmentId.of(number, 0)) for number in (0, 1))]
 REQUEST = Request(kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), segments=2, created_ms=0, buffer_partitions=1)
 
 

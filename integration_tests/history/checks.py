@@ -279,7 +279,7 @@ def conditions(facts: Facts) -> Iterator[Fault]:
 def chain(facts: Facts) -> Iterator[Fault]:
     """Epochs form a chain, and the ends of all segments but the active ones are known."""
     for stream, state in facts.history.streams.items():
-        for text in check_chain(state.history.records, state.history.first):
+        for text in check_chain(state.history.records, state.history.first, state.history.born):
             yield Fault("epoch chain", f"{stream}: {text}")
         for segment in state.history.segments():
             if state.history.sealed_end(segment) is None and segment not in state.history.active.segment_ids:
