@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from bridge.errors import InvalidNameError
+from bridge.errors import InvalidNameError, InvalidRequestError, StreamRecreated
 from bridge.model import paths
+from bridge.model.cas import Condition, Scope, holds
+from bridge.model.course import Course
+from bridge.model.epochs import EpochHistory, check_chain
+from bridge.model.expiry import without_epochs
 from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import even_ranges
+from bridge.model.lives import FORMER_MAX, UNSEEN_RECORDS, Former, former_among
 from bridge.model.names import StreamName
+from bridge.model.reading import ReadingPlan
+from bridge.model.records import StreamConfig, StreamState
 from bridge.model.requests import Request, RequestKind
+from bridge.model.sequence import DLSN
+from bridge.model.sn import EMPTY, SN, sequence_bases
+from bridge.model.truncation import floors_of
 from coordinator import effects as fx
-from coordinator.procedures.streams import create_stream
+from coordinator import group as state
+from coordinator.procedures.retention import load_stream
+from coordinator.procedures.streams import create_stream, delete_stream, finish_delete
+from coordinator.steps import Steps
 from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.sim_world import Entry, World
 
@@ -65,3 +81,148 @@ def test_topics_that_a_leader_made_before_it_crashed_are_used(world: World) -> N
     made = world.execute(effect, 1)
     assert create(world)
     assert {name: topic.id for name, topic in world.topics.items()} == made
+
+
+class Lives:
+    """The stream, created and deleted again and again."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.bench = Bench({})
+        self.made = 1
+
+    def create(self) -> state.StreamState:
+        """Create it, to the end."""
+        self._run(create_stream(self.bench.group, self._request(), REQUEST, 0))
+        return self.bench.group.streams[str(ORDERS)]
+
+    def delete(self, *, stop_before: int | None = None) -> bool:
+        """Delete it; or die before so many effects. Tells whether it is gone."""
+        steps = delete_stream(self.bench.group, self._request(), self.bench.group.streams[str(ORDERS)], 0)
+        self._run(steps, stop_before)
+        return paths.stream(ORDERS) not in self.world.nodes
+
+    def take_over(self) -> None:
+        """A new leader finishes what the one before left behind."""
+        config = StreamConfig.from_json(self.world.nodes[paths.stream(ORDERS)])
+        found: list[state.StreamState] = []
+
+        def procedure() -> Steps[None]:
+            found.append((yield from load_stream(config)))
+            yield from finish_delete(self.bench.group, found[0])
+
+        self._run(procedure())
+
+    def _request(self) -> str:
+        self.made += 1
+        self.world.ensure(f"{paths.requests(GROUP)}/{self.made}")
+        return str(self.made)
+
+    def _run(self, steps: Steps[None], stop_before: int | None = None) -> None:
+        answer: Any = None
+        for number in itertools.count():
+            try:
+                effect: Any = steps.send(answer)
+            except StopIteration:
+                return
+            if number == stop_before:
+                return
+            answer = self.world.execute(effect, 1)
+
+
+@pytest.fixture
+def lives(world: World) -> Lives:
+    return Lives(world)
+
+
+def test_another_life_of_a_stream_uses_no_name_and_no_number_of_the_one_before(lives: Lives) -> None:
+    topics: set[str] = set()
+    numbers: list[int] = []
+    for life in range(4):
+        stream = lives.create()
+        assert stream.history.born == stream.config.first_epoch == life
+        assert topics.isdisjoint(lives.world.topics)
+        topics |= lives.world.topics.keys()
+        for segment in stream.history.active.segments:
+            lives.world.topics[stream.topic_of(segment.id)].entries.extend(Entry("record") for _ in range(5))
+            base = sequence_bases(stream.history)[segment.id]
+            assert base > max(numbers, default=-1)
+        numbers += [base + 4 for base in sequence_bases(stream.history).values()]
+        assert not check_chain(stream.history.records, stream.history.first, stream.history.born)
+        assert lives.delete()
+        assert not lives.world.topics
+    assert len(lives.world.children(paths.formers(ORDERS.scope))) == 4
+
+
+@pytest.mark.parametrize("place", range(20))
+def test_a_deletion_that_stops_anywhere_and_is_finished_by_another_leader_keeps_the_numbers(
+    lives: Lives, place: int
+) -> None:
+    first = lives.create()
+    topics = set(lives.world.topics)
+    for segment in first.history.active.segments:
+        lives.world.topics[first.topic_of(segment.id)].entries.extend(Entry("record") for _ in range(5))
+    if not lives.delete(stop_before=place):
+        marked = StreamConfig.from_json(lives.world.nodes[paths.stream(ORDERS)]).state is StreamState.DELETING
+        if not marked:
+            return
+        lives.take_over()
+    second = lives.create()
+    assert second.config.first_epoch == 1
+    assert second.history.born_sequence >= 5
+    assert topics.isdisjoint(lives.world.topics)
+
+
+def test_a_stream_that_another_version_has_marked_and_whose_topics_are_gone_is_buried_with_room(lives: Lives) -> None:
+    lives.create()
+    assert not lives.delete(stop_before=1)
+    lives.world.topics.clear()
+    lives.take_over()
+    assert lives.create().history.born_sequence > UNSEEN_RECORDS
+
+
+def test_what_is_kept_of_deleted_streams_is_bounded(world: World) -> None:
+    world.ensure(paths.formers(ORDERS.scope))
+    for number in range(FORMER_MAX):
+        world.nodes[f"{paths.formers(ORDERS.scope)}/{Former(number + 1, 7 * number).node(f's-{number}')}"] = b""
+    lives = Lives(world)
+    lives.create()
+    assert lives.delete()
+    kept = world.children(paths.formers(ORDERS.scope))
+    assert len(kept) < FORMER_MAX
+    for number in (0, 400, FORMER_MAX - 1):
+        known = former_among(kept, StreamName(ORDERS.scope, f"s-{number}"))
+        assert known.epoch > number
+        assert known.sequence >= 7 * number
+    floor = former_among(kept, StreamName(ORDERS.scope, "never-there"))
+    assert lives.create().config.first_epoch >= floor.epoch > 1
+
+
+def test_nothing_of_a_former_life_is_accepted() -> None:
+    history = EpochHistory.create(even_ranges(2), 5, born=3, base=1_000)
+    old = SegmentId.of(0, 1)
+    assert not history.is_removed(old)
+    for refused in (
+        lambda: ReadingPlan(history, start={old: 4}),
+        lambda: floors_of(history, {old: 4}),
+        lambda: history.record(2),
+        lambda: ReadingPlan(EpochHistory.create(even_ranges(2), 5)).update(history),
+    ):
+        with pytest.raises(StreamRecreated):
+            refused()
+    course = Course(history, 0.1)
+    for expected in (SN(sequence_id=17), SN(DLSN(1, 0, 4)), SN(DLSN(1, 0, 4), None, 4)):
+        for scope in Scope:
+            with pytest.raises(InvalidRequestError, match="deleted"):
+                holds(Condition(expected, scope, b"key"), EMPTY, 1_007, course)
+    bases = sequence_bases(without_epochs(scaled_twice(history), 5))
+    assert min(bases.values()) >= 1_000
+
+
+def scaled_twice(history: EpochHistory) -> EpochHistory:
+    """The same with two more epochs, each of which replaces all of the one before."""
+    for _ in range(2):
+        record = history.plan_scale([item.id.number for item in history.active.segments], even_ranges(2), 6)
+        ends = {item.id: 10 for item in history.active.segments}
+        history = history.with_records(replace(record, sealed_ends=ends))
+    return history.with_removed(item for item in history.segments() if item.epoch < 5)
