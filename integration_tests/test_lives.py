@@ -1,0 +1,138 @@
+"""Streams that are deleted and created again under their names: nothing of two lives is taken for each other."""
+
+from __future__ import annotations
+
+import pytest
+
+import bridge
+from bridge import EMPTY
+from bridge.errors import (
+    InvalidRequestError,
+    RollbridgeError,
+    StreamNotFound,
+    StreamRecreated,
+    TruncatedError,
+)
+from bridge.model.sn import SN
+from integration_tests.clients import Site
+
+KEYS = [f"key-{number}".encode() for number in range(20)]
+
+
+def write_all(client: bridge.Bridge, stream: str, life: str) -> bridge.TransactionId:
+    """One record for each key in a transaction."""
+    with client.begin(stream) as transaction:
+        for key in KEYS:
+            transaction.write(stream, key=key, value=f"{life}-{key.decode()}".encode())
+    return transaction.id
+
+
+def create_again(client: bridge.Bridge, stream: str, segments: int = 1) -> None:
+    """Another life, of the same shape."""
+    client.admin.delete_stream(stream)
+    client.admin.create_stream(stream, segments=segments)
+
+
+def values(client: bridge.Bridge, stream: str, **options: object) -> list[str]:
+    with client.reader(stream, follow=False, **options) as reader:  # type: ignore[arg-type]
+        return sorted((record.value or b"").decode() for record in reader)
+
+
+def test_no_topic_name_is_used_by_two_lives(client: bridge.Bridge, ledger: str) -> None:
+    topics: set[str] = set()
+    for life in range(3):
+        (config,) = client.admin.list_streams(ledger.partition("/")[0])
+        history = client.admin.history(ledger)
+        used = {config.buffer_topic, *(config.name.segment_topic(item) for item in history.segments())}
+        assert topics.isdisjoint(used)
+        topics |= used
+        write_all(client, ledger, str(life))
+        assert values(client, ledger) == sorted(f"{life}-{key.decode()}" for key in KEYS)
+        create_again(client, ledger)
+
+
+def test_positions_and_sequence_numbers_of_a_former_life_are_refused(client: bridge.Bridge, ledger: str) -> None:
+    with client.cas_writer(ledger) as writer:
+        old = writer.write(b"key", b"old", expected=EMPTY)
+    with client.reader(ledger, follow=False) as reader:
+        list(reader)
+        position = reader.position
+    create_again(client, ledger)
+    assert old.dlsn is not None
+    for start in (position, str(position), old, old.dlsn):
+        with pytest.raises(StreamRecreated, match="deleted"):
+            client.reader(ledger, start=start)
+    with pytest.raises(RollbridgeError, match="deleted"):
+        client.admin.truncate(ledger, position)
+    with client.cas_writer(ledger) as writer:
+        for stale in (old, SN(dlsn=old.dlsn), SN(sequence_id=old.sequence_id)):
+            for scope in ("key", "segment"):
+                with pytest.raises(RollbridgeError):
+                    writer.write(b"key", b"stale", expected=stale, scope=scope)  # type: ignore[arg-type]
+                transaction = client.begin(ledger)
+                with pytest.raises(InvalidRequestError, match="deleted"):
+                    transaction.expect(ledger, key=b"key", sn=stale, scope=scope)
+                transaction.abort()
+        assert writer.tail(b"key") == EMPTY
+        new = writer.write(b"key", b"new", expected=EMPTY)
+        assert writer.tail(b"key") == new
+    assert values(client, ledger) == ["new"]
+
+
+def test_transactions_of_a_former_life_are_reported_as_deleted_and_readers_go_on(
+    client: bridge.Bridge, ledger: str, orders: str, scope: str
+) -> None:
+    first = write_all(client, ledger, "first")
+    both = client.begin(ledger, orders)
+    for stream in (ledger, orders):
+        both.write(stream, key=b"both", value=b"both")
+    both.commit()
+    create_again(client, ledger)
+    with client.writer(ledger) as writer:
+        for key in KEYS:
+            writer.write(key, b"plain").result(30)
+    second = write_all(client, ledger, "second")
+    seen: dict[bridge.TransactionId, list[str] | None] = {}
+    with client.transactions(scope, follow=False) as transactions:
+        for transaction in transactions:
+            try:
+                seen[transaction.id] = [(record.value or b"").decode() for record in transaction.records()]
+            except TruncatedError as fault:
+                assert "removed" in str(fault) or "deleted" in str(fault)
+                seen[transaction.id] = None
+    assert seen == {first: None, both.id: None, second: [f"second-{key.decode()}" for key in KEYS]}
+
+
+def test_a_client_that_was_away_writes_nothing_into_another_life(
+    site: Site, client: bridge.Bridge, ledger: str, orders: str
+) -> None:
+    with site.connect("away") as away:
+        asleep = away.begin(ledger, orders)
+        write_all(away, ledger, "first")
+        writer, cas = away.writer(ledger), away.cas_writer(ledger)
+        writer.write(KEYS[0], b"plain").result(30)
+        cas.write(KEYS[1], b"cas", expected=cas.tail(KEYS[1]))
+        follower = away.reader(ledger)
+        assert follower.poll(30) is not None
+        asleep.abort()
+        late = away.begin(orders, ledger)
+        late.write(orders, key=b"k", value=b"kept waiting")
+        late.flush()
+        with pytest.raises(RollbridgeError):
+            client.admin.delete_stream(ledger)  # it is open
+        late.abort()
+        create_again(client, ledger, segments=4)
+        write_all(client, ledger, "second")
+        # What began before, or knows only what was before.
+        with pytest.raises(StreamNotFound, match="open a new writer"):
+            writer.write(KEYS[0], b"stale").result(30)
+        with pytest.raises(StreamRecreated):
+            for _ in range(1_000):
+                follower.poll(0.1)
+        follower.close()
+        assert cas.tail(KEYS[1]) != EMPTY
+        write_all(away, ledger, "third")
+        with away.writer(ledger) as fresh:
+            fresh.write(KEYS[0], b"fresh").result(30)
+    expected = [f"{life}-{key.decode()}" for life in ("second", "third") for key in KEYS] + ["fresh"]
+    assert values(client, ledger) == sorted(expected)
