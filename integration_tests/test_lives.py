@@ -97,8 +97,7 @@ def test_transactions_of_a_former_life_are_reported_as_deleted_and_readers_go_on
         for transaction in transactions:
             try:
                 seen[transaction.id] = [(record.value or b"").decode() for record in transaction.records()]
-            except TruncatedError as fault:
-                assert "removed" in str(fault) or "deleted" in str(fault)
+            except TruncatedError:
                 seen[transaction.id] = None
     assert seen == {first: None, both.id: None, second: [f"second-{key.decode()}" for key in KEYS]}
 
@@ -126,10 +125,8 @@ def test_a_client_that_was_away_writes_nothing_into_another_life(
         # What began before, or knows only what was before.
         with pytest.raises(StreamNotFound, match="open a new writer"):
             writer.write(KEYS[0], b"stale").result(30)
-        with pytest.raises(StreamRecreated):
-            for _ in range(1_000):
-                follower.poll(0.1)
-        follower.close()
+        with follower, pytest.raises(StreamRecreated):
+            list(follower)
         assert cas.tail(KEYS[1]) != EMPTY
         write_all(away, ledger, "third")
         with away.writer(ledger) as fresh:
