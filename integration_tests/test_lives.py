@@ -68,7 +68,7 @@ def test_positions_and_sequence_numbers_of_a_former_life_are_refused(client: bri
         for stale in (old, SN(dlsn=old.dlsn), SN(sequence_id=old.sequence_id)):
             for scope in ("key", "segment"):
                 with pytest.raises(RollbridgeError):
-                    writer.write(b"key", b"stale", expected=stale, scope=scope)  # type: ignore[arg-type]
+                    writer.write(b"key", b"stale", expected=stale, scope=scope)
                 transaction = client.begin(ledger)
                 with pytest.raises(InvalidRequestError, match="deleted"):
                     transaction.expect(ledger, key=b"key", sn=stale, scope=scope)
