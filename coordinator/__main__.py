@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import sys
-import threading
-from types import FrameType
-from typing import Final
 
 import click
 
 from bridge.errors import RollbridgeError
 from coordinator.config import load_coordinator_settings
 from coordinator.daemon import Daemon
+from coordinator.shell.ending import end_on_signals, leave
 
 logger = logging.getLogger(__name__)
 
-END_AT_LATEST_S: Final = 20.0
-"""How long after it was asked to end a coordinator is there at most, whatever server it waits for."""
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 
 
@@ -48,32 +42,13 @@ def main(log_level: str, **flags: str | float | None) -> None:
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     try:
         daemon = Daemon(load_coordinator_settings(flags))
-
-        def end(_number: int, _frame: FrameType | None) -> None:
-            daemon.stop()
-            last_resort = threading.Timer(END_AT_LATEST_S, _leave)
-            last_resort.daemon = True
-            last_resort.start()
-            if not daemon.is_serving:
-                # It waits for servers that may not be there for long, and has nothing to hand over.
-                raise SystemExit(0)
-
-        signal.signal(signal.SIGTERM, end)
-        signal.signal(signal.SIGINT, end)
+        end_on_signals(daemon.stop, lambda: daemon.is_serving)
         if not daemon.run():
             # The library for Kafka would wait up to a minute for brokers that do not answer before it lets go.
-            logging.shutdown()
-            os._exit(0)
+            leave()
     except RollbridgeError as fault:
         click.echo(f"rollbridge coordinator: {fault}", err=True)
         sys.exit(fault.exit_code)
-
-
-def _leave() -> None:
-    """End at once, as after a crash: what is under way is finished by the next leader."""
-    logger.warning("a server has kept this coordinator from ending for %g s; it ends all the same", END_AT_LATEST_S)
-    logging.shutdown()
-    os._exit(0)
 
 
 if __name__ == "__main__":

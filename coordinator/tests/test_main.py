@@ -33,7 +33,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[CoordinatorSettings]:
             """There is nothing to stop."""
 
     monkeypatch.setattr(entry, "Daemon", Idle)
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    monkeypatch.setattr(entry, "end_on_signals", lambda stop, is_serving: None)
     return made
 
 
@@ -132,6 +132,7 @@ def test_whoever_does_not_answer_it_ends() -> None:
     program = """
 import os, signal, threading
 import coordinator.__main__ as entry
+from coordinator.shell import ending
 
 class Stuck:
     is_serving = True
@@ -144,9 +145,63 @@ class Stuck:
     def stop(self):
         pass
 
-entry.Daemon, entry.END_AT_LATEST_S = Stuck, 0.1
+entry.Daemon, ending.END_AT_LATEST_S = Stuck, 0.1
 entry.main()
 """
     ended = subprocess.run([sys.executable, "-c", program, *ADDRESSES], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert "has kept this coordinator from ending" in ended.stderr
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_signal_finds_it_in_whatever_it_does(number: str) -> None:
+    """It comes while the main thread holds the lock of the very event that tells it to end."""
+    program = f"""
+import os, signal, threading
+import coordinator.__main__ as entry
+
+class Waiting:
+    is_serving = True
+    def __init__(self, settings):
+        self.stopping = threading.Event()
+    def run(self):
+        with self.stopping._cond:  # as at the beginning and at the end of its wait()
+            os.kill(os.getpid(), signal.{number})
+            for _ in range(1000):
+                pass  # handlers run in the main thread, between two instructions
+        self.stopping.wait()
+        print("ended in good order")
+        return True
+    def stop(self):
+        self.stopping.set()
+
+entry.Daemon = Waiting
+entry.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program, *ADDRESSES], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "ended in good order" in ended.stdout
+
+
+def test_one_that_serves_nothing_yet_ends_at_once() -> None:
+    """It waits for servers that may not be there for long, and has nothing to hand over."""
+    program = """
+import os, signal, threading
+import coordinator.__main__ as entry
+
+class Starting:
+    is_serving = False
+    def __init__(self, settings):
+        pass
+    def run(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            threading.Event().wait()
+    def stop(self):
+        pass
+
+entry.Daemon = Starting
+entry.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program, *ADDRESSES], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
