@@ -11,7 +11,7 @@ from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.recovery import logged_coordinator, took_s, wait_for, write_aborted
 from benchmarks.site import Site
 from bridge.model.names import GroupName, StreamName
-from coordinator.daemon import first_choice
+from coordinator.succession import first_choice
 
 COLD: Final = "cold"
 _ROOT: Final = "/standby"

@@ -1,8 +1,8 @@
 """The daemon: registers itself, and shares the transaction groups with the other coordinators that are alive.
 
-Each group has a first choice among the coordinators by rendezvous hashing, so groups spread evenly and few move when
-one comes or goes. A group that its first choice does not lead is led by another one after a short wait. A coordinator
-that Kafka does not answer is no choice: it strikes itself off the list until it is answered again.
+Who leads which group is decided in :mod:`coordinator.succession`, from what each coordinator says of itself in its
+ephemeral node. A coordinator that Kafka does not answer is no choice: it strikes itself off the list until it is
+answered again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from importlib.metadata import version
 from typing import Final
 
 import psutil
-import xxhash
 
 from bridge.errors import RollbridgeError
 from bridge.kafka.topics import TopicAdmin
@@ -33,20 +32,17 @@ from coordinator.shell.endpoint import Endpoint
 from coordinator.shell.leadership import Leadership
 from coordinator.shell.metrics_file import MetricsBoard
 from coordinator.shell.pulse import Pulse, PulseWatch
+from coordinator.shell.roll import Roll, within
+from coordinator.succession import Candidates
 
 logger = logging.getLogger(__name__)
 
 END_S: Final = 10.0
 """How long a coordinator that is stopped waits for the work at hand; what is left of it is done by the next leader."""
+GROUPS_BYTES_MAX: Final = 500_000
+"""How much of its node a coordinator fills with the groups that it is ready to lead; a node holds 1 MiB."""
 PROBE_S: Final = 1.0
 """How often a coordinator that Kafka does not answer asks again."""
-
-
-def first_choice(group: GroupName, coordinators: list[str]) -> str | None:
-    """Which of the coordinators should lead a group; None if there are none."""
-    return max(
-        coordinators, key=lambda name: (xxhash.xxh64_intdigest(f"{group.node}|{name}".encode()), name), default=None
-    )
 
 
 class Daemon:
@@ -64,12 +60,15 @@ class Daemon:
         self._metadata = Metadata(self._session)
         self._changed = threading.Event()
         self._stopping = threading.Event()
-        self._members: list[str] = []
+        self._roll = Roll(self._session, self._changed.set)
         self._leaderships: dict[GroupName, Leadership] = {}
         self._pulse = Pulse(settings)
         self._board = MetricsBoard() if settings.metrics_endpoint else None
         self._watch = PulseWatch(settings, self._is_leading)
         self._registered_in: int | None = None
+        self._published = b""
+        self._groups: list[GroupName] = []
+        self._are_groups_read = False
         self._answered = True
         self.is_fit = True
         """Whether Kafka answers, as far as is known; not while that is in doubt."""
@@ -123,6 +122,15 @@ class Daemon:
     def doubt(self) -> None:
         """Something failed that may be due to the way to Kafka: lead nothing before it is known that it answers."""
         self.is_fit = False
+        self._changed.set()
+
+    @property
+    def candidates(self) -> Candidates:
+        """The coordinators that are alive, as far as is known; may be asked for from any thread."""
+        return self._roll.candidates
+
+    def readiness_changed(self) -> None:
+        """A group has become ready to be led here, or is it no longer; may be called from any thread."""
         self._changed.set()
 
     def faults(self) -> list[str]:
@@ -188,10 +196,10 @@ class Daemon:
         """Read who is alive and which groups exist; watches lead here again."""
         try:
             self._register()
-            self._members = self._session.children(paths.COORDINATORS, self._changed.set)
-            for group in self._metadata.groups(self._changed.set):
+            self._roll.read()
+            for group in self._read_groups():
                 if group not in self._leaderships:
-                    leadership = Leadership(self._settings, group, self._session, self._is_preferred, self, self._board)
+                    leadership = Leadership(self._settings, group, self._session, self, self, self._board)
                     leadership.start()
                     self._leaderships[group] = leadership
             for leadership in self._leaderships.values():
@@ -200,6 +208,21 @@ class Daemon:
             logger.warning("could not look up groups, trying again: %s", fault)
             self._stopping.wait(1.0)
             self._changed.set()
+
+    def _read_groups(self) -> list[GroupName]:
+        """All groups; asks ZooKeeper only after one has come or gone."""
+        if not self._are_groups_read:
+            self._are_groups_read = True
+            try:
+                self._groups = self._metadata.groups(self._groups_changed)
+            except BaseException:
+                self._are_groups_read = False
+                raise
+        return self._groups
+
+    def _groups_changed(self) -> None:
+        self._are_groups_read = False
+        self._changed.set()
 
     def _register(self) -> None:
         path = paths.coordinator(self._settings.name)
@@ -216,12 +239,16 @@ class Daemon:
             self._stopping.wait(0.5)
             self._changed.set()
             return
+        record = self._record()
         if present is None:
             try:
-                self._session.create(path, self._record(), ephemeral=True)
+                self._session.create(path, record, ephemeral=True)
             except NodeExists:
                 self._changed.set()
                 return
+        elif record != self._published:
+            self._session.set(path, record)
+        self._published = record
         self._registered_in = session
 
     def _record(self) -> bytes:
@@ -229,7 +256,5 @@ class Daemon:
         return Coordinator(
             snapshots.transaction_buffer_snapshot_max_transaction_count,
             snapshots.transaction_buffer_snapshot_min_time_in_millis,
+            ready=within(GROUPS_BYTES_MAX, (group for group, item in self._leaderships.items() if item.is_ready)),
         ).to_json()
-
-    def _is_preferred(self, group: GroupName) -> bool:
-        return first_choice(group, self._members) == self._settings.name

@@ -15,7 +15,7 @@ from bridge.model import paths
 from bridge.model.names import GroupName
 from bridge.model.records import ControllerEpoch
 from bridge.zookeeper.session import ZooKeeperSession
-from coordinator.daemon import first_choice
+from coordinator.succession import first_choice
 from integration_tests.backends import faults
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster

@@ -289,6 +289,9 @@ def test_a_request_that_nobody_takes_is_withdrawn(metadata: Metadata) -> None:
     with pytest.raises(CoordinatorUnavailable, match="no coordinator leads group sales/default"):
         metadata.ask(GROUP, CREATE, 0.2)
     metadata.session.create(paths.leader(GROUP), b"busy", ephemeral=True)
+    with pytest.raises(CoordinatorUnavailable, match=r"coordinator busy has been taking over .* for \d+ s"):
+        metadata.ask(GROUP, CREATE, 0.2)
+    metadata.session.set(paths.leader(GROUP), b"busy", 0)
     with pytest.raises(CoordinatorUnavailable, match="coordinator busy leads"):
         metadata.ask(GROUP, CREATE, 0.2)
 

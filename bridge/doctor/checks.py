@@ -25,6 +25,8 @@ from bridge.model.transaction import State
 TRANSACTIONS_V2: Final = 2
 SLOW: Final = timedelta(minutes=1)
 """What is under way for longer is stuck, or worth a look."""
+TAKEOVER: Final = timedelta(seconds=10)
+"""A takeover that takes longer is worth a look: nothing is committed meanwhile."""
 HANGING: Final = timedelta(minutes=16)
 """Brokers end native transactions after 15 minutes at most, unless they are set otherwise."""
 REPLICAS: Final = 3
@@ -120,6 +122,13 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
                 "no-leader",
                 f"nobody leads group {group.name}",
                 "wait for some seconds; if it stays so, look into the coordinators' logs",
+            )
+        takeover_ms = 0 if group.taking_over_ms is None else facts.now_ms - group.taking_over_ms
+        if takeover_ms > TAKEOVER / timedelta(milliseconds=1):
+            yield warning(
+                "taking-over",
+                f"coordinator {group.leader} has been taking over group {group.name} for {takeover_ms // 1000} s",
+                "commits wait until it is done; its log says what it reads, and a standby makes the next one short",
             )
         for what, since_ms in (("rolling commit", group.committing_ms), ("scale", group.scaling_ms)):
             age_ms = 0 if since_ms is None else facts.now_ms - since_ms

@@ -93,6 +93,7 @@ class GroupFacts:
         committing_ms, scaling_ms: When what is under way was begun; None if nothing is.
         coordinator: What its leader says of itself.
         outcome_faults: What is wrong with records of terminated transactions.
+        taking_over_ms: Since when its leader has been taking over; None if it serves.
     """
 
     record: Group
@@ -102,6 +103,7 @@ class GroupFacts:
     transactions: Sequence[TransactionRecord] = ()
     coordinator: Coordinator | None = None
     outcome_faults: Sequence[str] = ()
+    taking_over_ms: int | None = None
 
     @property
     def name(self) -> GroupName:

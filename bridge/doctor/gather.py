@@ -201,7 +201,8 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
     if record is None:
         raise InvalidRequestError(f"group {name} was removed while it was looked at; look again")
     committing, scaling = metadata.session.get_many([paths.committing(name), paths.scaling(name)])
-    leader = metadata.leader(name)
+    lead = metadata.lead(name)
+    leader = None if lead is None else lead.name
     return GroupFacts(
         record,
         leader,
@@ -210,6 +211,7 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
         metadata.transactions(name),
         None if leader is None else metadata.coordinator(leader),
         _outcome_faults(settings, name.terminated_topic) if name.terminated_topic in topics else (),
+        None if lead is None or lead.is_serving else lead.since_ms,
     )
 
 

@@ -295,10 +295,20 @@ class ControllerEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """A coordinator that is alive, and those of its settings that others judge its work by."""
+    """A coordinator that is alive, and those of its settings that others judge its work by.
+
+    Attributes:
+        snapshot_transactions_max, snapshot_interval_ms: When its snapshots are due.
+        ready: The groups that it could lead with a short takeover.
+        address: Where other coordinators hold a connection to it, ``HOST:PORT``; empty if there is none.
+        life: What it says of itself there; another one after each start.
+    """
 
     snapshot_transactions_max: int
     snapshot_interval_ms: int
+    ready: tuple[GroupName, ...] = ()
+    address: str = ""
+    life: str = ""
 
     def to_json(self) -> bytes:
         """Plain JSON."""
@@ -306,6 +316,9 @@ class Coordinator:
             {
                 "snapshot_transactions_max": self.snapshot_transactions_max,
                 "snapshot_interval_ms": self.snapshot_interval_ms,
+                "ready": [str(name) for name in self.ready],
+                "address": self.address,
+                "life": self.life,
             }
         )
 
@@ -313,7 +326,7 @@ class Coordinator:
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
         with reading("coordinator", raw) as datum:
-            return cls(**datum)
+            return cls(ready=tuple(GroupName.parse(name) for name in datum.pop("ready")), **datum)
 
 
 @dataclass(frozen=True, slots=True)

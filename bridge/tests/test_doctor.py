@@ -177,6 +177,12 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
     "no coordinator": (lambda: replace(GOOD, coordinators=[]), "no-coordinator", Severity.PROBLEM, "start one"),
     "one coordinator": (lambda: replace(GOOD, coordinators=["one"]), "no-standby", Severity.WARNING, "another"),
     "no leader": (lambda: with_group(leader=None), "no-leader", Severity.PROBLEM, "logs"),
+    "a long takeover": (
+        lambda: with_group(taking_over_ms=NOW_MS - 36_000),
+        "taking-over",
+        Severity.WARNING,
+        "standby",
+    ),
     "a stuck rolling commit": (lambda: with_group(committing_ms=NOW_MS - 90_000), "stuck", Severity.WARNING, "sealing"),
     "a stuck scale": (lambda: with_group(scaling_ms=NOW_MS - 90_000), "stuck", Severity.WARNING, "sealing"),
     "an overdue transaction": (lambda: overdue(NOW_MS - 100_000), "overdue", Severity.PROBLEM, "leader"),

@@ -45,7 +45,7 @@ stream_configs = stream_names.flatmap(
     )
 )
 controller_epochs = st.builds(ControllerEpoch, int32, text, times_ms)
-coordinators = st.builds(Coordinator, times_ms, times_ms)
+coordinators = st.builds(Coordinator, times_ms, times_ms, st.lists(group_names, max_size=3).map(tuple), text, text)
 groups = st.builds(Group, group_names, times_ms, text)
 transactions = st.builds(
     TransactionRecord,

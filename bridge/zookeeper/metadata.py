@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from dataclasses import dataclass
 from typing import Final
 
 from bridge.errors import CoordinatorUnavailable, CorruptDataError, InvalidRequestError, WrongClusterError
@@ -34,6 +35,25 @@ from bridge.zookeeper.session import Watch, ZooKeeperSession
 
 FIRST_COUNTER: Final = 1
 """The first transaction counter given out in a new cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The lead of a group.
+
+    Attributes:
+        name: The coordinator that has it.
+        since_ms: Since when it serves, or takes over, ms since 1970 by ZooKeeper's clock.
+        is_serving: Whether its takeover is over.
+    """
+
+    name: str
+    since_ms: int
+    is_serving: bool
+
+    def age_s(self, now_s: float) -> float:
+        """For how long by now; clocks that differ make it no less than 0."""
+        return max(now_s - self.since_ms / 1000, 0.0)
 
 
 class Metadata:
@@ -142,6 +162,14 @@ class Metadata:
         """Name of the coordinator that leads a group; None if none does."""
         node = self.session.get(paths.leader(name))
         return None if node is None else node.value.decode(errors="replace")
+
+    def lead(self, name: GroupName) -> Lead | None:
+        """Who leads a group, and since when; None if nobody does."""
+        node = self.session.get(paths.leader(name))
+        if node is None:
+            return None
+        since_ms = node.modified_ms if node.version else node.created_ms
+        return Lead(node.value.decode(errors="replace"), since_ms, is_serving=node.version > 0)
 
     # Transactions -----------------------------------------------------------------------------------------------
 
@@ -270,10 +298,12 @@ class Metadata:
         alive = self.coordinators()
         if not alive:
             return "no coordinator is running (start one with `rollbridge coordinator`)"
-        leader = self.leader(group)
-        if leader is None:
+        lead = self.lead(group)
+        if lead is None:
             return f"no coordinator leads group {group} at present ({len(alive)} running)"
-        return f"coordinator {leader} leads group {group} but did not answer"
+        if not lead.is_serving:
+            return f"coordinator {lead.name} has been taking over group {group} for {lead.age_s(time.time()):.0f} s"
+        return f"coordinator {lead.name} leads group {group} but did not answer"
 
     def _put_request(self, group: GroupName, request: Request) -> str:
         raw = request.to_json()

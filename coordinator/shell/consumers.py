@@ -151,6 +151,12 @@ class LogTail:
                 _report(error)
         return _summary(messages, 0) if messages else None
 
+    def end(self) -> int | None:
+        """Where the log ended when it was read last; None if that is not known yet."""
+        (assigned,) = self._consumer.assignment()
+        _, end = self._consumer.get_watermark_offsets(assigned, cached=True)
+        return end if end >= 0 else None
+
     def close(self) -> None:
         """Stop reading."""
         self._consumer.close()

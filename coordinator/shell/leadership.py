@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,8 +21,8 @@ from bridge.model.buffer import BufferFold
 from bridge.model.buffered import Partition
 from bridge.model.names import GroupName
 from bridge.model.records import ControllerEpoch
-from bridge.zookeeper.errors import NodeExists
-from bridge.zookeeper.session import ZooKeeperSession
+from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
+from bridge.zookeeper.session import NodeStat, ZooKeeperSession
 from coordinator.agenda import work
 from coordinator.config import CoordinatorSettings
 from coordinator.errors import DeposedError, StaleStateError
@@ -36,6 +35,7 @@ from coordinator.shell.interpreter import Interpreter
 from coordinator.shell.metrics_file import MetricsBoard, MetricsFile, leader_lines
 from coordinator.shell.pulse import Pulse
 from coordinator.shell.standby import Standby
+from coordinator.succession import Candidates, gives_way_in_s, stands_in_s
 from coordinator.tail import WarmTail
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,17 @@ class Health(Protocol):
         """Something failed that may be due to it."""
 
 
+class Peers(Protocol):
+    """What a daemon knows of the other coordinators."""
+
+    @property
+    def candidates(self) -> Candidates:
+        """Who is alive, as far as is known."""
+
+    def readiness_changed(self) -> None:
+        """A group of this coordinator's has become ready to be led, or is it no longer."""
+
+
 class Leadership(threading.Thread):
     """Leads one group whenever it is this daemon's turn."""
 
@@ -82,7 +93,7 @@ class Leadership(threading.Thread):
         settings: CoordinatorSettings,
         group: GroupName,
         session: ZooKeeperSession,
-        is_preferred: Callable[[GroupName], bool],
+        peers: Peers,
         health: Health,
         board: MetricsBoard | None = None,
     ) -> None:
@@ -92,7 +103,7 @@ class Leadership(threading.Thread):
             settings: Of the daemon.
             group: Which group.
             session: The daemon's ZooKeeper session.
-            is_preferred: Whether this daemon is the group's first choice among those alive.
+            peers: What the daemon knows of the other coordinators.
             health: What the daemon knows of its way to Kafka.
             board: Where metrics are put as well, if they are served.
         """
@@ -100,15 +111,26 @@ class Leadership(threading.Thread):
         self._settings = settings
         self._group = group
         self._session = session
-        self._is_preferred = is_preferred
+        self._peers = peers
         self._health = health
         self._board = board
         self._metrics = MetricsFile(settings.metrics_dir, str(group), board=board)
         self._stopping = threading.Event()
         self._changed = threading.Event()
         self._standby: Standby | None = None
+        self._is_watching = False
+        self._seen: NodeStat | None = None
+        self._is_rival = False
         self.is_leading = False
         """Whether it has taken over and serves."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it could lead the group with a short takeover, while another one does."""
+        if not self._settings.standby_transactions_max:
+            return self._is_rival  # nobody follows anything, so this is as short as it gets
+        standby = self._standby
+        return standby is not None and standby.is_warm
 
     def run(self) -> None:
         """Wait for the lead and serve, again and again, until stopped."""
@@ -140,6 +162,22 @@ class Leadership(threading.Thread):
         """Look again at who should lead."""
         self._changed.set()
 
+    def _look(self) -> NodeStat | None:
+        """The leader node as it is now; asks ZooKeeper only after it has changed."""
+        if not self._is_watching:
+            self._is_watching = True
+            try:
+                self._seen = self._session.exists(paths.leader(self._group), self._moved)
+            except BaseException:
+                self._is_watching = False
+                raise
+        return self._seen
+
+    def _moved(self) -> None:
+        """The leader node has changed, or nobody knows; this is called on the session's thread."""
+        self._is_watching = False
+        self._changed.set()
+
     def _win(self) -> bool:
         """Wait until this daemon holds the leader node; False when stopped first."""
         vacant_since: float | None = None
@@ -149,21 +187,23 @@ class Leadership(threading.Thread):
                 vacant_since = None
                 self._changed.wait(UNFIT_S)
                 continue
-            present = self._session.exists(paths.leader(self._group), self._changed.set)
-            if present is not None:
+            if self._look() is not None:
                 vacant_since = None
                 self._begin_standby()
                 self._changed.wait()
                 continue
             vacant_since = vacant_since or time.monotonic()
-            left = vacant_since + self._settings.patience_s - time.monotonic()
-            if not self._is_preferred(self._group) and left > 0:
+            vacant_s = time.monotonic() - vacant_since
+            candidates, me = self._peers.candidates, self._settings.name
+            left = stands_in_s(self._group, me, candidates, vacant_s, self._settings.patience_s)
+            if left > 0:
                 self._changed.wait(left)
                 continue
             try:
                 self._session.create(paths.leader(self._group), self._settings.name.encode(), ephemeral=True)
             except NodeExists:
                 continue
+            self._is_watching = False  # what is known is that it was vacant; the watch for this may be on its way
             return True
         return False
 
@@ -180,6 +220,9 @@ class Leadership(threading.Thread):
         return epoch, self._session.set(path, fresh.to_json(), node.version)
 
     def _begin_standby(self) -> None:
+        if not self._is_rival:
+            self._is_rival = True
+            self._peers.readiness_changed()
         if self._standby is None and self._settings.standby_transactions_max:
             limits = replace(self._settings.limits, cache_bytes_max=self._settings.standby_cache_bytes_max)
             self._standby = Standby(
@@ -188,12 +231,15 @@ class Leadership(threading.Thread):
                 self._session,
                 lambda terminated: BufferFold(limits, check_batch, terminated),
                 self._board,
+                self._peers.readiness_changed,
             )
             self._standby.start()
 
     def _end_standby(self) -> WarmTail | None:
         """What was followed while somebody else led."""
         standby, self._standby = self._standby, None
+        self._is_rival = False
+        self._peers.readiness_changed()
         return None if standby is None else standby.take()
 
     def _serve(self, warm: WarmTail | None) -> None:
@@ -215,6 +261,8 @@ class Leadership(threading.Thread):
             unread = sum(ends.values()) - sum(group.fold.positions.get(partition, 0) for partition in ends)
             self._fold_until(tail, group, ends)
             interpreter.run(finish_pending(group))
+            self._say_serving()
+            took_s = time.monotonic() - started
             logger.info(
                 "%s: leads since controller epoch %d, %d streams, %d open transactions, took over in %.2f s, "
                 "read %d messages%s",
@@ -222,20 +270,31 @@ class Leadership(threading.Thread):
                 epoch,
                 len(group.streams),
                 len(group.fold.open),
-                time.monotonic() - started,
+                took_s,
                 unread,
                 " behind a warm tail" if group.counts["takeovers_warm"] else "",
             )
             self.is_leading = True
             with Pulse(self._settings) as pulse:
-                self._loop(interpreter, tail, group, pulse)
+                self._loop(interpreter, tail, group, pulse, took_s)
         finally:
             # First of all let others begin: closing takes long if the servers do not answer.
             self._yield_lead()
             tail.close()
             interpreter.close()
 
-    def _loop(self, interpreter: Interpreter, tail: BufferTail, group: GroupState, pulse: Pulse) -> None:
+    def _say_serving(self) -> None:
+        """Let everybody see that the takeover is over: the node's version is 0 until then, see ``Metadata.lead``."""
+        try:
+            self._session.set(paths.leader(self._group), self._settings.name.encode(), 0)
+        except (NodeMissing, NodeVersionMismatch) as fault:
+            raise DeposedError("the leader node was removed meanwhile") from fault
+        except UnknownWriteError as fault:
+            logger.info("%s: the takeover may still seem to be under way: %s", self._group, fault)
+
+    def _loop(self, interpreter: Interpreter, tail: BufferTail, group: GroupState, pulse: Pulse, took_s: float) -> None:
+        since = time.monotonic()
+        give_way_at = float("inf")
         holder = self._session.session_id
         clock = Clock()
         requested = threading.Event()
@@ -248,8 +307,13 @@ class Leadership(threading.Thread):
                 continue
             if self._session.session_id != holder:
                 raise DeposedError("the ZooKeeper session was lost")
-            if self._changed.is_set() and self._should_give_way():
-                return
+            if self._changed.is_set() or time.monotonic() >= give_way_at:
+                self._changed.clear()
+                self._check_lead()
+                left = self._gives_way_in_s(time.monotonic() - since, took_s)
+                if left == 0.0:
+                    return
+                give_way_at = float("inf") if left is None else time.monotonic() + left
             tail.assign({partition: group.fold.positions.get(partition, 0) for partition in group.partitions()})
             asked = requested.is_set()
             if asked:
@@ -312,12 +376,26 @@ class Leadership(threading.Thread):
                 len(group.preserver),
             )
 
-    def _should_give_way(self) -> bool:
-        self._changed.clear()
-        if self._is_preferred(self._group):
-            return False
-        logger.info("%s: gives way to another coordinator, whose turn it is", self._group)
-        return True
+    def _check_lead(self) -> None:
+        """Raise DeposedError if the leader node is not ours any more."""
+        present = self._look()
+        if present is None:
+            raise DeposedError("the leader node is gone: another coordinator took this one for dead")
+        if present.owner_session_id != self._session.session_id:
+            raise DeposedError("the leader node is another coordinator's")
+
+    def _gives_way_in_s(self, served_s: float, took_s: float) -> float | None:
+        """See :func:`coordinator.succession.gives_way_in_s`."""
+        candidates = self._peers.candidates
+        left = gives_way_in_s(self._group, self._settings.name, candidates, served_s, took_s)
+        if left == 0.0:
+            logger.info(
+                "%s: gives way to coordinator %s, whose turn it is and who is ready, after %.1f s",
+                self._group,
+                candidates.first_choice(self._group),
+                served_s,
+            )
+        return left
 
     def _yield_lead(self) -> None:
         """Remove the leader node if it is ours."""

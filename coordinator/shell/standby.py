@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -40,6 +40,10 @@ LOOK_S: Final = 20.0
 PAUSE_S: Final = 1.0
 GIVEN_UP_S: Final = 60.0
 """How long nothing is followed after there was too much of it."""
+WARM_MESSAGES: Final = 2_000
+"""A standby is warm once it has no more than so many messages left to read, which takes some hundredths of a second."""
+COLD_MESSAGES: Final = 20 * WARM_MESSAGES
+"""And until it has more than so many, so that not every burst of frames makes it cold for a moment."""
 HAND_OVER_S: Final = 2.0
 """How long a new leader waits for a standby to stop reading; without it, it reads everything itself."""
 _FETCH_WAIT_MS: Final = 500
@@ -63,8 +67,9 @@ class Standby(threading.Thread):
         session: ZooKeeperSession,
         make_fold: MakeFold,
         board: MetricsBoard | None = None,
+        on_warmth: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; :meth:`start` begins."""
+        """Prepare; :meth:`start` begins. ``on_warmth`` is called when :attr:`is_warm` has changed."""
         super().__init__(name=f"standby-{group}", daemon=True)
         self._settings = settings
         self._group = group
@@ -81,6 +86,9 @@ class Standby(threading.Thread):
         self._still = threading.Event()
         self._changed = threading.Event()
         self._tail: WarmTail | None = None
+        self._on_warmth = on_warmth
+        self.is_warm = False
+        """Whether a takeover would have little to read."""
         self._streams: Mapping[Partition, str] = {}
 
     def take(self) -> WarmTail | None:
@@ -105,6 +113,7 @@ class Standby(threading.Thread):
                 logger.exception("%s: a defect ended what a standby did; it begins anew", self._group)
                 self._tail = None
             self._report(None)
+            self._set_warm(False)
             self._stopping.wait(pause_s)
         self._still.set()
         self._metrics.remove()
@@ -131,7 +140,11 @@ class Standby(threading.Thread):
             while not self._stopping.is_set():
                 self._read(tail, buffers, log)
                 ends = buffers.ends()
-                self._report(sum(max(end - tail.fold.positions[item], 0) for item, end in ends.items()))
+                lag = sum(max(end - tail.fold.positions[item], 0) for item, end in ends.items())
+                self._report(lag)
+                log_end = log.end()
+                if log_end is not None and len(ends) == len(tail.fold.positions):
+                    self._judge(lag + max(log_end - tail.log_end, 0))
                 if len(tail) > self._settings.standby_transactions_max:
                     logger.warning(
                         "%s: a standby follows no longer, because there are more than %d transactions since the last "
@@ -188,6 +201,15 @@ class Standby(threading.Thread):
             for item in found
         }
         return _Look(places, log_start(places, log_end, self._settings.leader.outcomes_again))
+
+    def _judge(self, left: int) -> None:
+        """Say whether the standby is warm, with so many messages left to read."""
+        self._set_warm(left <= (COLD_MESSAGES if self.is_warm else WARM_MESSAGES))
+
+    def _set_warm(self, is_warm: bool) -> None:
+        if is_warm != self.is_warm:
+            self.is_warm = is_warm
+            self._on_warmth()
 
     def _report(self, lag: int | None) -> None:
         held = 0 if self._tail is None else len(self._tail)

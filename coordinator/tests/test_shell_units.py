@@ -16,10 +16,10 @@ from bridge.model.frames import PieceKey
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
 from coordinator.config import CoordinatorSettings
-from coordinator.daemon import first_choice
 from coordinator.shell.control_batch import BATCH_BYTES_MAX, control_batches
 from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
+from coordinator.succession import first_choice
 
 
 def frame(number: int, values: list[bytes], cached: bool) -> tuple[FrameRef, bytes]:
