@@ -29,7 +29,8 @@ PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _TABLE: Final = "coordinator"
 _MAY_BE_ZERO: Final = {"transaction_meta_persist_count", "standby_transactions_max"}
 _SNAPSHOTS: Final = "snapshots"
-_TEXTS: Final = {"name", "metrics_dir", "metrics_address"}
+_TEXTS: Final = {"name", "metrics_dir", "metrics_address", "peer_address"}
+_NOWHERE: Final = "none"
 _SWITCH: Final = "transaction_buffer_segmented_snapshot_enabled"
 _ADDRESS: Final = re.compile(r"(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
@@ -70,6 +71,10 @@ class CoordinatorSettings:
     """Directory for one file of metrics for each group that is led, in Prometheus' text format; none if empty."""
     metrics_address: str = ""
     """``HOST:PORT`` at which ``/metrics`` and ``/healthz`` are answered; port 0 is a free one, none if empty."""
+    peer_address: str = ""
+    """``HOST:PORT`` at which other coordinators hold a connection to this one; port 0 is a free one. Empty: the address
+    from which ZooKeeper is reached, and a free port. ``none``: nowhere, so the end of this process shows only when its
+    session has timed out."""
     limits: BufferLimits = field(default_factory=BufferLimits)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     """Also holds when snapshots are taken, and how."""
@@ -105,16 +110,25 @@ class CoordinatorSettings:
             faults.append(f"name: {self.name!r} holds a slash")
         if self.metrics_address and self.metrics_endpoint is None:
             faults.append(f"metrics_address: {self.metrics_address!r} is not HOST:PORT")
+        if self.peer_address not in ("", _NOWHERE) and self.peer_endpoint is None:
+            faults.append(f"peer_address: {self.peer_address!r} is not HOST:PORT")
         if faults:
             raise ConfigError("; ".join(faults))
 
     @property
+    def is_shown(self) -> bool:
+        """Whether other coordinators may see from a connection that this one lives."""
+        return self.peer_address != _NOWHERE
+
+    @property
+    def peer_endpoint(self) -> tuple[str, int] | None:
+        """Host and port of ``peer_address``; None if there is none."""
+        return _endpoint(self.peer_address)
+
+    @property
     def metrics_endpoint(self) -> tuple[str, int] | None:
         """Host and port of ``metrics_address``; None if there is none."""
-        found = _ADDRESS.fullmatch(self.metrics_address)
-        if found is None or int(found["port"]) > 65535:
-            return None
-        return found["host"].strip("[]"), int(found["port"])
+        return _endpoint(self.metrics_address)
 
 
 def load_coordinator_settings(
@@ -160,6 +174,13 @@ def load_coordinator_settings(
         ),
         **{name: parsed[name] for name in parsed.keys() & own},
     )
+
+
+def _endpoint(address: str) -> tuple[str, int] | None:
+    found = _ADDRESS.fullmatch(address)
+    if found is None or int(found["port"]) > 65535:
+        return None
+    return found["host"].strip("[]"), int(found["port"])
 
 
 def _fields(kind: type) -> set[str]:

@@ -17,7 +17,7 @@ from typing import Final
 
 import psutil
 
-from bridge.errors import RollbridgeError
+from bridge.errors import EnvironmentProblem, RollbridgeError
 from bridge.kafka.topics import TopicAdmin
 from bridge.model import paths
 from bridge.model.names import GroupName
@@ -31,8 +31,10 @@ from coordinator.metrics import coordinator_lines, joined, process_lines
 from coordinator.shell.endpoint import Endpoint
 from coordinator.shell.leadership import Leadership
 from coordinator.shell.metrics_file import MetricsBoard
+from coordinator.shell.presence import Presence, local_address
 from coordinator.shell.pulse import Pulse, PulseWatch
 from coordinator.shell.roll import Roll, within
+from coordinator.shell.vigils import Vigils
 from coordinator.succession import Candidates
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class Daemon:
         self._pulse = Pulse(settings)
         self._board = MetricsBoard() if settings.metrics_endpoint else None
         self._watch = PulseWatch(settings, self._is_leading)
+        self._vigils = Vigils(self._session, settings.name)
+        self._presence: Presence | None = None
         self._registered_in: int | None = None
         self._published = b""
         self._groups: list[GroupName] = []
@@ -86,7 +90,7 @@ class Daemon:
             KafkaUnavailable, ZooKeeperUnavailable: nobody answered at the start.
             EnvironmentProblem: metrics can not be served at the address that is set.
         """
-        with self._endpoint():
+        with self._endpoint(), self._shown():
             try:
                 self._session.start()
                 self._serve()
@@ -96,6 +100,7 @@ class Daemon:
                 deadline = time.monotonic() + END_S
                 for leadership in self._leaderships.values():
                     leadership.join(max(0.0, deadline - time.monotonic()))
+                self._vigils.stop()
                 self._session.close()
         return not any(leadership.is_alive() for leadership in self._leaderships.values())
 
@@ -175,6 +180,26 @@ class Daemon:
             with Endpoint(*address, self.metrics, self.faults), self._watch:
                 yield
 
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Others see in this block that this process lives, if they can reach it."""
+        given = self._settings.peer_endpoint
+        address = given or (local_address(self._settings.zookeeper), 0)
+        if not self._settings.is_shown or address[0] is None:
+            yield
+            return
+        try:
+            presence = Presence(self._settings.name, address[0], address[1])
+        except EnvironmentProblem as fault:
+            if given is not None:
+                raise
+            logger.warning("others can not see whether this coordinator lives: %s", fault)
+            yield
+            return
+        with presence:
+            self._presence = presence
+            yield
+
     def _is_leading(self) -> bool:
         return any(leadership.is_leading for leadership in self._leaderships.copy().values())
 
@@ -197,6 +222,7 @@ class Daemon:
         try:
             self._register()
             self._roll.read()
+            self._vigils.keep(self._roll.records)
             for group in self._read_groups():
                 if group not in self._leaderships:
                     leadership = Leadership(self._settings, group, self._session, self, self, self._board)
@@ -239,6 +265,9 @@ class Daemon:
             self._stopping.wait(0.5)
             self._changed.set()
             return
+        if present is None and session == self._registered_in and self._presence is not None:
+            logger.warning("other coordinators took this one for dead; they shall not judge by a connection any more")
+            self._presence = None
         record = self._record()
         if present is None:
             try:
@@ -256,5 +285,7 @@ class Daemon:
         return Coordinator(
             snapshots.transaction_buffer_snapshot_max_transaction_count,
             snapshots.transaction_buffer_snapshot_min_time_in_millis,
+            address="" if self._presence is None else self._presence.address,
+            life="" if self._presence is None else self._presence.life,
             ready=within(GROUPS_BYTES_MAX, (group for group, item in self._leaderships.items() if item.is_ready)),
         ).to_json()
