@@ -21,6 +21,7 @@ from bridge.cas.channel import Channels
 from bridge.cas.shape import Shape
 from bridge.cas.writer import CasWriter
 from bridge.client.catalog import Catalog
+from bridge.client.commit_line import CommitLines
 from bridge.client.counters import CounterSupply
 from bridge.client.housekeeping import Housekeeper
 from bridge.client.introduction import find_cluster_id, own_name
@@ -172,8 +173,15 @@ class Bridge(Resuming):
             record_bytes=options.buffer_bytes // 2,
             compression=int(options.codec),
         )
+        self._commits = CommitLines(self._counters.next)
         self._runtime = Runtime(
-            self._sender, self._catalog, self._outcomes, limits, options.commit_timeout_s, self._who_leads
+            self._sender,
+            self._catalog,
+            self._outcomes,
+            limits,
+            options.commit_timeout_s,
+            self._commits,
+            self._who_leads,
         )
         self._cas_channels = Channels(settings, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
@@ -203,6 +211,7 @@ class Bridge(Resuming):
             self._look_at_streams,
             self._counters.refill,
             self._send_lingering,
+            self._commits.look,
             self._resumer.look_at_sessions,
             self._look_at_shared,
         )

@@ -30,6 +30,9 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         now_ms: Clock of the leader, ms since 1970.
         requests: Whether admin requests may be waiting.
     """
+    if group.fold.lines:
+        patience_ms = group.settings.commit_order_patience_ms
+        group.counts["commits_forsaken"] += group.fold.forsake(now_ms, patience_ms)
     yield from drain(group, now_ms)
     left = False
     if requests:
@@ -68,7 +71,7 @@ def drain(group: GroupState, now_ms: int) -> Steps[None]:
                 yield from roll(group, transactions, rolls, now_ms)
             case Refusal(transaction, reason):
                 group.fold.refuse(transaction.id, reason, now_ms)
-            case Incomplete(transaction):
-                yield from await_frames(group, transaction, now_ms)
-                if transaction.id in group.barriers:
+            case Incomplete(transactions):
+                yield from await_frames(group, transactions, now_ms)
+                if all(item.id in group.barriers for item in transactions):
                     return

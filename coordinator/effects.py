@@ -315,6 +315,14 @@ class ReadCommitLog:
     start: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ReadOrders:
+    """The highest number that the last ``records`` of a commit log commit, by connection and epoch of its session."""
+
+    topic: str
+    records: int
+
+
 class Refused(Exception):
     """Thrown into a procedure in place of an effect's result: it was refused for good, and is of no use if repeated.
 
@@ -370,4 +378,5 @@ Effect = (
     | ReadRecords
     | TakeIdentity
     | ReadCommitLog
+    | ReadOrders
 )

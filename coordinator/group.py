@@ -31,6 +31,8 @@ class LeaderSettings:
     """Transactions in one native transaction."""
     rolling_transactions_max: int = 10_000
     """Transactions in one rolling commit; their ids must fit into a ZooKeeper node of 1 MiB."""
+    commit_order_patience_ms: int = 60_000
+    """How long a commit waits for earlier ones of its connection at least, once its lease has run out."""
     record_after_ms: int = 500
     """How long a transaction is open before it gets a ZooKeeper record."""
     forecast_patience: int = 8

@@ -1,6 +1,7 @@
 """Planning: which of the decided transactions go into the next round, and to which segments. Pure.
 
-Transactions leave in the order of their decisions. Those whose epoch shares its root with the active one merge
+Transactions leave in the order of their decisions. One that can not leave yet holds up later ones of its line, which
+are the commits of its connection, and nobody else's. Those whose epoch shares its root with the active one merge
 directly; the first that does not starts a rolling commit, which gathers all waiting transactions of its epochs.
 
 Source: PDP-24, "CommitTransaction" and the collection of sibling transactions.
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bridge.model.buffered import BufferedTransaction
+from bridge.model.commit_order import LineKey
 from bridge.model.conditions import StreamCondition
 from bridge.model.transaction import State
 from bridge.model.under_way import Roll
@@ -19,6 +21,9 @@ from coordinator.group import GroupState
 
 Target = Mapping[tuple[str, int, int], str]
 """(stream, reference epoch, segment number) → topic."""
+
+
+Line = LineKey | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """The first transaction in line names frames that have not been folded yet."""
+    """Nothing can be done but for transactions that name frames which have not been folded yet."""
 
-    transaction: BufferedTransaction
+    transactions: tuple[BufferedTransaction, ...]
 
 
 Round = DirectRound | RollingRound | Refusal | Incomplete | None
@@ -59,11 +64,17 @@ def plan_round(group: GroupState) -> Round:
     settings = group.settings
     shapes = _Shapes(group)
     ready: list[BufferedTransaction] = []
+    incomplete: list[BufferedTransaction] = []
+    held: set[Line] = set()
     size = 0
     for transaction in group.fold.decided.values():
         if transaction.state is State.COMMITTING:
+            if held and line_of(transaction) in held:
+                continue
             if not transaction.is_complete():
-                return DirectRound(tuple(ready)) if ready else Incomplete(transaction)
+                incomplete.append(transaction)
+                held.add(line_of(transaction))
+                continue
             fault, rolls = shapes.look_up(transaction)
             if fault is not None:
                 return DirectRound(tuple(ready)) if ready else Refusal(transaction, fault)
@@ -77,7 +88,14 @@ def plan_round(group: GroupState) -> Round:
             break
         ready.append(transaction)
         size += transaction.bytes
-    return DirectRound(tuple(ready)) if ready else None
+    if ready:
+        return DirectRound(tuple(ready))
+    return Incomplete(tuple(incomplete)) if incomplete else None
+
+
+def line_of(transaction: BufferedTransaction) -> Line:
+    """Whose commits keep their order: those of one connection, or of a client name where they are not numbered."""
+    return transaction.begin.client_name if transaction.order is None else transaction.order.line
 
 
 def conditions_of(transaction: BufferedTransaction) -> tuple[StreamCondition, ...]:
@@ -155,18 +173,19 @@ def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]
     """All waiting transactions that the same rolls serve, in decision order; one with conditions alone.
 
     Left out are those that would merge into the active epoch of a stream that is being rolled, those with conditions,
-    and, so that one client's commits keep their order, those of a client of which an earlier one was left out.
+    and, so that the commits of a connection keep their order, those of which an earlier one was left out.
     """
     chosen: list[BufferedTransaction] = []
-    passed: set[str] = set()
+    passed: set[Line] = set()
     for transaction in [first] if conditions_of(first) else group.fold.decided.values():
         if len(chosen) >= group.settings.rolling_transactions_max:
             break
         alone = transaction is not first and conditions_of(transaction)
-        if not alone and transaction.begin.client_name not in passed and _is_served(group, transaction, rolls):
+        line = line_of(transaction)
+        if not alone and line not in passed and _is_served(group, transaction, rolls):
             chosen.append(transaction)
-        else:
-            passed.add(transaction.begin.client_name)
+        elif transaction.state is State.COMMITTING:
+            passed.add(line)
     planned = []
     for name, epoch in sorted(rolls.items()):
         history = group.streams[name].history

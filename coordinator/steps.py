@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from bridge.model.buffered import FrameRef, Partition
+from bridge.model.commit_order import LineKey
 from bridge.model.control import ControlRecord
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.names import GroupName
@@ -34,6 +35,7 @@ from coordinator.effects import (
     ReadCommitLog,
     ReadCompacted,
     ReadNodes,
+    ReadOrders,
     ReadRecords,
     Seal,
     SendOffsets,
@@ -232,3 +234,9 @@ def read_commit_log(topic: str, start: int = 0) -> Steps[LogSummary]:
     """See :class:`ReadCommitLog`."""
     summary: LogSummary = yield ReadCommitLog(topic, start)
     return summary
+
+
+def read_orders(topic: str, records: int) -> Steps[Mapping[LineKey, int]]:
+    """See :class:`ReadOrders`."""
+    numbers: Mapping[LineKey, int] = yield ReadOrders(topic, records)
+    return numbers

@@ -125,7 +125,7 @@ class WarmTail:
         """
         return bool(fences.decided_before) or any(
             fences.holds_off(item.ended_by) or self.fold.fences.holds_off(item.ended_by)
-            for item in self.fold.decided.values()
+            for item in (*self.fold.decided.values(), *self.fold.lines.held())
         )
 
     def hand_over(self, cold: BufferFold, since: int) -> LogSummary:

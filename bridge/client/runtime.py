@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from bridge.client.catalog import Catalog
+from bridge.client.commit_line import CommitLines
 from bridge.client.outcomes import OutcomeTail
 from bridge.client.routing import Route
 from bridge.client.sender import Sender
@@ -25,6 +26,7 @@ class Runtime:
     outcomes: OutcomeTail
     limits: FrameLimits
     commit_timeout_s: float
+    commits: CommitLines
     who_leads: Callable[[GroupName], str]
     """In half a sentence why a group may not answer."""
 

@@ -1,6 +1,8 @@
 """The way of frames to the brokers: one idempotent producer, a bounded queue, and a thread that hears of deliveries.
 
-Frames of one buffer partition keep their order, also when they are sent again, because the producer is idempotent. It
+Frames of one buffer partition keep their order, also when they are sent again, because the producer is idempotent. A
+delivery that is reported without an offset tells nobody whether, or where, the frame stands (librdkafka reports so what
+a broker calls a duplicate): such a frame is sent once more, behind the others, which the fold of the buffer allows. It
 never stops trying by itself: a frame is refused only for good (its topic is gone, it is too large, access is denied),
 so brokers that are away for an hour cost an hour and no transaction. What is bounded is the queue: when it is full,
 :meth:`Sender.send` waits, and in the end refuses.
@@ -16,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -26,8 +29,8 @@ from bridge.kafka.translate import kafka_error, translate
 
 logger = logging.getLogger(__name__)
 
-Delivered = Callable[[KafkaError | None, Message], None]
-"""Takes the error of a delivery, or None, and the message."""
+Delivered = Callable[[KafkaError | None, Message | None], None]
+"""Takes the error of a delivery, or None, and the message; no message if it could not even be queued."""
 
 BUFFER_BYTES_DEFAULT: Final = 64 * 1024 * 1024
 BATCH_BYTES: Final = 1_000_000
@@ -90,7 +93,7 @@ class Sender:
             BackpressureError: the queue stayed full; the frame was not queued.
         """
         try:
-            self._producer.produce(topic, value, key, partition, delivered)
+            self._producer.produce(topic, value, key, partition, partial(self._report, delivered))
         except (BufferError, KafkaException) as fault:
             self._send_patiently(topic, partition, key, value, delivered, fault)
 
@@ -153,7 +156,7 @@ class Sender:
             with self._progress:
                 self._progress.wait(min(left, _POLL_S))
             try:
-                self._producer.produce(topic, value, key, partition, delivered)
+                self._producer.produce(topic, value, key, partition, partial(self._report, delivered))
             except (BufferError, KafkaException) as again:
                 fault = again
             else:
@@ -182,12 +185,22 @@ class Sender:
     def _send_deferred(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> bool:
         """Whether the frame needs no further attempt."""
         try:
-            self._producer.produce(topic, value, key, partition, delivered)
+            self._producer.produce(topic, value, key, partition, partial(self._report, delivered))
         except (BufferError, KafkaException) as fault:
             if _is_passing(fault):
                 return False
             logger.warning("a frame for %s was refused: %s", topic, fault)
+            delivered(kafka_error(fault) or KafkaError(KafkaError._FAIL, str(fault)), None)
         return True
+
+    def _report(self, delivered: Delivered, fault: KafkaError | None, message: Message) -> None:
+        """Hand on what became of a frame, once that is known."""
+        if fault is None and message.offset() is None:
+            topic, number = message.topic() or "", message.partition() or 0
+            logger.info("a frame for %s[%d] was acknowledged without an offset; it is sent again", topic, number)
+            self.send_soon(topic, number, message.key() or b"", message.value() or b"", delivered)
+        else:
+            delivered(fault, message)
 
     def _replace(self) -> None:
         """After a fatal error: let the old producer report its frames as failed, and go on with a new one."""

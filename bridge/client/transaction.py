@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from bridge.cas.arguments import Expected
+from bridge.client.commit_line import AskedCommit
 from bridge.client.conditions import new_condition, with_condition
 from bridge.client.futures import Completion, OutcomeFuture
 from bridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
@@ -35,6 +36,7 @@ from bridge.errors import (
     UnavailableError,
 )
 from bridge.model.cas import Scope
+from bridge.model.commit_order import CommitOrder
 from bridge.model.conditions import StreamCondition
 from bridge.model.frames import (
     HEADER,
@@ -77,7 +79,7 @@ class Transaction(Writing):
     Made by :meth:`bridge.Bridge.begin`. Nothing of it is visible before :meth:`commit`, and then all of it is.
     """
 
-    __slots__ = ("_conditions", "_held", "_offsets", "_pieces", "_result", "_wish")
+    __slots__ = ("_asked", "_conditions", "_held", "_offsets", "_pieces", "_result", "_wish")
 
     def __init__(self, runtime: Runtime, plan: Plan, counter: int) -> None:
         """Begin without waiting: the BEGIN frames go to all streams now, or to a single one with what comes next."""
@@ -109,6 +111,7 @@ class Transaction(Writing):
         self._conditions: tuple[StreamCondition, ...] = ()
         self._held: list[bytes] = []  # the manifest of a commit that waits for other buffers
         self._result: CommitResult | None = None
+        self._asked: AskedCommit | None = None
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -310,22 +313,42 @@ class Transaction(Writing):
             seen.add(handle.part)
         return [piece for handle in parts for piece in handle.pieces]
 
-    def _ask_for_commit(self) -> None:
-        """Send the COMMIT frame, or leave that to the last acknowledgement from another buffer."""
+    def ask_again(self, order: CommitOrder) -> bool:
+        """Send the COMMIT frame once more, which changes nothing but what the leader knows of the order.
+
+        False if the first one waits here for other buffers, so that it would come too soon.
+        """
+        with self._lock:
+            if self._held or self._completion.failure is not None:
+                return False
+            key = self._key_of(FrameKind.COMMIT, order)
+            self._runtime.sender.send_soon(*self._buffers[0], key, self._encode_manifest(), _ignore)
+        return True
+
+    def _encode_manifest(self) -> bytes:
         entries = tuple((*piece.key, piece.records) for piece in self._pieces)
         if self._offsets or self._conditions:
-            manifest = _manifest_with(entries, tuple(self._offsets.values()), self._conditions)
-        else:
-            manifest = _manifest(entries)
-        if self._outbox is not None:
-            if not self._outbox.has_room(manifest):
-                self._send_outbox()
-            delivered = self._commit_delivered if self._sent else self._whole_delivered
-            self._send_with_outbox(self._key_of(FrameKind.COMMIT), manifest, delivered)
-        elif self._acked_elsewhere >= self._sent_elsewhere and self._completion.failure is None:
-            self._runtime.sender.send(*self._commit_frame(manifest))
-        else:
-            self._held.append(manifest)
+            return _manifest_with(entries, tuple(self._offsets.values()), self._conditions)
+        return _manifest(entries)
+
+    def _ask_for_commit(self) -> None:
+        """Send the COMMIT frame, or leave that to the last acknowledgement from another buffer."""
+        manifest = self._encode_manifest()
+        if self._outbox is not None and not self._outbox.has_room(manifest):
+            self._send_outbox()
+        asked = self._runtime.commits.of(self._plan.group, self._plan.begin.client_epoch).ask(self)
+        self._asked = asked
+        try:
+            if self._outbox is not None:
+                delivered = self._commit_delivered if self._sent else self._whole_delivered
+                self._send_with_outbox(self._key_of(FrameKind.COMMIT, asked.order), manifest, delivered)
+            elif self._acked_elsewhere >= self._sent_elsewhere and self._completion.failure is None:
+                self._runtime.sender.send(*self._commit_frame(manifest, asked.order))
+            else:
+                self._held.append(manifest)
+        except BaseException:
+            asked.is_void = True  # whoever asks again gets another number
+            raise
         self._wish = _Wish.COMMIT
         self._completion.closed = True
         if self._acked_elsewhere >= self._sent_elsewhere:
@@ -338,12 +361,13 @@ class Transaction(Writing):
         except IndexError:
             return
         if self._completion.failure is None:
-            self._runtime.sender.send_soon(*self._commit_frame(manifest))
+            assert self._asked is not None
+            self._runtime.sender.send_soon(*self._commit_frame(manifest, self._asked.order))
         else:
             self._send_abort_soon(f"incomplete: {self._completion.failure}")
 
-    def _commit_frame(self, manifest: bytes) -> tuple[str, int, bytes, bytes, Delivered]:
-        return (*self._buffers[0], self._key_of(FrameKind.COMMIT), manifest, self._commit_delivered)
+    def _commit_frame(self, manifest: bytes, order: CommitOrder) -> tuple[str, int, bytes, bytes, Delivered]:
+        return (*self._buffers[0], self._key_of(FrameKind.COMMIT, order), manifest, self._commit_delivered)
 
     def _abandon(self) -> None:
         """A send failed before the commit was asked for: abort, and let everybody know at once."""
@@ -352,12 +376,15 @@ class Transaction(Writing):
         self._completion.fail()
 
     def _send_abort_soon(self, reason: str) -> None:
+        """If its commit was asked for, the ABORT frame takes that back, and lets go of later ones that wait for it."""
         value = encode_abort(reason[:REASON_CHARACTERS_MAX])
-        self._runtime.sender.send_soon(*self._buffers[0], self._key_of(FrameKind.ABORT), value, _ignore)
+        key = self._key_of(FrameKind.ABORT, None if self._asked is None else self._asked.order)
+        self._runtime.sender.send_soon(*self._buffers[0], key, value, self._abort_delivered)
 
-    def _key_of(self, kind: FrameKind) -> bytes:
+    def _key_of(self, kind: FrameKind, order: CommitOrder | None = None) -> bytes:
         epoch = self._plan.begin.client_epoch
-        return HEADER.pack(MAGIC, VERSION, kind, self._completion.key, self._writer.part, 0, 0, 0, epoch)
+        fields = (0, 0, 0) if order is None else order.fields()
+        return HEADER.pack(MAGIC, VERSION, kind, self._completion.key, self._writer.part, *fields, epoch)
 
     def _ask(self, ask: Callable[[], OutcomeFuture[T]], timeout: Timeout, wish: str) -> T:
         """Ask, again and again while that is not possible, and wait for the answer."""
@@ -387,29 +414,34 @@ class Transaction(Writing):
 
     # On the delivery thread; these take no lock, see bridge.client.sender.
 
-    def _first_delivered(self, fault: KafkaError | None, message: Message) -> None:
+    def _first_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
         self._delivered(fault, message)
         if fault is not None and self._runtime.sender.is_refusal(fault):
             # The broker itself refused it, so no leader will ever hear of this transaction, or say a word about it.
             self._runtime.outcomes.waiting.pop(self._completion.key, None)
             self._completion.fail()
 
-    def _whole_delivered(self, fault: KafkaError | None, message: Message) -> None:
+    def _whole_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
         """The message was the whole transaction, from its BEGIN to its COMMIT."""
         self._first_delivered(fault, message)
         if fault is not None and not self._completion.settled:
             self._send_abort_soon(f"its commit was refused: {fault}")
 
-    def _delivered_elsewhere(self, fault: KafkaError | None, message: Message) -> None:
+    def _delivered_elsewhere(self, fault: KafkaError | None, message: Message | None) -> None:
         super()._delivered_elsewhere(fault, message)
         if self._held and self._acked_elsewhere >= self._sent_elsewhere:
             self._send_held()
 
-    def _commit_delivered(self, fault: KafkaError | None, _: Message) -> None:
+    def _commit_delivered(self, fault: KafkaError | None, _: Message | None) -> None:
         if fault is not None:
             self._fail(fault)
             # It may have arrived all the same: whichever of both the leader meets first decides.
             self._send_abort_soon(f"its commit was refused: {fault}")
+
+    def _abort_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
+        _ignore(fault, message)
+        if fault is not None and self._asked is not None:
+            self._asked.is_void = True
 
 
 class CommitFuture(OutcomeFuture[CommitResult]):
@@ -469,7 +501,7 @@ def _triples(offsets: Offsets) -> Iterator[tuple[str, int, int]]:
                 yield item.topic, item.partition, item.offset
 
 
-def _ignore(fault: KafkaError | None, _: Message) -> None:
+def _ignore(fault: KafkaError | None, _: Message | None) -> None:
     """An abort that does not arrive is one by expiry in the end."""
     if fault is not None:
-        logger.warning("an abort could not be sent: %s", fault)
+        logger.warning("an end could not be asked for again: %s", fault)

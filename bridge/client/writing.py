@@ -225,15 +225,15 @@ class Writing:
 
     # On the delivery thread; these take no lock, see bridge.client.sender.
 
-    def _delivered(self, fault: KafkaError | None, _: Message) -> None:
+    def _delivered(self, fault: KafkaError | None, _: Message | None) -> None:
         if fault is not None:
             self._fail(fault)
         self._acked += 1
 
-    def _first_delivered(self, fault: KafkaError | None, message: Message) -> None:
+    def _first_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
         self._delivered(fault, message)
 
-    def _delivered_elsewhere(self, fault: KafkaError | None, _: Message) -> None:
+    def _delivered_elsewhere(self, fault: KafkaError | None, _: Message | None) -> None:
         if fault is not None:
             self._fail(fault)
         self._acked_elsewhere += 1

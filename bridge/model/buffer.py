@@ -11,14 +11,15 @@ marked, so that waiting transactions can be collected).
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from bridge.errors import CorruptDataError
 from bridge.model.ages import Ages
 from bridge.model.buffered import BufferedTransaction, FrameRef, LateBegin, Partition
-from bridge.model.control import EXPIRED, FENCED, resumed_reason
+from bridge.model.commit_order import CommitLines, LineKey
+from bridge.model.control import EXPIRED, FENCED, FORSAKEN, OVERTAKEN, resumed_reason
 from bridge.model.fences import Fences
 from bridge.model.frames import (
     FrameHeader,
@@ -61,6 +62,8 @@ class BufferFold:
         open: transactions that are open, committing or aborting, by the 16 bytes of their id.
         ages: how long they have been so.
         decided: those of them whose end is decided, in the order of the decisions, until :meth:`settle` removes them.
+            Commits of one connection stand there in the order in which they were asked for.
+        lines: commits that are not decided yet because earlier ones of their connection have not been folded.
         positions: per buffer partition the next offset to fold.
         dropped: counts of messages that changed nothing, by reason.
         fences: the newest session of each client, and so whose frames are refused.
@@ -92,6 +95,7 @@ class BufferFold:
         self.dropped: Counter[str] = Counter()
         self.cached_bytes = 0
         self.fences = Fences()
+        self.lines = CommitLines()
         self.log_position = 0
         self.late: dict[bytes, LateBegin] | None = None
 
@@ -149,6 +153,28 @@ class BufferFold:
         if item is not None and item.state is State.OPEN:
             self._end(item, Event.EXPIRE, EXPIRED, now_ms)
 
+    def forsake(self, now_ms: int, patience_ms: int) -> int:
+        """Refuse held commits that wait for what will not come; return how many.
+
+        They are those of sessions that a newer one has fenced, so that nothing more of theirs is heard, and those whose
+        lease has run out and that have been held for longer than the patience.
+        """
+        forsaken = [
+            (item, FENCED if is_fenced else FORSAKEN)
+            for item in self.lines.held()
+            if (is_fenced := self.fences.holds_off(item.ended_by))
+            or now_ms > max(item.deadline_ms, item.decided_ms + patience_ms)
+        ]
+        for item, reason in forsaken:
+            self.refuse(item.id, reason, now_ms)
+        return len(forsaken)
+
+    def learn_order(self, numbers: Mapping[LineKey, int]) -> None:
+        """By line, the highest number of which the commit log says that it was committed."""
+        for key, number in numbers.items():
+            self.lines.conclude(key, number)
+            self._decide_due(key)
+
     def settle(self, transaction: bytes) -> None:
         """Forget a transaction whose outcome is in the commit log.
 
@@ -160,7 +186,11 @@ class BufferFold:
         event = Event.MERGED if item.state is State.COMMITTING else Event.ABORT_LOGGED
         item.state, _ = step(item.state, event, item)
         del self.open[transaction]
-        del self.decided[transaction]
+        self.decided.pop(transaction, None)  # a rolling commit of an earlier leader may name some that are held here
+        if item.order is not None and event is Event.MERGED:
+            self.lines.release(item.order, item)
+            self.lines.conclude(item.order.line, item.order.number)
+            self._decide_due(item.order.line)
         self.cached_bytes -= item.cached_bytes
         item.frames = []  # whoever still holds the transaction shall not hold its bytes
         self.ages.shed()
@@ -192,6 +222,8 @@ class BufferFold:
         """
         item = self.open.pop(transaction)
         self.decided.pop(transaction, None)
+        if item.order is not None:
+            self.lines.release(item.order, item)
         self.cached_bytes -= item.cached_bytes
         item.state = State.ABORTED
         item.frames = []
@@ -262,14 +294,43 @@ class BufferFold:
                     self._data(transaction, header, stream, partition, offset, start, appended_ms, value)
                 case FrameKind.BEGIN:
                     self._begin(transaction, header, stream, partition, offset, appended_ms, value)
-                case FrameKind.COMMIT | FrameKind.ABORT if self._is_fenced(transaction, header):
-                    self.dropped["fenced"] += 1
-                case FrameKind.COMMIT:
-                    self._commit(transaction, stream, value, appended_ms)
-                case FrameKind.ABORT:
-                    self._abort(transaction, stream, decode_abort(value), appended_ms)
+                case FrameKind.COMMIT | FrameKind.ABORT:
+                    try:
+                        self._hear_end(transaction, header, stream, value, appended_ms)
+                    finally:
+                        self._meet(transaction, header)
         except CorruptDataError:
             self._corrupt(header, appended_ms)
+
+    def _hear_end(
+        self,
+        transaction: BufferedTransaction | None,
+        header: FrameHeader,
+        stream: str,
+        value: bytes,
+        appended_ms: int,
+    ) -> None:
+        if self._is_fenced(transaction, header):
+            self.dropped["fenced"] += 1
+        elif header.kind is FrameKind.COMMIT:
+            self._commit(transaction, header, stream, value, appended_ms)
+        else:
+            self._abort(transaction, stream, decode_abort(value), appended_ms)
+
+    def _meet(self, transaction: BufferedTransaction | None, header: FrameHeader) -> None:
+        """Note the number of an end, and decide on the commits that have waited for it.
+
+        A session that is fenced is over: what it still sends releases nothing that waits for it.
+        """
+        order = header.order
+        if order is None or (transaction is not None and self.fences.holds_off(transaction.owners.session)):
+            return
+        self.lines.of(order).meet(order.number)
+        self._decide_due(order.line)
+
+    def _decide_due(self, key: LineKey) -> None:
+        for item in self.lines.due(key):
+            self.decided[item.id] = item
 
     def _is_fenced(self, transaction: BufferedTransaction | None, header: FrameHeader) -> bool:
         """Whether an end is asked for by somebody whose transaction it no longer is."""
@@ -388,7 +449,14 @@ class BufferFold:
             )
         )
 
-    def _commit(self, transaction: BufferedTransaction | None, stream: str, value: bytes, appended_ms: int) -> None:
+    def _commit(
+        self,
+        transaction: BufferedTransaction | None,
+        header: FrameHeader,
+        stream: str,
+        value: bytes,
+        appended_ms: int,
+    ) -> None:
         if transaction is None:
             self.dropped["zombie"] += 1
             return
@@ -404,7 +472,20 @@ class BufferFold:
         transaction.ended_by = transaction.owners.session
         transaction.reason = resumed_reason(transaction.owners.part)
         transaction.decided_ms = appended_ms
-        self.decided[transaction.id] = transaction
+        order = transaction.order = header.order
+        if order is None:
+            self.decided[transaction.id] = transaction
+            return
+        line = self.lines.of(order)
+        self._decide_due(order.line)  # those before it that its connection no longer counts on come first
+        if order.number == line.floor:
+            self.decided[transaction.id] = transaction
+        elif order.number > line.floor:
+            self.lines.hold(order, transaction)
+        elif transaction.id in self.fences.decided_before:
+            self.decided[transaction.id] = transaction
+        else:
+            self.refuse(transaction.id, OVERTAKEN, appended_ms)
 
     def _abort(self, transaction: BufferedTransaction | None, stream: str, reason: str, appended_ms: int) -> None:
         if transaction is None:
@@ -425,6 +506,8 @@ class BufferFold:
         transaction.state = state
         transaction.reason = reason
         transaction.decided_ms = now_ms
+        if transaction.order is not None:
+            self.lines.release(transaction.order, transaction)
         self.decided[transaction.id] = transaction  # a refused commit keeps its place in the order of decisions
         self.cached_bytes -= transaction.cached_bytes
         transaction.cached_bytes = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bridge.model.commit_order import CommitOrder
 from bridge.model.conditions import RefusedCondition
 from bridge.model.fences import NO_SESSION, Owners, Session
 from bridge.model.frames import (
@@ -65,6 +66,8 @@ class BufferedTransaction:
     owners: Owners = field(init=False)
     ended_by: Session = NO_SESSION
     """Whose session asked for its end; somebody else may have resumed it since."""
+    order: CommitOrder | None = None
+    """Where its commit stands among those of the connection that asked for it; None if it is not numbered."""
 
     def __post_init__(self) -> None:
         self.owners = Owners(self.begin)

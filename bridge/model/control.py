@@ -17,6 +17,7 @@ from typing import Final
 import schemas
 from bridge.errors import CorruptDataError, InvalidRequestError
 from bridge.model.avro import encode_long, encode_string, encode_text
+from bridge.model.commit_order import LineKey
 from bridge.model.conditions import RefusedCondition
 from bridge.model.identifiers import OWNER_PART, SegmentId, TransactionId
 
@@ -24,6 +25,10 @@ EXPIRED = "expired"
 """The reason of an ABORT record whose transaction outlived its lease."""
 FENCED = "fenced: a newer session of its client has begun"
 """The reason of an ABORT record whose transaction was begun by a session that a newer one had replaced."""
+OVERTAKEN = "out of order: its connection had given this commit up, and asked for later ones"
+"""The reason of an ABORT record whose commit came when its connection no longer counted on it."""
+FORSAKEN = "out of order: an earlier commit of its connection never arrived"
+"""The reason of an ABORT record whose commit waited in vain for an earlier one."""
 _RESUMED: Final = "resumed as part "
 
 
@@ -75,6 +80,8 @@ class ControlRecord:
     size_bytes: int = 0
     placement: Placement = field(default_factory=dict)
     refused: RefusedCondition | None = None
+    order: tuple[LineKey, int] | None = None
+    """The number of a commit among those of its connection; None if it was not numbered."""
 
     def encode_value(self) -> bytes:
         """Avro binary of the record; its Kafka key is the transaction id's 16 bytes.
@@ -94,6 +101,11 @@ class ControlRecord:
                 _add_segments(parts, segments)
         parts.append(_END)
         parts.append(_NULL if self.refused is None else _PRESENT + _refused(self.refused))
+        if self.order is None:
+            parts.append(_NULL)
+        else:
+            (connection, epoch), number = self.order
+            parts += (_PRESENT, encode_long(connection), encode_long(epoch), encode_long(number))
         return b"".join(parts)
 
     def counts(self) -> dict[str, int]:
@@ -139,9 +151,14 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
                 for item in datum["streams"]
             },
             refused=None if datum["refused"] is None else RefusedCondition.from_datum(datum["refused"]),
+            order=None if datum["order"] is None else _order(datum["order"]),
         )
     except (schemas.SchemaError, InvalidRequestError) as fault:
         raise CorruptDataError(f"a message of the commit log is no control record: {fault}") from fault
+
+
+def _order(datum: Mapping[str, int]) -> tuple[LineKey, int]:
+    return (datum["connection"], datum["epoch"]), datum["number"]
 
 
 _KINDS: Final = tuple(ControlKind)

@@ -17,6 +17,10 @@ offset  bytes  field of the header (big-endian)
 40      4      epoch of the client's session
 ======  =====  ============================================================
 
+In a COMMIT frame, and in an ABORT frame that takes a commit back, the three fields from 24 on hold the order among the
+commits of the connection, see :mod:`bridge.model.commit_order`: its low 31 bits, its high 24 bits and the number of the
+commit in 40, and how many numbers before it may be under way.
+
 A small transaction would be three messages or more, and cost mostly what messages cost. Therefore several frames of
 one transaction may travel as one: a BUNDLE's value is these frames in their order, each as the header's fields from
 the kind on without the transaction, the length of its value in four bytes, and its value. A bundle means what its
@@ -34,6 +38,7 @@ from typing import Final, NamedTuple
 
 import schemas
 from bridge.errors import CorruptDataError, InvalidNameError, InvalidRequestError
+from bridge.model.commit_order import CommitOrder, order_of
 from bridge.model.conditions import CONDITIONS_MAX, StreamCondition
 from bridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
 from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
@@ -83,8 +88,14 @@ class FrameHeader(NamedTuple):
         """The 44 bytes of the header."""
         return HEADER.pack(MAGIC, VERSION, *self)
 
+    @property
+    def order(self) -> CommitOrder | None:
+        """Where an end stands among the commits of its connection; None if it is not numbered."""
+        return order_of(self.segment, self.first_count, self.records, self.client_epoch)
+
 
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
+_ENDS: Final = (FrameKind.COMMIT, FrameKind.ABORT)
 
 
 def unpack_header(key: bytes | None) -> FrameHeader | None:
@@ -95,7 +106,7 @@ def unpack_header(key: bytes | None) -> FrameHeader | None:
     known = _KINDS.get(kind)
     if magic != MAGIC or version != VERSION or known is None or transaction[2:4] != b"\0\0":
         return None
-    if part > PART_MAX or segment > SEGMENT_NUMBER_MAX or first_count > COUNT_MAX:
+    if part > PART_MAX or segment > SEGMENT_NUMBER_MAX or (first_count > COUNT_MAX and known not in _ENDS):
         return None
     return FrameHeader(known, transaction, part, segment, first_count, records, client_epoch)
 
@@ -139,7 +150,7 @@ def unpack_bundle(header: FrameHeader, value: bytes) -> list[tuple[FrameHeader, 
         known = _KINDS.get(kind)
         if known is None or known is FrameKind.BUNDLE or end > whole:
             raise CorruptDataError(f"frame {len(frames)} of a bundle is of kind {kind} and {size} bytes long")
-        if part > PART_MAX or segment > SEGMENT_NUMBER_MAX or first_count > COUNT_MAX:
+        if part > PART_MAX or segment > SEGMENT_NUMBER_MAX or (first_count > COUNT_MAX and known not in _ENDS):
             raise CorruptDataError(f"frame {len(frames)} of a bundle has an impossible header")
         inner = FrameHeader(known, header.transaction, part, segment, first_count, records, client_epoch)
         frames.append((inner, start, value[start:end]))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from bridge.client.commit_line import CommitLines
 from bridge.client.futures import Completion
 from bridge.client.results import PartHandle, Piece
 from bridge.client.routing import Route
@@ -147,6 +148,7 @@ class Bench:
             self.outcomes,  # type: ignore[arg-type]
             FrameLimits(),
             0.01,
+            CommitLines(lambda: 25_000),
             lambda group: f"nobody leads {group}",
         )
 

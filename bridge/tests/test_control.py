@@ -117,7 +117,7 @@ IMPOSSIBLE_SEGMENT = schemas.codec("control_record").encode(
         (None, None),
         (GOOD.transaction.bytes, None),
         (GOOD.transaction.bytes, b""),
-        (GOOD.transaction.bytes, GOOD.encode_value()[:-2]),
+        (GOOD.transaction.bytes, GOOD.encode_value()[:-3]),
         (GOOD.transaction.bytes, GOOD.encode_value() + b"\0"),
         (GOOD.transaction.bytes, b"\x08" + GOOD.encode_value()[1:]),
         (GOOD.transaction.bytes, IMPOSSIBLE_SEGMENT),

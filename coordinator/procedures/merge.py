@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from bridge.model.buffered import BufferedTransaction, FrameRef
+from bridge.model.commit_order import LineKey
 from bridge.model.control import ControlKind, ControlRecord, Run, add_run
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import parse_segment_topic
@@ -210,7 +211,14 @@ def _control_record(
         controller_epoch=group.controller_epoch,
         placement=placement,
         refused=transaction.refused,
+        order=_order_of(transaction),
     )
+
+
+def _order_of(transaction: BufferedTransaction) -> tuple[LineKey, int] | None:
+    """What a COMMIT record says of the order."""
+    order = transaction.order if transaction.state is State.COMMITTING else None
+    return None if order is None else (order.line, order.number)
 
 
 @lru_cache(maxsize=100_000)

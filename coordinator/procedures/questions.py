@@ -87,7 +87,8 @@ def _answer(group: GroupState, request: Request) -> tuple[KnownTransaction, ...]
 def _fence(group: GroupState, request: Request) -> tuple[KnownTransaction, ...] | None:
     """Hear no older session any more; what these had asked for before is carried out first."""
     group.fold.fences.raise_to(request.owner, request.owner_epoch)
-    waiting = any(item.begin.client_name == request.owner for item in group.fold.decided.values())
+    ended = (*group.fold.decided.values(), *group.fold.lines.held())
+    waiting = any(item.begin.client_name == request.owner for item in ended)
     return None if waiting else ()
 
 

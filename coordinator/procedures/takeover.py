@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Final
 
 from bridge.errors import CorruptDataError
 from bridge.model import paths
@@ -43,12 +44,16 @@ from coordinator.steps import (
     read_commit_log,
     read_node,
     read_nodes,
+    read_orders,
     take_identity,
     topic_ids,
     write,
 )
 from coordinator.tail import WarmTail
 from coordinator.topics import commit_log_topic_spec
+
+ORDERS_READ: Final = 100_000
+"""How many outcomes at the end of the commit log are looked at for numbers of commits, if any commit waits for some."""
 
 MakeFold = Callable[[Collection[bytes]], BufferFold]
 """Makes an empty fold that drops the frames of the transactions in a collection, which may grow until it folds."""
@@ -95,6 +100,9 @@ def take_over(
 def finish_pending(group: GroupState) -> Steps[None]:
     """Finish a rolling commit that was under way; the buffers have been folded up to the offsets of the takeover."""
     yield from finish_restore(group)
+    if group.fold.lines:
+        # They wait for earlier commits of their connections, some of which may have an outcome and not be read again.
+        group.fold.learn_order((yield from read_orders(group.commit_log, ORDERS_READ)))
     raw = yield from read_node(paths.committing(group.name))
     yield from confirm_leadership()
     if raw is not None:

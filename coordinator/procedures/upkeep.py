@@ -35,15 +35,16 @@ def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
             group.counts["transactions_expired"] += 1
 
 
-def await_frames(group: GroupState, transaction: BufferedTransaction, now_ms: int) -> Steps[None]:
-    """Wait for the frames that a commit names until everything that was in the buffers has been read; then refuse it.
+def await_frames(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
+    """Wait for the frames that commits name until everything that was in the buffers has been read; then refuse them.
 
     Whoever asked for the commit had all frames acknowledged before, so what is not there then never comes.
     """
-    yield from _set_barriers(group, [transaction])
-    if group.is_folded(group.barriers[transaction.id]) and not transaction.is_complete():
-        group.fold.refuse(transaction.id, "incomplete: frames that the commit names are not in the buffer", now_ms)
-        group.barriers.pop(transaction.id)
+    yield from _set_barriers(group, transactions)
+    for transaction in transactions:
+        if group.is_folded(group.barriers[transaction.id]) and not transaction.is_complete():
+            group.fold.refuse(transaction.id, "incomplete: frames that the commit names are not in the buffer", now_ms)
+            group.barriers.pop(transaction.id)
 
 
 def record_long(group: GroupState, now_ms: int) -> Steps[None]:

@@ -18,6 +18,7 @@ from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.standstill import Lookout, positions_of
 from bridge.model.buffered import FrameRef, Partition
+from bridge.model.commit_order import LineKey
 from bridge.model.control import ControlKind, decode_control, peek_kind
 from coordinator.effects import LogSummary
 
@@ -247,6 +248,31 @@ def read_commit_log(
         KafkaUnavailable: no broker answered in time.
     """
     return _summary(_read_committed(brokers, security, topic, start, timeout_s), start)
+
+
+def read_orders(
+    brokers: str, security: Mapping[str, str], topic: str, records: int, timeout_s: float = 120.0
+) -> dict[LineKey, int]:
+    """The highest number committed of each connection, by the last records of a commit log.
+
+    Raises:
+        CorruptDataError: a message in it can not be a control record.
+        KafkaUnavailable: no broker answered in time.
+    """
+    numbers: dict[LineKey, int] = {}
+    consumer = _consumer(brokers, security, "read_committed")
+    try:
+        first, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout_s)
+    except KafkaException as fault:
+        raise KafkaUnavailable(f"no broker gave the ends of topic {topic}: {fault}") from fault
+    finally:
+        consumer.close()
+    for message in _read_committed(brokers, security, topic, max(end - records, first), timeout_s):
+        order = decode_control(message.key(), message.value()).order
+        if order is not None:
+            key, number = order
+            numbers[key] = max(number, numbers.get(key, 0))
+    return numbers
 
 
 def _summary(messages: Iterable[Message], start: int) -> LogSummary:

@@ -25,7 +25,7 @@ from bridge.zookeeper.session import ZooKeeperSession
 from coordinator import effects as fx
 from coordinator.config import CoordinatorSettings
 from coordinator.errors import DeposedError
-from coordinator.shell.consumers import FrameReader, read_commit_log
+from coordinator.shell.consumers import FrameReader, read_commit_log, read_orders
 from coordinator.shell.control_batch import Batches, beside_batches, control_batches, message_batches
 from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
@@ -196,6 +196,8 @@ class Interpreter:
                     appender.init()
             case fx.ReadCommitLog(topic, start):
                 return read_commit_log(self._settings.bootstrap_servers, self._settings.security, topic, start)
+            case fx.ReadOrders(topic, records):
+                return read_orders(self._settings.bootstrap_servers, self._settings.security, topic, records)
             case _:
                 assert_never(effect)
         return None

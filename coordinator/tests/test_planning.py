@@ -135,7 +135,7 @@ def test_a_commit_whose_frames_have_not_arrived_holds_what_follows() -> None:
     missing = bench.begin(ORDERS)
     item = bench.commit(missing, {(0, 0): 1})
     bench.one(ORDERS, 0)
-    assert plan_round(bench.group) == Incomplete(item)
+    assert plan_round(bench.group) == Incomplete((item,))
 
 
 @pytest.mark.parametrize(
