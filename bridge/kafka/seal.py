@@ -14,6 +14,18 @@ A changed setting reaches the leader some time after the controller has accepted
 batch with a wrong checksum. The leader looks at the size first, so the answer is MESSAGE_TOO_LARGE as soon as the limit
 is in force and CORRUPT_MESSAGE before; in neither case is anything written. The controller writes both settings as one
 unit, so one probe stands for both.
+
+Where a sealed topic ends is told by a marker, not by time: an append that was past the look at its size when the limit
+came into force may hold the log's lock, or wait for it, for as long as a disk stands still. So once the limit is in
+force, the partition joins a native transaction of the sealer's own (:mod:`bridge.kafka.barrier`), and that is aborted.
+Its marker takes the same lock, so whatever was inside stands below it; and what takes the lock after it, with settings
+that are in force, is compressed there, looked at once more, and refused. This holds for everything but batches that
+come compressed with gzip, which are not looked at again: one that was past the first look, and for which the lock was
+free only after the marker had it, comes in behind the end. Nothing can rule that out, so leaders look behind ends for a
+while (``coordinator/procedures/late.py``).
+
+All of this must have happened under one leader of the partition, since another one may hear of the settings later: it
+is begun again where the leader epoch at the end is not the one of the beginning.
 """
 
 from __future__ import annotations
@@ -22,7 +34,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 from kio.schema.list_offsets.v7 import ListOffsetsRequest, ListOffsetsResponse
@@ -34,7 +46,7 @@ from kio.static.primitive import Records, i8, i16, i32, i32Timedelta, i64
 
 from bridge.errors import InvalidRequestError
 from bridge.kafka import codes
-from bridge.kafka.batches import BatchBuilder
+from bridge.kafka.barrier import Barrier, corrupt_batch
 from bridge.kafka.codes import Meaning
 from bridge.kafka.errors import KafkaUnavailable, NotAuthorizedError, SealTimeoutError, TopicNotFound
 from bridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
@@ -46,50 +58,65 @@ logger = logging.getLogger(__name__)
 _MARKER_BYTES: Final = 78
 SEALED: Final[Mapping[str, str]] = {"compression.type": "gzip", "max.message.bytes": str(_MARKER_BYTES)}
 """Settings that a sealed topic has and keeps."""
+SEALING_ID: Final = "rollbridge.seal"
+"""Transactional id of a sealer that acts for no group."""
 
 _LATEST: Final = -1
 _CONSUMER: Final = -1
 # ListOffsets with the id of a debugging replica gives the log end offset, which can be ahead of the high watermark that
 # consumers are told: what lies between will be readable as soon as all replicas have it.
 _DEBUGGING_REPLICA: Final = -2
-# A leader checks the size first and takes the partition's lock after. An append that was past the check when the limit
-# came into force needs this long at most, scheduling included, to be in the log.
-_SETTLED_S: Final = 0.025
 _BACKOFF_FIRST_S: Final = 0.001
 _BACKOFF_MAX_S: Final = 0.1
 _UNKNOWN_TOPIC_S: Final = 5.0
 
-Answers = Mapping[str, tuple[ErrorCode, int]]
+
+class Place(NamedTuple):
+    """Where a log ends, and under which leader that was told."""
+
+    leader_epoch: int
+    offset: int
 
 
-def _probe() -> Records:
-    builder = BatchBuilder(1 << 10)
-    builder.append(0, None, bytes(_MARKER_BYTES))
-    batch = bytearray(builder.build())
-    batch[17] ^= 0xFF  # first byte of the checksum
-    return Records(bytes(batch))
+_NOWHERE: Final = Place(-1, -1)
+Answers = Mapping[str, tuple[ErrorCode, Place]]
 
-
-_PROBE: Final = _probe()
+_PROBE: Final = Records(corrupt_batch())
 
 
 class Sealer:
     """Seals topics of one partition each; used once."""
 
     def __init__(
-        self, cluster: Cluster, configure: Callable[[Iterable[str], Mapping[str, str]], None], *, timeout_s: float
+        self,
+        cluster: Cluster,
+        configure: Callable[[Iterable[str], Mapping[str, str]], None],
+        *,
+        transactional_id: str,
+        timeout_s: float,
     ) -> None:
-        """``configure(topics, settings)`` changes settings and returns when the controller has accepted them."""
+        """Prepare to seal.
+
+        Args:
+            cluster: The brokers.
+            configure: ``configure(topics, settings)`` changes settings and returns when the controller has accepted
+                them.
+            transactional_id: Of the native transactions whose markers tell where topics end. Two sealers that use the
+                same one at once hinder each other, and no more.
+            timeout_s: When to give up.
+        """
         self._cluster = cluster
         self._configure = configure
         self._timeout_s = timeout_s
+        self._barrier = Barrier(cluster, transactional_id)
         self._started = time.monotonic()
         self._waiting_for: dict[str, str] = {}
 
     def seal(self, topics: Iterable[str]) -> dict[str, int]:
-        """Seal ``topics`` and return their end offsets: no record will ever be at or after them, only markers.
+        """Seal ``topics`` and return their end offsets: no record will be at or after them, only markers.
 
-        Each must have exactly one partition.
+        But for what :mod:`bridge.kafka.seal` says of batches that were compressed with gzip. Each topic must have
+        exactly one partition.
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time; call again.
@@ -98,8 +125,11 @@ class Sealer:
         names = list(dict.fromkeys(topics))
         self._require_single_partitions(names)
         self._configure(names, SEALED)
-        self._await_in_force(names)
-        ends = self._await_ends(names)
+        ends: dict[str, int] = {}
+        while len(ends) < len(names):
+            places = self._await_in_force([name for name in names if name not in ends])
+            self._pass_barrier(places)
+            ends.update(self._await_ends(places))
         for topic, end in ends.items():
             logger.info("topic %s is sealed at offset %d", topic, end)
         return ends
@@ -120,8 +150,12 @@ class Sealer:
                 pending.discard(topic)
             backoff_s = self._pause(pending, backoff_s)
 
-    def _await_in_force(self, topics: Iterable[str]) -> None:
-        """Return once every leader refuses what is larger than a marker."""
+    def _await_in_force(self, topics: Iterable[str]) -> dict[str, Place]:
+        """Wait until every leader refuses what is larger than a marker; return where the logs ended shortly before.
+
+        The leader epoch is asked for before the probe is sent, so if it is still the same later, the probe was
+        answered under it.
+        """
 
         def ask(connection: Connection, names: list[str]) -> Answers:
             answer = connection.call(
@@ -139,15 +173,18 @@ class Sealer:
                 ),
                 ProduceResponse,
             )
-            return {topic.name: (topic.partition_responses[0].error_code, 0) for topic in answer.responses}
+            return {topic.name: (topic.partition_responses[0].error_code, _NOWHERE) for topic in answer.responses}
 
         pending = set(topics)
+        confirmed: dict[str, Place] = {}
         backoff_s = _BACKOFF_FIRST_S
         while pending:
-            for topic, (code, _) in self._ask_leaders(pending, ask).items():
+            places = self._list_offsets(pending, _DEBUGGING_REPLICA, Isolation.READ_UNCOMMITTED)
+            for topic, (code, _) in self._ask_leaders(places, ask).items():
                 match code:
                     case ErrorCode.message_too_large:
                         pending.discard(topic)
+                        confirmed[topic] = places[topic]
                     case ErrorCode.corrupt_message:
                         self._waiting_for[topic] = "its new settings to reach its leader"
                     case ErrorCode.none:
@@ -155,34 +192,80 @@ class Sealer:
                     case _:
                         self._note(topic, code)
             backoff_s = self._pause(pending, backoff_s)
+        return confirmed
 
-    def _await_ends(self, topics: Iterable[str]) -> dict[str, int]:
-        """End offsets, once no native transaction is open and nothing has come in for a while."""
+    def _pass_barrier(self, topics: Iterable[str]) -> None:
+        """Have a marker written to each topic, after all that was inside of its log's lock."""
         pending = set(topics)
+        joined: set[str] = set()
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            try:
+                self._barrier.open(self._left_s())
+                for topic, (code, _) in self._ask_leaders(pending, self._join).items():
+                    match code:
+                        case ErrorCode.message_too_large | ErrorCode.corrupt_message:
+                            # The latter from a leader that has not heard of the settings: the epoch will tell.
+                            pending.discard(topic)
+                            joined.add(topic)
+                        case ErrorCode.concurrent_transactions:
+                            self._waiting_for[topic] = "markers of an earlier seal to be written"
+                        case _ if codes.meaning(codes.PRODUCE, code) in (Meaning.FENCED, Meaning.EXPIRED):
+                            self._barrier.forget()
+                        case _:
+                            self._note(topic, code)
+                if not self._barrier.is_open:
+                    pending, joined = pending | joined, set()
+                elif not pending:
+                    self._barrier.close(self._left_s())
+                    return
+            except KafkaUnavailable as exc:
+                logger.info("sealing: the barrier is put up anew: %s", exc)
+                self._cluster.forget()
+                self._barrier.forget()
+                pending, joined = pending | joined, set()
+                for topic in pending:
+                    self._waiting_for[topic] = f"a marker to be written ({exc})"
+            backoff_s = self._pause(pending, backoff_s)
+
+    def _join(self, connection: Connection, names: list[str]) -> Answers:
+        return {name: (code, _NOWHERE) for name, code in self._barrier.join(connection, names).items()}
+
+    def _await_ends(self, before: Mapping[str, Place]) -> dict[str, int]:
+        """End offsets, once no native transaction is open; of those whose leader has changed, none.
+
+        The end is behind the marker, so it is further than it was ``before``. A broker that does not know yet that it
+        is not the leader any more can not tell such an end: its last stable offset stands still.
+        """
+        pending = set(before)
         settled: dict[str, int] = {}
-        before: dict[str, int] = {}
+        backoff_s = _BACKOFF_FIRST_S
         while pending:
             for topic, (stable, end) in self._ends(pending).items():
-                if stable != end:
+                if end.leader_epoch != before[topic].leader_epoch:
+                    logger.info("topic %s has another leader than when sealing it began: again", topic)
+                    self._waiting_for[topic] = "its new leader"
+                    pending.discard(topic)
+                elif stable.offset != end.offset:
                     self._waiting_for[topic] = (
-                        f"a native transaction to end (last stable offset {stable}, end offset {end})"
+                        f"a native transaction to end (last stable offset {stable.offset}, end offset {end.offset})"
                     )
-                elif before.get(topic) != end:
-                    self._waiting_for[topic] = f"its end to stay at offset {end}"
+                elif end.offset <= before[topic].offset:
+                    self._waiting_for[topic] = "its leader to tell of a marker"
+                    self._cluster.forget_leader(topic)
                 else:
-                    settled[topic] = end
-                before[topic] = end
+                    settled[topic] = end.offset
             pending.difference_update(settled)
-            self._pause(pending, _SETTLED_S)
+            backoff_s = self._pause(pending, backoff_s)
         return settled
 
-    def _ends(self, topics: Iterable[str]) -> dict[str, tuple[int, int]]:
+    def _ends(self, topics: Iterable[str]) -> dict[str, tuple[Place, Place]]:
         """(last stable offset, log end offset) of each topic whose leader answered; the end is read last."""
         stable = self._list_offsets(topics, _CONSUMER, Isolation.READ_COMMITTED)
         ends = self._list_offsets(stable, _DEBUGGING_REPLICA, Isolation.READ_UNCOMMITTED)
         return {topic: (stable[topic], end) for topic, end in ends.items()}
 
-    def _list_offsets(self, topics: Iterable[str], replica: int, isolation: Isolation) -> dict[str, int]:
+    def _list_offsets(self, topics: Iterable[str], replica: int, isolation: Isolation) -> dict[str, Place]:
         asked = ListOffsetsPartition(partition_index=i32(0), timestamp=i64(_LATEST))
 
         def ask(connection: Connection, names: list[str]) -> Answers:
@@ -194,12 +277,15 @@ class Sealer:
                 ),
                 ListOffsetsResponse,
             )
-            return {topic.name: (topic.partitions[0].error_code, topic.partitions[0].offset) for topic in answer.topics}
+            found = {topic.name: topic.partitions[0] for topic in answer.topics}
+            return {name: (item.error_code, Place(item.leader_epoch, item.offset)) for name, item in found.items()}
 
         found = {}
-        for topic, (code, offset) in self._ask_leaders(topics, ask).items():
+        for topic, (code, place) in self._ask_leaders(topics, ask).items():
             if code == ErrorCode.none:
-                found[topic] = offset
+                found[topic] = place
+            elif code == ErrorCode.offset_not_available:
+                self._waiting_for[topic] = "its new leader to know how far its log is replicated"
             else:
                 self._note(topic, code)
         return found
@@ -212,7 +298,7 @@ class Sealer:
                 by_leader.setdefault(self._cluster.leader(topic, 0), []).append(topic)
             except CodeError as exc:
                 self._note(topic, exc.code)
-        answers: dict[str, tuple[ErrorCode, int]] = {}
+        answers: dict[str, tuple[ErrorCode, Place]] = {}
         for node, names in by_leader.items():
             try:
                 answers.update(ask(self._cluster.connection(node), names))
@@ -237,6 +323,9 @@ class Sealer:
                 )
             case _:
                 raise KafkaUnavailable(f"cannot seal topic {topic}: {codes.name(code)}")
+
+    def _left_s(self) -> float:
+        return max(0.0, self._started + self._timeout_s - time.monotonic())
 
     def _pause(self, pending: Iterable[str], seconds: float) -> float:
         """Wait before asking again, if there is anything to ask, and return the next wait."""

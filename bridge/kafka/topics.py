@@ -23,7 +23,7 @@ from bridge.kafka.leaders import ask_leaders
 from bridge.kafka.log_offsets import EARLIEST, LATEST, list_offsets
 from bridge.kafka.metadata import Cluster, Clusters, Isolation
 from bridge.kafka.patience import Backoff, Deadline
-from bridge.kafka.seal import SEALED, Sealer
+from bridge.kafka.seal import SEALED, SEALING_ID, Sealer
 from bridge.kafka.topic_requests import (
     RESOURCE_TOPIC,
     Answer,
@@ -230,11 +230,18 @@ class TopicAdmin:
             first = ask_leaders(cluster, keys, question, "delete records", deadline)
         return {keys[place]: offset for place, offset in first.items()}
 
-    def seal(self, topics: Iterable[str], *, timeout_s: float = 60.0) -> dict[str, int]:
-        """Close topics to every writer for good and return their end offsets; see :mod:`bridge.kafka.seal`.
+    def seal(
+        self, topics: Iterable[str], *, timeout_s: float = 60.0, transactional_id: str = SEALING_ID
+    ) -> dict[str, int]:
+        """Close topics to every writer and return their end offsets; see :mod:`bridge.kafka.seal`.
 
-        No record will ever be at or after its topic's end offset; markers of native transactions may, so that sealing
-        again can give a later one. There is no way back. May be called again at any point.
+        No record will be at or after its topic's end offset; markers of native transactions may, so that sealing again
+        gives a later one. May be called again at any point.
+
+        Args:
+            topics: Which; of one partition each.
+            timeout_s: When to give up.
+            transactional_id: Of the native transactions whose markers tell where topics end.
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time, with what each waits for. Those are closed to
@@ -246,7 +253,8 @@ class TopicAdmin:
         if not names:
             return {}
         with self._cluster(Deadline(timeout_s)) as cluster:
-            return Sealer(cluster, self.set_topic_config, timeout_s=timeout_s).seal(names)
+            sealer = Sealer(cluster, self.set_topic_config, transactional_id=transactional_id, timeout_s=timeout_s)
+            return sealer.seal(names)
 
     def _offsets(
         self, topics: Iterable[Partition], timestamp: int, isolation: Isolation, doing: str

@@ -189,6 +189,11 @@ class GroupName:
         return f"rollbridge.{self.scope}.{self.group}.{index}"
 
     @property
+    def sealing_id(self) -> str:
+        """The Kafka transactional id with which the group's leader has markers written to what it seals."""
+        return f"rollbridge.{self.scope}.{self.group}.seal"
+
+    @property
     def node(self) -> str:
         """The name of the group's ZooKeeper node."""
         return f"{self.scope}.{self.group}"

@@ -173,7 +173,9 @@ class Interpreter:
             case fx.TopicIds(topics):
                 return self._topic_ids(topics)
             case fx.Seal(topics):
-                return self._admin.seal(topics, timeout_s=self._settings.seal_timeout_s)
+                return self._admin.seal(
+                    topics, timeout_s=self._settings.seal_timeout_s, transactional_id=self._group.sealing_id
+                )
             case fx.EndOffsets(partitions):
                 return self._end_offsets(partitions)
             case fx.StartOffsets(partitions):
