@@ -225,7 +225,8 @@ class Consumer:
         if not any(map(KafkaMessage.error, messages)):
             lasts = last_offsets(messages)
             items = [owned.get(topic) for topic in lasts]
-            if all(item is not None and item.phase is Phase.OPEN for item in items):
+            late = any(self._members.is_late(topic, last) for topic, last in lasts.items())
+            if not late and all(item is not None and item.phase is Phase.OPEN for item in items):
                 for item, last in zip(items, lasts.values(), strict=True):
                     if item is not None:
                         self._commits.give(item, last)
@@ -251,6 +252,9 @@ class Consumer:
             logger.warning("a record of %s came although the segment waits; it will be read again", topic)
             self._consumer.pause([TopicPartition(topic, 0)])
             return False
+        if self._members.is_late(topic, offset):
+            self._members.reached(topic, offset)
+            return False  # leaders write it to what continues the segment
         self._commits.give(item, offset)
         return True
 

@@ -323,6 +323,11 @@ class Membership:
         if item is not None:
             item.end = max(item.end, offset)
 
+    def is_late(self, topic: str, offset: int) -> bool:
+        """Whether an offset is at or behind the sealed end of its segment."""
+        sealed = self._sealed.get(topic)
+        return sealed is not None and offset >= sealed
+
     def _is_pending(self, item: Owned) -> bool:
         return item.phase is Phase.WAITING or (item.phase is Phase.OPEN and self._end_of(item) is not None)
 

@@ -9,6 +9,7 @@ from coordinator.group import GroupState
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from coordinator.procedures.bookkeeping import expire_bookkeeping
 from coordinator.procedures.epochs import drop_epochs
+from coordinator.procedures.late import look_behind
 from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.outcomes import forget_expired
 from coordinator.procedures.questions import answer_questions
@@ -48,6 +49,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from record_long(group, now_ms)
     if group.finished:
         yield from remove_records(group)
+    yield from look_behind(group, now_ms)
     yield from truncate_buffers(group, now_ms)
     yield from retain_streams(group, now_ms)
     yield from drop_epochs(group, now_ms)

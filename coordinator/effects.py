@@ -14,6 +14,7 @@ from bridge.model.cas import Condition
 from bridge.model.control import ControlRecord
 from bridge.model.course import Course
 from bridge.model.group_offsets import GroupOffsets
+from bridge.model.late import LateRecord
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import NodeOperation
 from bridge.model.sn import SN
@@ -255,6 +256,42 @@ class StableEnds:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadLate:
+    """The committed records of a topic from ``start`` up to ``end``, which is decided; at most so many.
+
+    Gives them, and the offset up to which everything has been looked at.
+    """
+
+    topic: str
+    start: int
+    end: int
+    records_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLate:
+    """Copies of late records are appended to topics inside the round, in order, each with where it comes from.
+
+    If one of them is refused, gives the reason, and the round is empty again.
+    """
+
+    source: str
+    items: Sequence[tuple[str, LateRecord]]
+
+
+@dataclass(frozen=True, slots=True)
+class FindLate:
+    """Whether a copy of the record at ``offset`` of a topic is committed in one of ``targets``, from offsets on.
+
+    Gives None where that can not be told now, because a native transaction is open there.
+    """
+
+    source: str
+    offset: int
+    targets: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class DiskBytes:
     """How many bytes each topic has on the disk of its leader; those that can not be told now are left out."""
 
@@ -372,6 +409,9 @@ Effect = (
     | StartOffsets
     | DeleteRecords
     | StableEnds
+    | ReadLate
+    | AppendLate
+    | FindLate
     | DiskBytes
     | GroupCommits
     | ReadCompacted

@@ -11,11 +11,13 @@ from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.frames import buffer_partition
 from bridge.model.identifiers import SegmentId, TransactionId
+from bridge.model.late import LateNotes
 from bridge.model.names import GroupName
 from bridge.model.records import Mark, StreamConfig
 from bridge.model.requests import Request
 from coordinator.forecast import Forecast
 from coordinator.housekeeping import Housekeeping
+from coordinator.late import LateWatch
 from coordinator.preserver import Draft, TransactionMetadataPreserver
 from coordinator.retention import ByteCounter
 from coordinator.snapshots import Snapshots, SnapshotSettings
@@ -59,6 +61,9 @@ class LeaderSettings:
     """For how long they are remembered, unless a transaction says otherwise. PIP-255's name."""
     transaction_meta_expire_check_interval_in_second: int = 300
     """How often those are looked for that are due to be forgotten. PIP-255's name."""
+    late_watch_ms: int = 20 * 60 * 1000
+    """For how long leaders look behind the end of a segment that was sealed: longer than any native transaction may be
+    open (``transaction.max.timeout.ms``, 15 minutes), and than any request lives in a broker."""
     outcomes_again: int = 20_000
     """How far before the position in a snapshot the commit log is read, for BEGIN frames that a writer has doubled."""
     snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
@@ -74,6 +79,8 @@ class StreamState:
     """Segments that were removed and whose topics may still be there."""
     marks: list[Mark] = field(default_factory=list)
     """Where it may be truncated, oldest first."""
+    late: LateNotes = field(default_factory=LateNotes)
+    """What came in behind the ends of its sealed segments."""
     counter: ByteCounter = field(default_factory=ByteCounter)
 
     def partitions(self) -> Iterator[Partition]:
@@ -128,6 +135,7 @@ class GroupState:
         forecast: Where its segments end, as far as that is known.
         housekeeping: When it was done last, and what is known from it.
         snapshots: The snapshots of its buffers.
+        watch: Which sealed segments are still looked behind.
         counts: What happened, for metrics.
     """
 
@@ -150,11 +158,13 @@ class GroupState:
     forecast: Forecast = field(init=False)
     housekeeping: Housekeeping = field(default_factory=Housekeeping)
     snapshots: Snapshots = field(init=False)
+    watch: LateWatch = field(init=False)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.forecast = Forecast(self.settings.forecast_patience)
         self.snapshots = Snapshots(self.name.scope, self.settings.snapshots)
+        self.watch = LateWatch(self.settings.late_watch_ms)
 
     @property
     def commit_log(self) -> str:

@@ -9,11 +9,13 @@ from bridge.model.buffered import FrameRef, Partition
 from bridge.model.commit_order import LineKey
 from bridge.model.control import ControlRecord
 from bridge.model.group_offsets import GroupOffsets
+from bridge.model.late import LateRecord
 from bridge.model.names import GroupName
 from bridge.model.nodes import NodeOperation
 from coordinator.effects import (
     AbortRound,
     AppendControl,
+    AppendLate,
     AppendMessages,
     AppendTogether,
     CommitRound,
@@ -24,6 +26,7 @@ from coordinator.effects import (
     Effect,
     EndOffsets,
     EnsureNodes,
+    FindLate,
     Found,
     GroupCommits,
     LogSummary,
@@ -34,6 +37,7 @@ from coordinator.effects import (
     ReadChildren,
     ReadCommitLog,
     ReadCompacted,
+    ReadLate,
     ReadNodes,
     ReadOrders,
     ReadRecords,
@@ -199,6 +203,24 @@ def stable_ends(topics: Sequence[str]) -> Steps[Mapping[str, int]]:
     """See :class:`StableEnds`."""
     ends: Mapping[str, int] = yield StableEnds(tuple(topics))
     return ends
+
+
+def read_late(topic: str, start: int, end: int, records_max: int) -> Steps[tuple[Sequence[LateRecord], int]]:
+    """See :class:`ReadLate`."""
+    found: tuple[Sequence[LateRecord], int] = yield ReadLate(topic, start, end, records_max)
+    return found
+
+
+def append_late(source: str, items: Sequence[tuple[str, LateRecord]]) -> Steps[str | None]:
+    """See :class:`AppendLate`."""
+    refused: str | None = yield AppendLate(source, items)
+    return refused
+
+
+def find_late(source: str, offset: int, targets: Mapping[str, int]) -> Steps[bool | None]:
+    """See :class:`FindLate`."""
+    found: bool | None = yield FindLate(source, offset, dict(targets))
+    return found
 
 
 def disk_bytes(topics: Sequence[str]) -> Steps[Mapping[str, int]]:

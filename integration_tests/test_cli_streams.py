@@ -77,10 +77,10 @@ def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -
     picture = tmp_path / "lineage.svg"
     history = cli.json("stream", "history", stream, "--svg", str(picture))
     assert [epoch["cause"] for epoch in history["epochs"]] == ["create", "scale", "scale"]
-    assert history["epochs"][1]["sealed_ends"] == {"0.#epoch.0": 0}
+    assert history["epochs"][1]["sealed_ends"] == {"0.#epoch.0": 1}  # the marker of its end
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
     assert cli("stream", "history", stream, "--svg", "-").out == picture.read_text(encoding="utf-8")
-    assert "2.#epoch.1 at 0" in cli("stream", "history", stream).out
+    assert "2.#epoch.1 at 1" in cli("stream", "history", stream).out
 
     assert cli("stream", "delete", stream, "--yes").code == ExitCode.OK
     for arguments in (["describe"], ["history"], ["delete", "--yes"], ["scale", "--seal", "0", "--into", "2"]):

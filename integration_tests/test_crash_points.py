@@ -181,7 +181,7 @@ class Story:
         for segment in history.segments():
             topic = self.stream.segment_topic(segment)
             sealed = history.sealed_end(segment)
-            assert sealed is None or ends[topic] == sealed
+            assert sealed is None or ends[topic] >= sealed  # markers may follow
             assert (sealed is None) == (segment in history.active.segment_ids)
             last = -1
             for message in messages[topic]:

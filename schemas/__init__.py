@@ -33,6 +33,7 @@ NAMES: Final = (
     "coordinator",
     "epoch",
     "group",
+    "late",
     "ongoing_transactions",
     "request",
     "retention",

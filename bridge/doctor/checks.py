@@ -222,6 +222,35 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
                 )
 
 
+def late_records(facts: ClusterFacts) -> Iterator[Finding]:
+    """Records that came in behind sealed ends have reached readers."""
+    for stream in facts.streams:
+        name = stream.config.name
+        for segment, known in stream.late.segments.items():
+            what = f"{known.forwarded + known.refused} records came in behind the end of segment {segment} of {name}"
+            if known.refused:
+                yield problem(
+                    "late-records-refused",
+                    f"{what}; {known.refused} of them are refused by what continues it ({known.reason}), so nobody "
+                    "reads them",
+                    f"read them from topic {name.segment_topic(segment)}, below offset {known.looked_to}, and write "
+                    "them again",
+                )
+            else:
+                yield warning(
+                    "late-records",
+                    f"{what}, were acknowledged, and were written to what continues it",
+                    "nothing is lost; their writers compress with gzip and wrote to the segment while it was sealed: "
+                    "another codec rules it out",
+                )
+        if stream.late.forwarding is not None and stream.config.state is StreamState.ACTIVE:
+            yield warning(
+                "late-records-under-way",
+                f"records behind the end of segment {stream.late.forwarding.segment} of {name} are being forwarded",
+                "a coordinator finishes that; if it does not, its log says what it waits for",
+            )
+
+
 def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
     """No native transaction holds readers up for long."""
     for native in facts.open_natives:
@@ -317,6 +346,7 @@ CHECKS: Final = (
     leadership,
     internal_topics,
     epochs,
+    late_records,
     native_transactions,
     orphans,
     permissions,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from bridge.model.epochs import EpochHistory
+from bridge.model.late import LateNotes
 from bridge.model.names import GroupName
 from bridge.model.records import Coordinator, Group, StreamConfig, TransactionRecord
 from bridge.snapshots import BufferSnapshot, EndedSince
@@ -113,11 +114,15 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """A stream; ``history`` is None if its epochs are gone or can not be read, and ``fault`` says why."""
+    """A stream; ``history`` is None if its epochs are gone or can not be read, and ``fault`` says why.
+
+    ``late`` is what came in behind the ends of its sealed segments.
+    """
 
     config: StreamConfig
     history: EpochHistory | None
     fault: str = ""
+    late: LateNotes = field(default_factory=LateNotes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from bridge.kafka.translate import refusal
 from bridge.kafka.views import view_cluster, view_topics
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
+from bridge.model.late import LateNotes
 from bridge.model.names import GroupName, is_compacted_topic
 from bridge.model.records import StreamConfig, StreamState
 from bridge.model.terminated import decode_terminated
@@ -193,7 +194,8 @@ def _stream(metadata: Metadata, config: StreamConfig) -> StreamFacts:
         history = metadata.history(config.name)
     except (RollbridgeError, ValueError) as exc:
         fault = str(exc)
-    return StreamFacts(config, history, fault)
+    late = metadata.session.get(paths.late(config.name))
+    return StreamFacts(config, history, fault, LateNotes() if late is None else LateNotes.from_json(late.value))
 
 
 def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, topics: Collection[str]) -> GroupFacts:

@@ -83,6 +83,11 @@ def formers(scope: str) -> str:
     return f"{SCOPES}/{scope}/former"
 
 
+def late(name: StreamName) -> str:
+    """What came in behind the ends of a stream's sealed segments."""
+    return f"{stream(name)}/late"
+
+
 def cas_slots(name: StreamName) -> str:
     """The parent of the slots of a stream's conditional writers."""
     return f"{CAS}/{name.scope}.{name.stream}"

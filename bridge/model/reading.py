@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from bridge.errors import CorruptDataError, InvalidRequestError, StreamRecreated, TruncatedError
+from bridge.errors import InvalidRequestError, StreamRecreated, TruncatedError
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.lineage import lineage
@@ -124,9 +124,10 @@ class ReadingPlan:
     def accept(self, segment: SegmentId, offset: int) -> bool:
         """Take note of a record; False if it is not to be handed out: it was before, or lies beyond the goal.
 
+        So is one behind the end of a sealed segment: it came late, and leaders write it to the successors.
+
         Raises:
             KeyError: the segment is not to be read yet.
-            CorruptDataError: the segment ended before this offset, so no record can be there.
         """
         if segment in self._done or offset < self._position.get(segment, 0):
             return False
@@ -134,7 +135,8 @@ class ReadingPlan:
             raise KeyError(segment)
         sealed = self._sealed[segment]
         if sealed is not None and offset >= sealed:
-            raise CorruptDataError(f"segment {segment} was sealed at {sealed} but holds a record at {offset}")
+            self.reached(segment, sealed)
+            return False
         limit = self._limit(segment)
         wanted = limit is None or offset < limit
         self._position[segment] = offset + wanted

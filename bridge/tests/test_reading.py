@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import ConflictError, CorruptDataError, InvalidRequestError
+from bridge.errors import ConflictError, InvalidRequestError
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.keyspace import KeyRange, even_ranges
@@ -230,10 +230,11 @@ def test_late_messages_of_a_segment_that_is_done_are_dropped() -> None:
     assert plan.readable() == {S1: 0, S2: 0, S3: 0}
 
 
-def test_a_record_behind_a_sealed_end_is_corrupt_data() -> None:
+def test_a_record_behind_a_sealed_end_is_left_to_its_copy_in_a_successor() -> None:
     plan = ReadingPlan(SPLIT.with_sealed_ends(1, {S0: 2}))
-    with pytest.raises(CorruptDataError, match=r"segment 0.#epoch.0 was sealed at 2 but holds a record at 2"):
-        plan.accept(S0, 2)
+    assert plan.accept(S0, 0)
+    assert not plan.accept(S0, 2)
+    assert plan.readable() == {S1: 0, S2: 0, S3: 0}
 
 
 def test_a_start_names_segments_of_the_stream_that_do_not_continue_each_other() -> None:

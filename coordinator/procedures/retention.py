@@ -18,6 +18,7 @@ from typing import Final
 from bridge.errors import ConflictError, CorruptDataError, InvalidNameError, InvalidRequestError, UnavailableError
 from bridge.model import paths
 from bridge.model.identifiers import SegmentId
+from bridge.model.late import LateNotes
 from bridge.model.names import parse_segment_topic
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.model.records import (
@@ -120,13 +121,15 @@ def load_stream(config: StreamConfig) -> Steps[StreamState]:
     name = config.name
     numbers = yield from read_children(paths.epochs(name))
     records = yield from read_nodes([f"{paths.epochs(name)}/{number}" for number in numbers])
-    nodes = yield from read_nodes([paths.truncation(name), paths.retention(name)])
+    nodes = yield from read_nodes([paths.truncation(name), paths.retention(name), paths.late(name)])
     raw, marks = nodes[paths.truncation(name)], nodes[paths.retention(name)]
     truncation = Truncation() if raw is None else Truncation.from_json(raw)
     history = truncation.history_of(epoch_from_json(value) for value in records.values() if value is not None)
     if history is None:
         raise CorruptDataError(f"the epochs of stream {name} are not in ZooKeeper: restore it from a backup")
-    stream = StreamState(config, history, truncation.removing)
+    late = nodes[paths.late(name)]
+    notes = LateNotes() if late is None else LateNotes.from_json(late)
+    stream = StreamState(config, history, truncation.removing, late=notes)
     if marks is not None:
         stream.marks = marks_within(history, marks_from_json(marks))
     return stream

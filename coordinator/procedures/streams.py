@@ -146,7 +146,7 @@ def finish_delete(group: state.GroupState, stream: state.StreamState) -> Steps[N
     yield from delete_topics([stream.config.buffer_topic, *segments])
     yield from clear_snapshots(group, stream.partitions())
     epochs = yield from read_children(paths.epochs(name))
-    more = yield from read_nodes([paths.truncation(name), paths.retention(name)])
+    more = yield from read_nodes([paths.truncation(name), paths.retention(name), paths.late(name)])
     gone = yield from write(
         *(DeleteNode(path) for path, value in more.items() if value is not None),
         *(DeleteNode(f"{paths.epochs(name)}/{item}") for item in epochs),

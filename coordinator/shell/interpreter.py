@@ -17,6 +17,7 @@ from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
 from bridge.model.buffered import FrameRef, Partition
 from bridge.model.group_offsets import GroupOffsets
+from bridge.model.late import LateRecord
 from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, NodeOperation
 from bridge.zookeeper.access import open_slots
@@ -29,6 +30,7 @@ from coordinator.shell.consumers import FrameReader, read_commit_log, read_order
 from coordinator.shell.control_batch import Batches, beside_batches, control_batches, message_batches
 from coordinator.shell.crash import CrashPoint
 from coordinator.shell.frame_feed import FrameFeed
+from coordinator.shell.late import LateRecords, late_batches
 from coordinator.shell.measures import Measures
 from coordinator.shell.outlook import Outlook
 from coordinator.shell.refusals import ROUND, refusal
@@ -75,6 +77,7 @@ class Interpreter:
         self._reader = FrameReader(settings.bootstrap_servers, settings.security)
         self._outlook = Outlook(settings)
         self._measures = Measures(settings)
+        self._late = LateRecords(settings)
         self._appenders = [
             TransactionalAppender(
                 settings.bootstrap_servers, group.transactional_id(number), security=settings.security
@@ -122,6 +125,7 @@ class Interpreter:
             appender.close()
         self._outlook.close()
         self._measures.close()
+        self._late.close()
         self._reader.close()
 
     def _empty_round(self) -> None:
@@ -184,6 +188,12 @@ class Interpreter:
                 return self._delete_records(before)
             case fx.StableEnds(topics):
                 return self._measures.stable_ends(topics)
+            case fx.ReadLate(topic, start, end, records_max):
+                return self._late.read(topic, start, end, records_max)
+            case fx.AppendLate(source, items):
+                return self._append_late(source, items)
+            case fx.FindLate(source, offset, targets):
+                return self._late.find(source, offset, targets)
             case fx.DiskBytes(topics):
                 return self._measures.disk_bytes(topics)
             case fx.GroupCommits(groups):
@@ -267,6 +277,15 @@ class Interpreter:
                 logger.info("%s: offsets are sent again: %s", self._group, fault)
             else:
                 return None
+
+    def _append_late(self, source: str, items: Sequence[tuple[str, LateRecord]]) -> str | None:
+        try:
+            self._current.append(late_batches(source, items))
+        except AppendRefusedError as fault:
+            self._current.abort()
+            self._current = next(self._turn)
+            return fault.kafka_error
+        return None
 
     def _create_topics(self, specs: Sequence[fx.TopicSpec]) -> Mapping[str, str]:
         self._admin.create_topics(

@@ -46,6 +46,8 @@ UNFIT_S = 1.0
 NOTABLE = (
     "scales",
     "rolling_commits",
+    "late_records",
+    "late_records_refused",
     "transactions_expired",
     "requests_refused",
     "offsets_refused",

@@ -26,6 +26,7 @@ from bridge.model.requests import Request, RequestKind
 from coordinator import effects as fx
 from coordinator.agenda import work
 from coordinator.group import GroupState, LeaderSettings
+from coordinator.late import LateWatch
 from coordinator.metrics import Op
 from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.snapshots import SnapshotSettings
@@ -53,6 +54,7 @@ PROCEDURES = (
     "retain_streams",
     "drop_epochs",
     "expire_bookkeeping",
+    "look_behind",
 )
 REMEMBERED = 6
 
@@ -79,6 +81,7 @@ def settings_of(epoch: int) -> LeaderSettings:
         bookkeeping_ms=500,
         answers_keep_ms=2_000,
         epochs_keep_ms=3_000,
+        late_watch_ms=4_000,
         transaction_meta_persist_count=REMEMBERED,
         snapshots=snapshots,
     )
@@ -292,6 +295,14 @@ def commit_frame(attempt: Attempt) -> tuple[FrameHeader, bytes]:
     return header, Manifest(dict(attempt.pieces), attempt.offsets, attempt.conditions).encode()
 
 
+class BlindWatch(LateWatch):
+    """A defect: nobody looks behind the end of a sealed segment."""
+
+    def take_up(self, stream: str, history: EpochHistory, now_ms: int) -> None:
+        """Not what it promises."""
+        self.known[stream] = history.active.epoch
+
+
 class Leader:
     """A leader that carries out one effect at each step, and can stop, or be left behind, before any of them."""
 
@@ -357,6 +368,8 @@ class Leader:
         self.procedure, self.result = None, None
         if self.group is None:
             self.group, self.barrier = value
+            if "timed-seal" in self.world.faults:
+                self.group.watch = BlindWatch(0)
             self.fences = deepcopy(self.group.fold.fences)
             self.world.takeovers.update(self.group.counts)
         elif not self.pending_done:

@@ -21,6 +21,8 @@ def rows_of(world: World, stream: StreamName, history: EpochHistory, position: f
     """The visible records in the course of a key, oldest first, with their SNs."""
     for stage in reversed(Course(history, position).stages):
         for offset, record in world.log(stream.segment_topic(stage.segment)).visible():
+            if stage.end is not None and offset >= stage.end:
+                break  # nobody reads further
             yield SN(DLSN.of(stage.segment, offset), None, stage.base + offset), record
 
 

@@ -20,6 +20,7 @@ from bridge.model.cas import Scope
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import SegmentId
+from bridge.model.late import LateRecord
 from bridge.model.names import GroupName
 from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.model.records import Truncation
@@ -49,6 +50,22 @@ class Record:
     value: str
     transaction: str | None = None
     sequence: int = -1
+    origin: tuple[str, int] | None = None
+    """Of a copy: where the late record stands."""
+
+
+@dataclass
+class Inside:
+    """An append that has passed all checks of the broker and is not in the log yet.
+
+    One that is not looked at ``again``, once it has the log's lock, may wait for that in front of or behind a barrier.
+    """
+
+    topic: str
+    item: Record
+    again: bool
+    began_ms: int
+    landed: Callable[[], None]
 
 
 @dataclass
@@ -137,7 +154,8 @@ class World:
     not kept), ``forgetful-expiry`` (nor where records were),
     ``untied-outcomes`` (what is remembered of outcomes is written outside of the round), ``first-guess`` (positions
     that were foretold wrongly are not put right), ``forgotten-sessions`` (a new leader does not know of the sessions of
-    clients).
+    clients), ``timed-seal`` (where a segment ends is inferred, and nobody looks again), ``forgotten-late`` (what was
+    forwarded is not remembered).
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -154,6 +172,9 @@ class World:
         self.group_offsets: list[GroupOffsets] = []
         self.commits: dict[str, dict[str, int]] = {}
         self.removed: dict[str, Topic] = {}
+        self.inside: list[Inside] = []
+        self.late: dict[str, tuple[str, int]] = {}
+        """Where records landed that had been inside, by value."""
         self.past: dict[str, bytes] = {}
         """The latest value of every epoch record that there ever was."""
         self.lost: dict[str, set[SegmentId]] = {}
@@ -186,6 +207,23 @@ class World:
             return None
         log.entries.append(Entry(item))
         return len(log.entries) - 1
+
+    def begin_append(self, append: Inside) -> bool:
+        """Pass a broker's checks; False if the topic is sealed."""
+        log = self.topics.get(append.topic)
+        if log is None or log.sealed:
+            return False
+        self.inside.append(append)
+        return True
+
+    def land(self, append: Inside) -> None:
+        """An append is in the log, and acknowledged, unless the topic is gone."""
+        self.inside.remove(append)
+        log = self.topics.get(append.topic)
+        if log is not None:
+            log.entries.append(Entry(append.item))
+            self.late[append.item.value] = append.topic, len(log.entries) - 1
+            append.landed()
 
     # What leaders do.
 
@@ -258,6 +296,19 @@ class World:
                 return frozenset()
             case fx.StableEnds(names):
                 return {name: self.topics[name].stable_end() for name in names}
+            case fx.ReadLate(name, start, end, most):
+                late_rows = [item for item in self.topics[name].visible(start) if item[0] < end][:most]
+                found = [LateRecord(offset, 0, row.key.encode(), row.value.encode()) for offset, row in late_rows]
+                return found, found[-1].offset + 1 if len(found) == most else end
+            case fx.AppendLate(source, copies):
+                for topic, late in copies:
+                    key, value = (late.key or b"").decode(), (late.value or b"").decode()
+                    self._append(topic, Record(key, value, origin=(source, late.offset)), leader)
+            case fx.FindLate(source, offset, targets):
+                logs = [self.log(name) for name in targets]
+                if any(row.origin == (source, offset) for log in logs for _, row in log.visible()):
+                    return True
+                return None if any(log.stable_end() < len(log.entries) for log in logs) else False
             case fx.DiskBytes(names):
                 return {name: 100 * len(self.topics[name].entries) for name in names}
             case fx.GroupCommits(groups):
@@ -296,6 +347,8 @@ class World:
                 self.execute(fx.DeleteRecords(dict(list(before.items())[: int(len(before) * share)])), leader)
             case fx.SendOffsets(offsets):
                 self.execute(fx.SendOffsets(offsets[: int(len(offsets) * share)]), leader)
+            case fx.AppendLate(source, copies):
+                self.execute(fx.AppendLate(source, copies[: int(len(copies) * share)]), leader)
             case fx.AppendMessages(fx.Messages(topic, rows)):
                 self.execute(fx.AppendMessages(fx.Messages(topic, rows[: int(len(rows) * share)])), leader)
             case fx.Write(operations) if "lossy-multi" in self.faults:
@@ -342,6 +395,8 @@ class World:
         if leader != self.controller_epoch:
             raise Fenced
         operations = self.spoil_write(operations)
+        if "forgotten-late" in self.faults:
+            operations = [item for item in operations if not item.path.endswith("/late")]
         draft: dict[str, bytes | None] = {}
 
         def value_of(path: str) -> bytes | None:
@@ -393,6 +448,9 @@ class World:
         for name in names:
             if any(name in native.topics for native in self.open.values()):
                 raise Blocked
+            for append in [item for item in self.inside if item.topic == name and item.again]:
+                if "timed-seal" not in self.faults:
+                    self.land(append)  # it has the lock before the marker of the barrier, or is refused
             self.topics[name].sealed = True
         return {name: len(self.topics[name].entries) for name in names}
 

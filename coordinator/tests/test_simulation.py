@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 import pytest
 
@@ -31,13 +32,15 @@ from coordinator.tests.sim_truncation import (
     retention_request,
     truncate_request,
 )
-from coordinator.tests.sim_world import Fenced, Gone, Record, World
+from coordinator.tests.sim_world import Fenced, Gone, Inside, Record, World
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
 STEPS = 4_000
 DRAIN_STEPS = 40_000
 UNSEEN_FRAGILITY = 0.3
+APPEND_MS = 3_000
+"""How long an append can be inside of a broker."""
 
 
 class Run:
@@ -59,6 +62,7 @@ class Run:
         self.clock_ms = 1_000_000
         self.forgetful = "forgetful" in defects
         self.crash_points: Counter[str] = Counter()
+        self.appends = 0
         self.world.ensure(paths.GROUPS)
         self.world.ensure(paths.SCOPES)
         self.world.ensure(paths.requests(GROUP))
@@ -88,6 +92,7 @@ class Run:
             self.clock_ms += self.rng.randint(1, 20)
             if self.standby_rng.random() < 0.2:
                 self.standby.step(self.clock_ms, self.standby_rng)
+            self._land(0.003)
             chance = self.rng.random()
             if chance < 0.012:
                 self._crash()
@@ -104,6 +109,8 @@ class Run:
                 audit(self.world, self.rng.choice(STREAMS), self.rng)
             elif chance < 0.063:
                 self._meddle()
+            elif chance < 0.075:
+                self._begin_append()
             elif chance < 0.58:
                 self.rng.choice(self.clients).step(self.clock_ms, GROUP.commit_log_topic)
             else:
@@ -122,12 +129,33 @@ class Run:
             if self.rng.random() < 0.2:
                 self.world.damage(topic, self.rng.random())
 
+    def _begin_append(self) -> None:
+        """Somebody's append is inside of a broker for a while, whatever happens to the segment meanwhile."""
+        stream = self.rng.choice(STREAMS)
+        segment = self.rng.choice(history_of(self.world, stream).active.segments).id
+        self.appends += 1
+        record = Record(f"y-{self.appends}", f"y-{self.appends}=1")
+        again = self.rng.random() < 0.3
+        acknowledge = partial(self.clients[0].plain.append, (stream, record))
+        self.world.begin_append(Inside(stream.segment_topic(segment), record, again, self.clock_ms, acknowledge))
+
+    def _land(self, share: float) -> None:
+        for append in list(self.world.inside):
+            if self.rng.random() < share or self.clock_ms - append.began_ms > APPEND_MS:
+                self.world.land(append)
+
     def _quiet(self) -> bool:
         for client in self.clients:
             client.step(self.clock_ms, GROUP.commit_log_topic)
+        self._land(0.1)
         nodes = self.world.nodes
+        group = self.leaders[-1].group
         return (
-            all(client.idle for client in self.clients)
+            group is not None
+            and not self.world.inside
+            and ("timed-seal" in self.world.faults or group.watch.is_idle)
+            and all(group.watch.known.get(name) == item.history.active.epoch for name, item in group.streams.items())
+            and all(client.idle for client in self.clients)
             and not self.world.children(paths.requests(GROUP))
             and paths.committing(GROUP) not in nodes
             and paths.scaling(GROUP) not in nodes
@@ -224,6 +252,7 @@ MUST_CRASH_AT = {
         "truncate_stream": ("StableEnds", "GroupCommits", "Write", "DeleteRecords"),
         "drop_epochs": ("Write",),
         "expire_bookkeeping": ("Write",),
+        "look_behind": ("StableEnds", "ReadLate", "Write", "AppendLate", "CommitRound"),
         "retain_streams": ("StableEnds", "DiskBytes", "GroupCommits", "Write", "DeleteRecords", "DeleteTopics"),
         "take_snapshots": ("CreateTopics", "EndOffsets", "AppendMessages", "CommitRound"),
     }.items()
@@ -297,6 +326,8 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "untied-outcomes",
         "first-guess",
         "forgotten-sessions",
+        "timed-seal",
+        "forgotten-late",
         *snapshots.SNAPSHOT_DEFECTS,
         *snapshots.ONGOING_DEFECTS,
         *STANDBY_DEFECTS,

@@ -1,0 +1,155 @@
+"""Late records: what was appended to a segment behind its sealed end, and what is known of it.
+
+Such a record was acknowledged, but no reader goes beyond a sealed end. The leader of the stream's group writes a copy
+to the segment that has taken over the key, with a header that says where it comes from; the copy is what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
+
+import schemas
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import position_of_key
+from bridge.model.nodes_json import reading
+
+LATE_HEADER: Final = "rollbridge-late"
+"""Header of a copy: topic and offset of the late record, as ``TOPIC@OFFSET``."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateRecord:
+    """A record behind the end of a sealed segment."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LateSegment:
+    """What is known of the records behind the end of one segment.
+
+    Attributes:
+        looked_to: Offset up to which everything has been forwarded or refused.
+        forwarded: How many records have been written to segments that continue this one.
+        refused: How many were refused there for good; they stay where they are.
+        reason: Why, with Kafka's code.
+    """
+
+    looked_to: int
+    forwarded: int = 0
+    refused: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """Records that are being forwarded, all in one native transaction.
+
+    Attributes:
+        segment: Where they stand.
+        start: Offset of the first of them.
+        end: Up to where everything will have been looked at.
+        targets: The segments that take them, each with its end before.
+    """
+
+    segment: SegmentId
+    start: int
+    end: int
+    targets: Mapping[SegmentId, int] = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LateNotes:
+    """What is remembered of a stream's late records; most streams have none."""
+
+    segments: Mapping[SegmentId, LateSegment] = field(default_factory=dict, hash=False)
+    forwarding: Forwarding | None = None
+
+    def looked_to(self, segment: SegmentId, end: int) -> int:
+        """Up to where nothing is left to do behind the sealed ``end`` of a segment."""
+        known = self.segments.get(segment)
+        return end if known is None else max(end, known.looked_to)
+
+    def settled(self, segment: SegmentId, end: int, *, forwarded: int = 0, refused: int = 0, reason: str = "") -> Self:
+        """The same after everything up to ``end`` was forwarded or refused; nothing is under way then."""
+        known = self.segments.get(segment, LateSegment(0))
+        changed = LateSegment(
+            max(end, known.looked_to), known.forwarded + forwarded, known.refused + refused, reason or known.reason
+        )
+        return replace(self, segments={**self.segments, segment: changed}, forwarding=None)
+
+    def without(self, history: EpochHistory) -> Self:
+        """The same without segments that have been removed."""
+        kept = {item: known for item, known in self.segments.items() if not history.is_removed(item)}
+        return replace(self, segments=kept)
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        under_way = self.forwarding
+        return schemas.codec("late").to_json(
+            {
+                "segments": [
+                    {
+                        "segment": int(segment),
+                        "looked_to": item.looked_to,
+                        "forwarded": item.forwarded,
+                        "refused": item.refused,
+                        "reason": item.reason,
+                    }
+                    for segment, item in sorted(self.segments.items())
+                ],
+                "forwarding": None
+                if under_way is None
+                else {
+                    "segment": int(under_way.segment),
+                    "start": under_way.start,
+                    "end": under_way.end,
+                    "targets": [
+                        {"segment": int(segment), "offset": offset}
+                        for segment, offset in sorted(under_way.targets.items())
+                    ],
+                },
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with reading("late", raw) as datum:
+            under_way = datum["forwarding"]
+            return cls(
+                {
+                    SegmentId.from_int(item["segment"]): LateSegment(
+                        item["looked_to"], item["forwarded"], item["refused"], item["reason"]
+                    )
+                    for item in datum["segments"]
+                },
+                None
+                if under_way is None
+                else Forwarding(
+                    SegmentId.from_int(under_way["segment"]),
+                    under_way["start"],
+                    under_way["end"],
+                    {SegmentId.from_int(item["segment"]): item["offset"] for item in under_way["targets"]},
+                ),
+            )
+
+
+def heir_of(history: EpochHistory, segment: SegmentId, key: bytes | None) -> SegmentId:
+    """The active segment that takes a late record: the one of its key.
+
+    Where a record has no key, or one that belongs into another segment, it is the one at the low end of the range in
+    which the record stands; nobody could rely on an order of those.
+    """
+    home = history.segments()[segment].range
+    position = home.low if key is None else position_of_key(key)
+    if not home.low <= position < home.high:
+        position = home.low
+    return history.active.segment_at(position).id

@@ -1,0 +1,148 @@
+"""Late records: what came in behind the end of a sealed segment is written to the segments that continue it, once.
+
+:mod:`bridge.kafka.seal` says how a record can come in there; it was acknowledged, and no reader would ever see it.
+Copies are appended in one native transaction of the leader's. What is begun stands in ZooKeeper before, with where to
+look for the copies; what is done stands there after. A leader that finds something begun looks for a copy: since all of
+them are in one transaction, and nobody else can commit it any more, one tells of all.
+
+The order of records is that of the segment, and they come after everything that was written to the heir before them. An
+order against other records of the same key that were in flight at the same time was never promised to anybody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from bridge.model import paths
+from bridge.model.identifiers import SegmentId
+from bridge.model.late import Forwarding, LateNotes, LateRecord, heir_of
+from bridge.model.records import StreamState as Lifecycle
+from coordinator.group import GroupState, StreamState
+from coordinator.late import Watched
+from coordinator.procedures.retention import save
+from coordinator.steps import Steps, append_late, commit_round, end_offsets, find_late, read_late, stable_ends
+
+logger = logging.getLogger(__name__)
+
+RECORDS_MAX: Final = 500
+"""Records forwarded in one native transaction."""
+_MAY_PASS: Final = "_AUTHORIZATION_FAILED"
+
+
+def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
+    """Look behind the ends of segments that were sealed not long ago, and forward what is there."""
+    for name, stream in group.streams.items():
+        group.watch.take_up(name, stream.history, now_ms)
+    due = group.watch.due(now_ms)
+    if not due:
+        return
+    places: dict[str, tuple[Watched, StreamState, int]] = {}
+    for item in due:
+        watched = group.streams.get(item[0])
+        end = None if watched is None else _end(watched, item[1])
+        if watched is None or end is None:
+            group.watch.forget([item])
+        else:
+            places[watched.topic_of(item[1])] = item, watched, end
+    ends = yield from stable_ends(sorted(places))
+    for topic, (item, stream, end) in places.items():
+        stable = ends.get(topic)
+        if stable is not None and (yield from _settle(group, stream, item[1], end, stable)):
+            group.watch.looked([item], now_ms)
+        else:
+            group.watch.postpone([item], now_ms)
+
+
+def _end(stream: StreamState, segment: SegmentId) -> int | None:
+    """The sealed end of a segment behind which one can look; None if it is gone."""
+    if stream.config.state is not Lifecycle.ACTIVE or stream.history.is_removed(segment):
+        return None
+    return stream.history.sealed_end(segment)
+
+
+def _settle(group: GroupState, stream: StreamState, segment: SegmentId, end: int, stable: int) -> Steps[bool]:
+    """Forward what stands between an end and the last stable offset; False if that cannot be done now."""
+    if stream.late.forwarding is not None and not (yield from _finish(group, stream, stream.late.forwarding)):
+        return False
+    topic = stream.topic_of(segment)
+    place = stream.late.looked_to(segment, end)
+    most = RECORDS_MAX
+    while place < stable:
+        records, reached = yield from read_late(topic, place, stable, most)
+        if not records:
+            if reached <= place:
+                return False
+            place = reached
+            continue
+        logger.warning(
+            "%d records stand behind the end of segment %s of %s, from offset %d on; what continues it gets them",
+            len(records),
+            segment,
+            stream.config.name,
+            records[0].offset,
+        )
+        reason = yield from _forward(group, stream, segment, records, reached)
+        if reason is None:
+            yield from _note(stream, stream.late.settled(segment, reached, forwarded=len(records)))
+            group.counts["late_records"] += len(records)
+        elif reason.endswith(_MAY_PASS) or len(records) > 1:
+            yield from _note(stream, replace(stream.late, forwarding=None))
+            if reason.endswith(_MAY_PASS):
+                logger.error("late records of segment %s cannot be forwarded now: %s", segment, reason)
+                return False
+            most = 1  # to find those that are refused
+            continue
+        else:
+            logger.error("the record at offset %d of %s is refused by what continues it: %s", place, topic, reason)
+            yield from _note(stream, stream.late.settled(segment, reached, refused=1, reason=reason))
+            group.counts["late_records_refused"] += 1
+        place = reached
+    return True
+
+
+def _forward(
+    group: GroupState, stream: StreamState, segment: SegmentId, records: Sequence[LateRecord], reached: int
+) -> Steps[str | None]:
+    """Append and commit copies; gives the reason if one of them is refused, and none is there then."""
+    heirs = [heir_of(stream.history, segment, record.key) for record in records]
+    topics = {heir: stream.topic_of(heir) for heir in heirs}
+    ends = yield from end_offsets([(topic, 0) for topic in sorted(topics.values())])
+    targets = {heir: ends[topic, 0] for heir, topic in topics.items()}
+    forwarding = Forwarding(segment, records[0].offset, reached, targets)
+    yield from _note(stream, replace(stream.late, forwarding=forwarding))
+    items = [(topics[heir], record) for heir, record in zip(heirs, records, strict=True)]
+    reason = yield from append_late(stream.topic_of(segment), items)
+    if reason is None:
+        yield from commit_round()
+    group.forecast.forget(topics.values())
+    return reason
+
+
+def _finish(group: GroupState, stream: StreamState, begun: Forwarding) -> Steps[bool]:
+    """Find out whether what an earlier leader began was committed; False if that cannot be told now."""
+    topic = stream.topic_of(begun.segment)
+    targets = {
+        stream.topic_of(item): offset for item, offset in begun.targets.items() if not stream.history.is_removed(item)
+    }
+    gone = len(targets) < len(begun.targets) or stream.history.is_removed(begun.segment)
+    found = True if gone else (yield from find_late(topic, begun.start, targets))
+    if found is None:
+        return False
+    if not found:
+        yield from _note(stream, replace(stream.late, forwarding=None))
+        return True
+    records: Sequence[LateRecord] = ()
+    if not stream.history.is_removed(begun.segment):
+        records, _ = yield from read_late(topic, begun.start, begun.end, RECORDS_MAX)
+    yield from _note(stream, stream.late.settled(begun.segment, begun.end, forwarded=len(records)))
+    group.counts["late_records"] += len(records)
+    return True
+
+
+def _note(stream: StreamState, notes: LateNotes) -> Steps[None]:
+    notes = notes.without(stream.history)
+    yield from save(stream, paths.late(stream.config.name), notes.to_json())
+    stream.late = notes

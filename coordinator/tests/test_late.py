@@ -1,0 +1,149 @@
+"""When leaders look behind sealed ends, and what they do where a copy is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from bridge.model.epochs import EpochHistory
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import even_ranges
+from bridge.model.late import Forwarding, LateNotes, LateRecord
+from coordinator import effects as fx
+from coordinator.group import GroupState
+from coordinator.late import GAP_MAX_MS, LateWatch
+from coordinator.procedures.late import look_behind
+from coordinator.tests.makers import Bench
+
+S0 = SegmentId.of(0, 0)
+WATCH_MS = 20 * 60 * 1000
+
+
+def sealed_at(end: int, created_ms: int = 0) -> EpochHistory:
+    """A stream whose only segment was replaced by another."""
+    history = EpochHistory.create(even_ranges(1), 0)
+    record = history.plan_scale([0], even_ranges(1), created_ms)
+    return history.with_records(replace(record, sealed_ends={S0: end}))
+
+
+def test_a_segment_is_looked_behind_at_growing_intervals_until_its_time_is_up() -> None:
+    watch = LateWatch(WATCH_MS)
+    watch.take_up("s/a", sealed_at(5), 0)
+    looks = []
+    for now_ms in range(0, 2 * WATCH_MS, 500):
+        watch.take_up("s/a", sealed_at(5), now_ms)
+        due = watch.due(now_ms)
+        if due:
+            looks.append(now_ms)
+            watch.looked(due, now_ms)
+    gaps = [after - before for before, after in pairwise(looks)]
+    assert looks[0] == 0
+    assert max(gaps) <= GAP_MAX_MS
+    assert WATCH_MS <= looks[-1] <= WATCH_MS + GAP_MAX_MS
+    assert len(looks) < 40
+    assert watch.is_idle
+
+
+def test_a_new_leader_takes_up_what_was_sealed_lately_and_nothing_older() -> None:
+    watch = LateWatch(WATCH_MS)
+    watch.take_up("s/a", sealed_at(5, created_ms=0), WATCH_MS)
+    watch.take_up("s/b", sealed_at(5, created_ms=0), 11 * WATCH_MS)
+    watch.take_up("s/c", sealed_at(5, created_ms=WATCH_MS), 0)  # by a clock that is ahead
+    assert watch.due(20 * WATCH_MS) == [("s/c", S0), ("s/a", S0)]
+
+
+class Answers:
+    """Answers the effects of :func:`look_behind` for a segment with late records, some of which are refused."""
+
+    def __init__(self, refused: set[int], reason: str) -> None:
+        self.refused = refused
+        self.reason = reason
+        self.committed: list[int] = []
+        self.appended: list[int] = []
+        self.nodes: dict[str, bytes] = {}
+        self.found: bool | None = None
+
+    def run(self, procedure: Generator[fx.Effect, Any, None]) -> None:
+        """Carry out a procedure."""
+        result: Any = None
+        while True:
+            try:
+                effect = procedure.send(result)
+            except StopIteration:
+                return
+            result = self._answer(effect)
+
+    def _answer(self, effect: fx.Effect) -> Any:
+        match effect:
+            case fx.StableEnds(topics):
+                return dict.fromkeys(topics, 10)
+            case fx.ReadLate(_, start, end, most):
+                records = [LateRecord(offset, 0, b"k", b"v") for offset in range(max(start, 6), end)][:most]
+                return records, records[-1].offset + 1 if len(records) == most else end
+            case fx.EndOffsets(partitions):
+                return dict.fromkeys(partitions, 0)
+            case fx.AppendLate(_, items):
+                if any(record.offset in self.refused for _, record in items):
+                    return self.reason
+                self.appended = [record.offset for _, record in items]
+            case fx.CommitRound():
+                self.committed += self.appended
+            case fx.FindLate():
+                return self.found
+            case fx.ReadNodes(paths):
+                return {path: self.nodes.get(path) for path in paths}
+            case fx.Write(operations):
+                self.nodes.update({item.path: item.value for item in operations if hasattr(item, "value")})
+                return True
+        return None
+
+
+@pytest.fixture
+def group() -> GroupState:
+    bench = Bench({"sales/a": 1})
+    bench.group.streams["sales/a"].history = sealed_at(5)
+    return bench.group
+
+
+def notes_of(group: GroupState) -> LateNotes:
+    """What is remembered."""
+    return group.streams["sales/a"].late
+
+
+def test_one_record_that_is_refused_holds_up_no_other(group: GroupState) -> None:
+    answers = Answers({7}, "INVALID_TIMESTAMP")
+    answers.run(look_behind(group, 0))
+    assert answers.committed == [6, 8, 9]
+    known = notes_of(group).segments[S0]
+    assert (known.looked_to, known.forwarded, known.refused, known.reason) == (10, 3, 1, "INVALID_TIMESTAMP")
+    answers.run(look_behind(group, 10**7))
+    assert answers.committed == [6, 8, 9]
+
+
+def test_a_right_that_is_missing_is_waited_for(group: GroupState) -> None:
+    answers = Answers({6}, "TOPIC_AUTHORIZATION_FAILED")
+    answers.run(look_behind(group, 0))
+    assert notes_of(group) == LateNotes()
+    answers.refused.clear()
+    answers.run(look_behind(group, 10_000))
+    assert answers.committed == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("found", "committed"), [(True, []), (False, [6, 7, 8, 9]), (None, [])], ids=["there", "not there", "not told"]
+)
+def test_what_an_earlier_leader_began_is_looked_for(
+    group: GroupState, found: bool | None, committed: list[int]
+) -> None:
+    begun = Forwarding(S0, 6, 10, {SegmentId.of(1, 1): 0})
+    group.streams["sales/a"].late = LateNotes({}, begun)
+    answers = Answers(set(), "")
+    answers.found = found
+    answers.run(look_behind(group, 0))
+    assert answers.committed == committed
+    assert notes_of(group).forwarding == (begun if found is None else None)
+    assert (S0 in notes_of(group).segments) == (found is not None)
