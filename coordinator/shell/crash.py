@@ -1,7 +1,10 @@
-"""Crash points for tests: the process kills itself before or after a named effect.
+"""Crash points for tests: the process kills or stops itself before or after a named effect.
 
-``ROLLBRIDGE_CRASH_AT=procedure/Effect:before|after[:n]`` dies at the n-th (default first) such effect, for example
-``finish_roll/Seal:after:2``. The procedure is any one of those under way.
+``ROLLBRIDGE_CRASH_AT=procedure/Effect:before|fenced|after[:n]`` dies at the n-th (default first) such effect, for
+example ``finish_roll/Seal:after:2``. The procedure is any one of those under way. ``fenced`` is the moment between the
+last look at the fence and the request, of the effects that Kafka fences nobody from.
+
+``ROLLBRIDGE_STOP_AT`` takes the same; the process stops itself with SIGSTOP there, until somebody sends SIGCONT.
 """
 
 from __future__ import annotations
@@ -18,18 +21,20 @@ from bridge.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-VARIABLE: Final = "ROLLBRIDGE_CRASH_AT"
-_FORM = re.compile(r"(\w+)/(\w+):(before|after)(?::([1-9]\d*))?")
+SIGNALS: Final = {"ROLLBRIDGE_CRASH_AT": signal.SIGKILL, "ROLLBRIDGE_STOP_AT": signal.SIGSTOP}
+"""What a process sends itself, by the variable that asks for it."""
+_FORM = re.compile(r"(\w+)/(\w+):(before|fenced|after)(?::([1-9]\d*))?")
 
 
 @dataclass(slots=True)
 class CrashPoint:
-    """Where to die; ``left`` counts down."""
+    """Where to die or to stop; ``left`` counts down."""
 
     procedure: str
     effect: str
     moment: str
     left: int
+    signal: signal.Signals = signal.SIGKILL
 
     @classmethod
     def from_environment(cls) -> Self | None:
@@ -38,17 +43,19 @@ class CrashPoint:
         Raises:
             ConfigError: it is malformed.
         """
-        text = os.environ.get(VARIABLE)
-        if not text:
-            return None
-        match = _FORM.fullmatch(text)
-        if not match:
-            raise ConfigError(f"{VARIABLE}={text!r}: procedure/Effect:before|after[:n] is expected")
-        procedure, effect, moment, count = match.groups()
-        return cls(procedure, effect, moment, int(count or 1))
+        for variable, sent in SIGNALS.items():
+            text = os.environ.get(variable)
+            if not text:
+                continue
+            match = _FORM.fullmatch(text)
+            if not match:
+                raise ConfigError(f"{variable}={text!r}: procedure/Effect:before|fenced|after[:n] is expected")
+            procedure, effect, moment, count = match.groups()
+            return cls(procedure, effect, moment, int(count or 1), sent)
+        return None
 
     def reach(self, procedure: Generator[Any, Any, Any], effect: object, moment: str) -> None:
-        """Die if this is the place."""
+        """Die, or stop for a while, if this is the place."""
         if moment != self.moment or type(effect).__name__ != self.effect:
             return
         inner: Any = procedure
@@ -56,7 +63,7 @@ class CrashPoint:
             if inner.__name__ == self.procedure:
                 self.left -= 1
                 if self.left == 0:
-                    logger.warning("dying %s %s/%s as asked", moment, self.procedure, self.effect)
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    logger.warning("%s %s %s/%s as asked", self.signal.name, moment, self.procedure, self.effect)
+                    os.kill(os.getpid(), self.signal)
                 return
             inner = inner.gi_yieldfrom

@@ -88,6 +88,7 @@ class Interpreter:
         self._current = next(self._turn)
         self._crash = CrashPoint.from_environment()
         self._feed: FrameFeed | None = None
+        self._procedure: Steps[Any] | None = None
 
     def run(self, procedure: Steps[T]) -> T:
         """Carry out a procedure; gives its result."""
@@ -105,6 +106,7 @@ class Interpreter:
                 self._crash.reach(procedure, effect, "before")
             refused = None
             self._feed = None
+            self._procedure = procedure
             try:
                 result = self._execute(effect)
             except Exception as fault:
@@ -171,12 +173,14 @@ class Interpreter:
                     if name.startswith(f"{paths.CAS}/"):
                         open_slots(self._session, self._group, name)
             case fx.CreateTopics(topics):
+                self._look_at_fence(effect)
                 return self._create_topics(topics)
-            case fx.DeleteTopics(topics, optional):
-                return self._delete_topics(topics, optional)
+            case fx.DeleteTopics():
+                return self._delete_topics(effect)
             case fx.TopicIds(topics):
                 return self._topic_ids(topics)
             case fx.Seal(topics):
+                self._look_at_fence(effect)
                 return self._admin.seal(
                     topics, timeout_s=self._settings.seal_timeout_s, transactional_id=self._group.sealing_id
                 )
@@ -185,6 +189,7 @@ class Interpreter:
             case fx.StartOffsets(partitions):
                 return self._admin.start_offsets(partitions)
             case fx.DeleteRecords(before):
+                self._look_at_fence(effect)
                 return self._delete_records(before)
             case fx.StableEnds(topics):
                 return self._measures.stable_ends(topics)
@@ -302,11 +307,33 @@ class Interpreter:
     def _topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
         return {name: str(identity) for name, identity in self._admin.topic_ids(topics).items()}
 
-    def _delete_topics(self, topics: Sequence[str], optional: bool) -> bool:
+    def _look_at_fence(self, effect: fx.Effect) -> None:
+        """Give up if there is a newer leader: the request that follows is one that Kafka takes from anybody.
+
+        A leader that is stopped right behind this look still sends it, hours later. What it names is then of the same
+        life of the same stream, as no name of a topic is used twice, and was to be done in any case, as a newer leader
+        finishes what is on record (docs/protocol.md).
+
+        Raises:
+            DeposedError: there is a newer leader.
+        """
+        self._write(())
+        if self._crash is not None and self._procedure is not None:
+            self._crash.reach(self._procedure, effect, "fenced")
+
+    def _delete_topics(self, effect: fx.DeleteTopics) -> bool:
+        """By their ids, looked up before the look at the fence: what was made under a name since is not touched.
+
+        A broker may not know yet that a topic was made. One that has no id for us goes by its name.
+        """
+        admin = self._keeper if effect.optional else self._admin
         try:
-            (self._keeper if optional else self._admin).delete_topics(topics)
+            ids = admin.topic_ids(effect.topics)
+            self._look_at_fence(effect)
+            admin.delete_topics(ids)
+            admin.delete_topics([name for name in effect.topics if name not in ids])
         except (InvalidRequestError, KafkaUnavailable) as fault:
-            if not optional:
+            if not effect.optional:
                 raise
             logger.warning("%s: topics could not be deleted, trying again later: %s", self._group, fault)
             return False
