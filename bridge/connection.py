@@ -206,6 +206,7 @@ class Bridge(Resuming):
             client_name=settings.client_name,
             timeout_s=options.admin_timeout_s,
         )
+        self._stuck: set[bytes] = set()
         self._housekeeper.start(
             self._catalog.refresh,
             self._look_at_streams,
@@ -594,14 +595,27 @@ class Bridge(Resuming):
     def _send_lingering(self) -> None:
         """Make the records of idle transactions durable."""
         before = time.monotonic() - self.options.linger_s
-        for completion in list(self._outcomes.waiting.values()):
-            for writer in completion.writers:
-                writer.cut_older(before)
+        waiting = dict(self._outcomes.waiting)
+        self._stuck &= waiting.keys()
+        for key, completion in waiting.items():
+            try:
+                for writer in completion.writers:
+                    writer.cut_older(before)
+            except RollbridgeError as fault:
+                # Its own matter, as when its stream was deleted and made anew: its next write or its commit says so.
+                if key not in self._stuck:
+                    logger.warning(
+                        "records of transaction %s can not be sent: %s", TransactionId.from_bytes(key), fault
+                    )
+                self._stuck.add(key)
 
     def _look_at_streams(self) -> None:
-        """Have plain writers follow what the catalog has learned."""
+        """Have plain writers follow what the catalog has learned; the fault of one is no other's."""
         for engine in list(self._engines.values()):
-            engine.look()
+            try:
+                engine.look()
+            except RollbridgeError as fault:
+                logger.warning("a plain writer can not follow its stream now: %s", fault)
 
     def _who_leads(self, group: GroupName) -> str:
         if not self._session.is_connected:

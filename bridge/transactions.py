@@ -277,7 +277,8 @@ class Segments:
             self._offsets.first([topic])
         except NotFoundError:
             raise TruncatedError(
-                f"topic {topic} has been removed with the records that were still to be read"
+                f"topic {topic} has been removed with the records that were still to be read: they were truncated, or "
+                "their stream was deleted"
             ) from None
 
     def _cursor(self, topic: str, offset: int) -> _Cursor:
@@ -289,13 +290,15 @@ class Segments:
             cursor = _Cursor(topic, offset)
         if cursor is None:
             while len(self._cursors) >= _SEGMENTS_MAX:
-                oldest = next(iter(self._cursors))
-                del self._cursors[oldest]
-                self._consumer.incremental_unassign([TopicPartition(oldest, 0)])
+                self._drop(next(iter(self._cursors)))
             cursor = _Cursor(topic, offset)
             assign_more(self._consumer, [TopicPartition(topic, 0, offset)])
         self._cursors[topic] = cursor  # at the end, as the one that was used last
         return cursor
+
+    def _drop(self, topic: str) -> None:
+        del self._cursors[topic]
+        self._consumer.incremental_unassign([TopicPartition(topic, 0)])
 
     def _read_some(self, wanted: _Cursor) -> None:
         if wanted.paused:
@@ -305,7 +308,10 @@ class Segments:
         for message in () if first is None else (first, *self._consumer.consume(_BATCH, 0)):
             error, topic = message.error(), message.topic() or ""
             cursor = self._cursors.get(topic)
-            if error is not None:
+            if error is not None and topic not in ("", wanted.topic):
+                if cursor is not None:
+                    self._drop(topic)  # a fault of another topic is told to whoever asks for that
+            elif error is not None:
                 _judge(error, f"topic {topic}")
             elif cursor is not None and (message.offset() or 0) >= cursor.fetched:
                 cursor.held.append(message)

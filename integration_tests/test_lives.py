@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 import bridge
@@ -13,8 +15,10 @@ from bridge.errors import (
     StreamRecreated,
     TruncatedError,
 )
+from bridge.kafka.topics import TopicAdmin
 from bridge.model.sn import SN
 from integration_tests.clients import Site
+from integration_tests.coordinators import until
 
 KEYS = [f"key-{number}".encode() for number in range(20)]
 
@@ -133,3 +137,33 @@ def test_a_client_that_was_away_writes_nothing_into_another_life(
             fresh.write(KEYS[0], b"fresh").result(30)
     expected = [f"{life}-{key.decode()}" for life in ("second", "third") for key in KEYS] + ["fresh"]
     assert values(client, ledger) == sorted(expected)
+
+
+def test_a_transaction_whose_buffer_is_gone_keeps_no_other_from_being_sent(
+    site: Site, client: bridge.Bridge, ledger: str, orders: str
+) -> None:
+    (config,) = [item for item in client.admin.list_streams(ledger.partition("/")[0]) if str(item.name) == ledger]
+    with site.connect("sender", bridge.ClientOptions(linger_s=0.05)) as sender:
+        lost = sender.begin(ledger)
+        lost.write(ledger, key=b"k", value=b"lost")
+        lost.flush()
+        TopicAdmin(site.cluster.bootstrap_servers).delete_topics([config.buffer_topic])
+
+        def is_known_to_be_gone() -> bool:
+            try:
+                lost.write(ledger, key=b"k", value=b"lost")
+                lost.flush()
+            except RollbridgeError:
+                return True
+            return False
+
+        until(is_known_to_be_gone)
+        with suppress(RollbridgeError):
+            lost.write(ledger, key=b"k", value=b"stays in its batch")
+        healthy = sender.begin(orders)
+        healthy.write(orders, key=b"k", value=b"healthy")
+        with client.reader(orders, isolation="read_uncommitted") as reader:
+            found = reader.poll(30)
+        assert found is not None
+        assert found.value == b"healthy"
+        healthy.abort()
