@@ -18,6 +18,7 @@ from typing import Final
 from bridge.errors import CorruptDataError
 from bridge.model.ages import Ages
 from bridge.model.buffered import BufferedTransaction, FrameRef, LateBegin, Partition
+from bridge.model.chronicle import Chronicle
 from bridge.model.commit_order import CommitLines, LineKey
 from bridge.model.control import EXPIRED, FENCED, FORSAKEN, OVERTAKEN, resumed_reason
 from bridge.model.fences import Fences
@@ -68,6 +69,7 @@ class BufferFold:
         dropped: counts of messages that changed nothing, by reason.
         fences: the newest session of each client, and so whose frames are refused.
         log_position: an offset that the commit log had reached before what is folded next was folded.
+        chronicle: what happened to the transactions, for the log of whoever folds.
         late: while it is not None, the ``terminated`` transactions whose BEGIN frames were met.
     """
 
@@ -98,6 +100,7 @@ class BufferFold:
         self.lines = CommitLines()
         self.log_position = 0
         self.late: dict[bytes, LateBegin] | None = None
+        self.chronicle = Chronicle()
 
     def fold(
         self, stream: str, partition: Partition, offset: int, appended_ms: int, key: bytes | None, value: bytes | None
@@ -138,20 +141,20 @@ class BufferFold:
             KeyError: no such transaction is open.
         """
         item = self.open[transaction]
-        self._end(item, Event.ABORT, reason, now_ms)
+        self._end(item, Event.ABORT, reason, now_ms, is_unusual=True)
         return item.state is State.ABORTING
 
     def refuse(self, transaction: bytes, reason: str, now_ms: int) -> None:
         """Decide on abort because the transaction can not be merged, also after its commit was asked for."""
         item = self.open[transaction]
         if item.state is State.OPEN or item.state is State.COMMITTING:
-            self._end(item, Event.REFUSE, reason, now_ms)
+            self._end(item, Event.REFUSE, reason, now_ms, is_unusual=True)
 
     def expire(self, transaction: bytes, now_ms: int) -> None:
         """Decide that a lease has run out; changes nothing unless the transaction is still open."""
         item = self.open.get(transaction)
         if item is not None and item.state is State.OPEN:
-            self._end(item, Event.EXPIRE, EXPIRED, now_ms)
+            self._end(item, Event.EXPIRE, EXPIRED, now_ms, is_unusual=True)
 
     def forsake(self, now_ms: int, patience_ms: int) -> int:
         """Refuse held commits that wait for what will not come; return how many.
@@ -175,8 +178,8 @@ class BufferFold:
             self.lines.conclude(key, number)
             self._decide_due(key)
 
-    def settle(self, transaction: bytes) -> None:
-        """Forget a transaction whose outcome is in the commit log.
+    def settle(self, transaction: bytes, *, rolled: bool = False) -> None:
+        """Forget a transaction whose outcome is in the commit log, ``rolled`` if a rolling commit put it there.
 
         Raises:
             KeyError: no such transaction is open.
@@ -184,7 +187,11 @@ class BufferFold:
         """
         item = self.open[transaction]
         event = Event.MERGED if item.state is State.COMMITTING else Event.ABORT_LOGGED
-        item.state, _ = step(item.state, event, item)
+        before = item.state
+        item.state, _ = step(before, event, item)
+        if rolled or self.chronicle.is_tracing:
+            cause = "by a rolling commit" if rolled else item.reason
+            self.chronicle.changed(transaction, before, item.state, event, cause, is_unusual=rolled)
         del self.open[transaction]
         self.decided.pop(transaction, None)  # a rolling commit of an earlier leader may name some that are held here
         if item.order is not None and event is Event.MERGED:
@@ -288,6 +295,8 @@ class BufferFold:
         ):
             # Its own BEGIN frame comes first, unless a client is at fault; what is needed is not truncated even then.
             transaction.first_offsets[partition] = offset
+        if transaction is None and header.kind is not FrameKind.BEGIN and self.chronicle.is_live:
+            self.chronicle.dropped(header.transaction, State.UNKNOWN, f"{header.kind.name} of none that is open")
         try:
             match header.kind:
                 case FrameKind.DATA:
@@ -312,6 +321,9 @@ class BufferFold:
     ) -> None:
         if self._is_fenced(transaction, header):
             self.dropped["fenced"] += 1
+            if transaction is not None and self.chronicle.is_live:
+                cause = f"{header.kind.name} of a former owner or an older session"
+                self.chronicle.dropped(header.transaction, transaction.state, cause)
         elif header.kind is FrameKind.COMMIT:
             self._commit(transaction, header, stream, value, appended_ms)
         else:
@@ -387,6 +399,9 @@ class BufferFold:
             )
         )
         item.first_offsets[partition] = offset
+        if self.chronicle.is_tracing:
+            cause = f"client {begin.client_name}, a frame of {stream}"
+            self.chronicle.changed(item.id, State.UNKNOWN, State.OPEN, Event.BEGIN, cause)
         if len(self.open) - len(self.decided) > self.limits.open_transactions_max:
             self.refuse(item.id, f"more than {self.limits.open_transactions_max} transactions are open", appended_ms)
         if self.fences.refuses(item.owners.session):
@@ -468,6 +483,8 @@ class BufferFold:
             self.dropped["late"] += 1
             return
         transaction.manifest = decode_manifest(value)
+        if self.chronicle.is_tracing:
+            self.chronicle.changed(transaction.id, transaction.state, state, Event.COMMIT, f"a frame of {stream}")
         transaction.state = state
         transaction.ended_by = transaction.owners.session
         transaction.reason = resumed_reason(transaction.owners.part)
@@ -497,12 +514,15 @@ class BufferFold:
                 transaction.ended_by = transaction.owners.session
             self._end(transaction, Event.ABORT, reason, appended_ms)
 
-    def _end(self, transaction: BufferedTransaction, event: Event, reason: str, now_ms: int) -> None:
+    def _end(
+        self, transaction: BufferedTransaction, event: Event, reason: str, now_ms: int, *, is_unusual: bool = False
+    ) -> None:
         """Move towards ABORTING where the table says so; frames are of no use any more then."""
         state, row = step(transaction.state, event, transaction)
         if not isinstance(row, Move):
             self.dropped["late"] += 1
             return
+        self.chronicle.changed(transaction.id, transaction.state, state, event, reason, is_unusual=is_unusual)
         transaction.state = state
         transaction.reason = reason
         transaction.decided_ms = now_ms

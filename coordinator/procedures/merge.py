@@ -48,6 +48,7 @@ def append_round(
     A transaction whose offsets are refused, because its consumer was replaced by others, is logged as aborted. So is
     one whose conditions do not hold; it is alone in its round.
     """
+    group.fold.chronicle.round += 1
     if any(map(conditions_of, transactions)):
         (transaction,) = transactions
         yield from _append_if(group, transaction, topics, now_ms, rolled)
@@ -149,14 +150,14 @@ def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransactio
         group.counts["offsets_refused"] += 1
 
 
-def settle(group: GroupState, transactions: Sequence[BufferedTransaction]) -> None:
+def settle(group: GroupState, transactions: Sequence[BufferedTransaction], *, rolled: bool = False) -> None:
     """Forget transactions whose outcome has become durable, but for what the preserver remembers of them."""
     adopt(group)
     for transaction in transactions:
         outcome = "committed" if transaction.state is State.COMMITTING else "aborted"
         group.counts[f"transactions_{outcome}"] += 1
         note_settled(group, transaction, is_aborted=outcome == "aborted")
-        group.fold.settle(transaction.id)
+        group.fold.settle(transaction.id, rolled=rolled)
         group.barriers.pop(transaction.id, None)
         group.begun.discard(transaction.id)
         if transaction.id in group.recorded:

@@ -94,7 +94,7 @@ def finish_roll(
         if not first_seal:
             yield from _publish_once(group, plans)
         yield from commit_round()
-        settle(group, transactions)
+        settle(group, transactions, rolled=True)
     duplicates = [
         stream.config.name.segment_topic(item.id) for _, stream, duplicate, _ in plans for item in duplicate.segments
     ]

@@ -263,6 +263,8 @@ class Leadership(threading.Thread):
             unread = sum(ends.values()) - sum(group.fold.positions.get(partition, 0) for partition in ends)
             self._fold_until(tail, group, ends)
             interpreter.run(finish_pending(group))
+            group.fold.chronicle.is_live = True  # what is dropped from now on has just come
+            self._tell(group)
             self._say_serving()
             took_s = time.monotonic() - started
             logger.info(
@@ -322,8 +324,10 @@ class Leadership(threading.Thread):
                 requested.clear()
                 self._session.children(paths.requests(self._group), requested.set)
             self._fold(tail, group, 0.0 if asked else self._settings.poll_s)
+            self._tell(group)
             if interpreter.run(work(group, clock.now_ms(), requests=asked)):
                 requested.set()
+            self._tell(group)
             pulse.beat()
             self._report(group, reported)
 
@@ -349,6 +353,17 @@ class Leadership(threading.Thread):
                 "%s: a buffer holds messages that are no frames; they are skipped and counted, this is logged once",
                 self._group,
             )
+
+    def _tell(self, group: GroupState) -> None:
+        """One line for each change of a transaction's state: what is not ordinary to every log, the rest to DEBUG."""
+        chronicle = group.fold.chronicle
+        chronicle.is_tracing = logger.isEnabledFor(logging.DEBUG)
+        for note in chronicle.take():
+            level = logging.INFO if note.is_unusual else logging.DEBUG
+            logger.log(level, "%s: %s, controller epoch %d", self._group, note, group.controller_epoch)
+        if chronicle.lost:
+            logger.info("%s: %d more changes of transactions were too many to be logged", self._group, chronicle.lost)
+            chronicle.lost = 0
 
     def _report(self, group: GroupState, reported: Counter[str]) -> None:
         """One line for what does not happen all the time; ordinary commits are counted only."""

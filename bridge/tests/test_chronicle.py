@@ -1,0 +1,94 @@
+"""The chronicle of a fold: which changes of state are noted, in which words, and how many at most."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.model import chronicle as chronicle_module
+from bridge.model.chronicle import Chronicle
+from bridge.model.identifiers import TransactionId
+from bridge.model.transaction import State
+from bridge.tests.buffers import Buffer
+
+
+def lines(buffer: Buffer) -> list[str]:
+    return [str(note) for note in buffer.fold.chronicle.take()]
+
+
+def name(counter: int) -> str:
+    return str(TransactionId.of(0, counter))
+
+
+def test_an_ordinary_transaction_is_noted_only_for_who_traces() -> None:
+    for is_tracing in (False, True):
+        buffer = Buffer()
+        buffer.fold.chronicle.is_tracing = is_tracing
+        t = buffer.begin(1)
+        buffer.data(t, 0, 2)
+        buffer.commit(t, {(0, 0, 0): 2})
+        buffer.fold.chronicle.round += 1
+        buffer.fold.settle(t)
+        found = lines(buffer)
+        if not is_tracing:
+            assert found == []
+            continue
+        begin, commit, end = found
+        assert begin.startswith(f"transaction {name(1)} unknown -> open (begin: client ")
+        assert begin.endswith("), round 0")
+        assert commit.startswith(f"transaction {name(1)} open -> committing (commit: a frame of ")
+        assert end == f"transaction {name(1)} committing -> committed (merged), round 1"
+
+
+def test_what_is_not_ordinary_is_noted_for_everybody() -> None:
+    buffer = Buffer()
+    expired, refused, asked, rolled = (buffer.begin(number) for number in range(1, 5))
+    buffer.commit(rolled, {})
+    buffer.fold.expire(expired, 9)
+    buffer.fold.refuse(refused, "too large", 9)
+    buffer.fold.request_abort(asked, "admin", 9)
+    buffer.fold.settle(rolled, rolled=True)
+    for item in (expired, refused, asked):
+        buffer.fold.settle(item)
+    found = list(buffer.fold.chronicle.take())
+    assert all(note.is_unusual for note in found)
+    assert [(note.before, note.after) for note in found] == [
+        (State.OPEN, State.ABORTING),
+        (State.OPEN, State.ABORTING),
+        (State.OPEN, State.ABORTING),
+        (State.COMMITTING, State.COMMITTED),
+    ]
+    assert "(refuse: too large)" in str(found[1])
+    assert "(merged: by a rolling commit)" in str(found[3])
+
+
+def test_an_abort_by_its_owner_is_ordinary() -> None:
+    buffer = Buffer()
+    t = buffer.begin(1)
+    buffer.abort(t)
+    assert lines(buffer) == []
+
+
+def test_dropped_frames_are_noted_once_for_each_cause_and_not_while_old_logs_are_read() -> None:
+    buffer = Buffer()
+    gone = TransactionId.of(0, 77).bytes
+    buffer.data(gone, 0, 1)
+    assert lines(buffer) == []
+    buffer.fold.chronicle.is_live = True
+    for first in range(3):
+        buffer.data(gone, first, 1)
+    buffer.commit(gone, {})
+    assert lines(buffer) == [
+        f"transaction {name(77)} stays unknown (frames dropped: DATA of none that is open), round 0",
+        f"transaction {name(77)} stays unknown (frames dropped: COMMIT of none that is open), round 0",
+    ]
+
+
+def test_what_nobody_takes_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chronicle_module, "DROPS_MAX", 10)
+    chronicle = Chronicle()
+    chronicle.is_live = True
+    for number in range(chronicle_module.UNREAD_MAX + 5):
+        chronicle.dropped(TransactionId.of(0, number + 1).bytes, State.UNKNOWN, "DATA of none that is open")
+    assert chronicle.lost == 5
+    assert len(list(chronicle.take())) == chronicle_module.UNREAD_MAX
+    assert list(chronicle.take()) == []
