@@ -264,7 +264,7 @@ class Admin:
         return beginning(self._offsets(), StreamName.parse(stream), self.history(stream))
 
     def delete_stream(self, stream: str, *, timeout_s: float | None = None) -> None:
-        """Delete a stream with all its topics and records.
+        """Delete a stream with all its topics and records. A deletion that was begun is waited for.
 
         Raises:
             StreamNotFound: it does not exist.
@@ -276,7 +276,10 @@ class Admin:
         request = Request(
             kind=RequestKind.DELETE_STREAM, stream=str(name), client_name=self._client_name, created_ms=_now_ms()
         )
-        self._ask(self._config(name).group, request, timeout_s)
+        config = self._metadata.stream(name)
+        if config is None:
+            raise self._missing(name)
+        self._ask(config.group, request, timeout_s)
 
     def describe(self, stream: str) -> StreamDescription:
         """A stream as it is now; raises StreamNotFound."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from coordinator.group import GroupState
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from coordinator.procedures.bookkeeping import expire_bookkeeping
+from coordinator.procedures.deletion import delete_further
 from coordinator.procedures.epochs import drop_epochs
 from coordinator.procedures.late import look_behind
 from coordinator.procedures.merge import merge_direct
@@ -24,7 +25,7 @@ from coordinator.steps import Steps
 
 
 def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
-    """Do what is to be done now; True if admin requests are left over.
+    """Do what is to be done now; True if there is more of what admin requests ask for.
 
     Args:
         group: State of the group; changed by what is done.
@@ -51,6 +52,8 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         yield from remove_records(group)
     yield from look_behind(group, now_ms)
     yield from truncate_buffers(group, now_ms)
+    if group.doomed:
+        left = (yield from delete_further(group, now_ms)) or left
     yield from retain_streams(group, now_ms)
     yield from drop_epochs(group, now_ms)
     yield from expire_bookkeeping(group, now_ms)

@@ -71,7 +71,7 @@ class CreateTopics:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopics:
-    """None of the topics exists. If that is ``optional``, False is given where it can not be done now."""
+    """None of the topics exists. If that is ``optional``, False is given where brokers do not answer in time."""
 
     topics: tuple[str, ...]
     optional: bool = False

@@ -41,6 +41,8 @@ class LeaderSettings:
     """For how many rounds a segment in which others write is left out of forecasts, the first time."""
     requests_per_turn: int = 16
     """Admin requests handled before the buffers are looked at again."""
+    write_bytes_max: int = 900_000
+    """Bytes of one ZooKeeper multi that we build bit by bit; ZooKeeper takes up to 1 MiB."""
     truncate_buffers_ms: int = 10_000
     """How often buffers are truncated, at most, and only where something was settled."""
     retention_check_ms: int = 30_000
@@ -105,6 +107,25 @@ class StreamState:
         return {item.id.number: self.config.name.segment_topic(item.id) for item in record.segments}
 
 
+@dataclass(slots=True)
+class Doomed:
+    """A stream that is being deleted."""
+
+    config: StreamConfig
+    has_begun: bool = False
+    """Whether this leader has seen to it that its buffer is gone."""
+
+    @property
+    def work(self) -> str:
+        """What its deletion is called in the housekeeping."""
+        return f"deletion {self.config.name}"
+
+    def partitions(self) -> Iterator[Partition]:
+        """The partitions that its buffer had."""
+        for number in range(self.config.buffer_partitions):
+            yield self.config.buffer_topic, number
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request whose answer waits until everything that was in the buffers has been folded."""
@@ -122,6 +143,7 @@ class GroupState:
         controller_epoch: Epoch of this leader; stands in every control record.
         fold: State of its transaction buffers.
         streams: Its streams by ``scope/stream``.
+        doomed: Those that are being deleted, which are none of its streams any more.
         barriers: For a transaction that waits for the end of buffers: the offsets that must be folded first.
         recorded: Open transactions that have a ZooKeeper record.
         begun: Open transactions that have a BEGIN record on the commit log.
@@ -144,6 +166,7 @@ class GroupState:
     fold: BufferFold
     settings: LeaderSettings = field(default_factory=LeaderSettings)
     streams: dict[str, StreamState] = field(default_factory=dict)
+    doomed: dict[str, Doomed] = field(default_factory=dict)
     barriers: dict[bytes, dict[Partition, int]] = field(default_factory=dict)
     recorded: set[bytes] = field(default_factory=set)
     begun: set[bytes] = field(default_factory=set)

@@ -18,7 +18,7 @@ from bridge.model.identifiers import Epoch, SegmentId, TransactionId
 from bridge.model.keyspace import even_ranges, ranges_of
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import CreateNode, DeleteNode, SetNode
-from bridge.model.records import Cluster, StreamConfig, StreamState, TransactionRecord, Truncation, epoch_to_json
+from bridge.model.records import Cluster, StreamConfig, TransactionRecord, Truncation, epoch_to_json
 from bridge.model.requests import Answer, Request, RequestKind
 from bridge.zookeeper.errors import UnknownWriteError
 from bridge.zookeeper.metadata import Metadata
@@ -317,6 +317,15 @@ def test_a_deletion_that_has_begun_is_not_called_withdrawn(metadata: Metadata) -
     delete = Request(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=1)
     with pytest.raises(CoordinatorUnavailable):
         metadata.ask(GROUP, delete, 0.2)
-    metadata.session.set(paths.stream(ORDERS), replace(config_of(ORDERS), state=StreamState.DELETING).to_json())
+    parent = paths.requests(GROUP)
+
+    def take() -> None:
+        """Do what a leader does when it marks the stream."""
+        until(lambda: bool(metadata.session.children(parent)))
+        metadata.session.delete(f"{parent}/{metadata.session.children(parent)[0]}")
+
+    taker = threading.Thread(target=take)
+    taker.start()
     with pytest.raises(UnknownWriteError):
-        metadata.ask(GROUP, delete, 0.2)
+        metadata.ask(GROUP, delete, 2)
+    taker.join(20)

@@ -55,8 +55,10 @@ class Answer(NamedTuple):
     detail: str | None
 
 
-def ask_to_create(cluster: Cluster, specs: Iterable[TopicSpec], deadline: Deadline) -> dict[str, Answer]:
-    """Ask for topics; raises KafkaUnavailable if there is no answer."""
+def ask_to_create(
+    cluster: Cluster, specs: Iterable[TopicSpec], deadline: Deadline, only_validate: bool = False
+) -> dict[str, Answer]:
+    """Ask for topics, or whether they could be created; raises KafkaUnavailable if there is no answer."""
     request = CreateTopicsRequest(
         topics=tuple(
             CreatableTopic(
@@ -69,6 +71,7 @@ def ask_to_create(cluster: Cluster, specs: Iterable[TopicSpec], deadline: Deadli
             for spec in specs
         ),
         timeout=_left(deadline),
+        validate_only=only_validate,
     )
     answer = cluster.ask_any(request, CreateTopicsResponse)
     return {str(item.name): Answer(item.error_code, item.error_message) for item in answer.topics}

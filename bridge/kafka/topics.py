@@ -94,20 +94,27 @@ class TopicAdmin:
 
         Raises:
             TopicMismatchError: It exists, but differs; nothing was changed.
-            InvalidRequestError: The broker does not accept the name, the number of replicas or a setting.
+            InvalidRequestError: The broker does not accept the name, the number of replicas or a setting of one; none
+                was created.
         """
         wanted = {spec.name: spec for spec in specs}
         if not wanted:
             return frozenset()
         deadline = self._deadline()
         with self._cluster(deadline) as cluster:
-            existing = _until_answered(
-                wanted.keys(),
-                lambda names: ask_to_create(cluster, [wanted[name] for name in names], deadline),
-                "create topic {}",
-                deadline,
-                ignoring=ErrorCode.topic_already_exists,
-            )
+
+            def ask(only_validate: bool) -> frozenset[str]:
+                return _until_answered(
+                    wanted.keys(),
+                    lambda names: ask_to_create(cluster, [wanted[name] for name in names], deadline, only_validate),
+                    "create topic {}",
+                    deadline,
+                    ignoring=ErrorCode.topic_already_exists,
+                )
+
+            if len(wanted) > 1:  # what is refused of some is found before any is made
+                ask(only_validate=True)
+            existing = ask(only_validate=False)
             described = self._await_described(cluster, wanted, deadline)
         for name in existing:
             self._compare(wanted[name], described[name])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +42,18 @@ class DeleteNode:
 
 
 NodeOperation = CheckNode | CreateNode | SetNode | DeleteNode
+
+OPERATION_BYTES: Final = 200
+"""What an operation takes in a multi beside its path and value: a root path of up to 128 characters, and its frame."""
+
+
+def bytes_of(operation: NodeOperation) -> int:
+    """Return how many bytes an operation takes in a multi at most. ZooKeeper takes 1 MiB for all of them together."""
+    value = operation.value if isinstance(operation, CreateNode | SetNode) else b""
+    return len(operation.path) + len(value) + OPERATION_BYTES
+
+
+def leading(operations: Sequence[NodeOperation], bytes_max: int) -> int:
+    """Return how many of the operations, from the first on, fit into one multi; one at least, if there are any."""
+    sizes = accumulate(map(bytes_of, operations))
+    return max(sum(size <= bytes_max for size in sizes), min(len(operations), 1))

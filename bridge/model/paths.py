@@ -13,7 +13,7 @@
     /groups/SCOPE.GROUP                   group
     /groups/SCOPE.GROUP/controller        controller epoch; every write of a leader checks its version
     /groups/SCOPE.GROUP/leader            ephemeral: name of the coordinator that leads
-    /groups/SCOPE.GROUP/requests/R        request: an admin request, sequential
+    /groups/SCOPE.GROUP/requests/R        ephemeral, request: an admin request, sequential; goes with who asks
     /groups/SCOPE.GROUP/answers/R         answer to it
     /groups/SCOPE.GROUP/committing        committing: a rolling commit that is being carried out
     /groups/SCOPE.GROUP/scaling           scaling: a scale that is being carried out

@@ -115,6 +115,8 @@ class StreamConfig:
     retention: Retention = Retention()
     first_epoch: int = 0
     """The epoch with which this life of the stream began; above all that former lives of its name have used."""
+    deletion_requests: tuple[str, ...] = ()
+    """While it is being deleted, the admin requests that are answered when it is gone."""
 
     @property
     def buffer_topic(self) -> str:
@@ -135,6 +137,7 @@ class StreamConfig:
                 "state": self.state.value,
                 "retention": self.retention.datum(),
                 "first_epoch": self.first_epoch,
+                "deletion_requests": list(self.deletion_requests),
             }
         )
 
@@ -144,8 +147,14 @@ class StreamConfig:
         with reading("stream", raw) as datum:
             name = StreamName.parse(datum.pop("name"))
             group = GroupName(name.scope, datum.pop("group"))
-            retention = Retention.of_datum(datum.pop("retention"))
-            return cls(name=name, group=group, state=StreamState(datum.pop("state")), retention=retention, **datum)
+            return cls(
+                name=name,
+                group=group,
+                state=StreamState(datum.pop("state")),
+                retention=Retention.of_datum(datum.pop("retention")),
+                deletion_requests=tuple(datum.pop("deletion_requests")),
+                **datum,
+            )
 
 
 def epoch_to_json(record: EpochRecord) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Self
+from typing import Final, Self
 
 import schemas
 from bridge.model.identifiers import SegmentId
@@ -13,6 +13,9 @@ from bridge.model.known import KnownTransaction
 from bridge.model.names import DEFAULT_GROUP
 from bridge.model.nodes_json import reading
 from bridge.model.records import Retention
+
+REASON_CHARACTERS_MAX: Final = 10_000
+"""Of the reason in an answer that refuses a request."""
 
 
 class RequestKind(StrEnum):
@@ -124,3 +127,8 @@ class Answer:
         with reading("answer", raw) as datum:
             known = tuple(KnownTransaction.from_datum(item) for item in datum.pop("transactions"))
             return cls(transactions=known, **datum)
+
+
+def refusing(code: str, why: str, now_ms: int) -> Answer:
+    """Return the answer that refuses a request; a long reason is cut, because the answer has to fit into a node."""
+    return Answer(ok=False, answered_ms=now_ms, code=code, message=why[:REASON_CHARACTERS_MAX])

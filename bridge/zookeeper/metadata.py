@@ -24,7 +24,6 @@ from bridge.model.records import (
     Coordinator,
     Group,
     StreamConfig,
-    StreamState,
     TransactionRecord,
     Truncation,
     epoch_from_json,
@@ -268,7 +267,7 @@ class Metadata:
     # Admin requests ---------------------------------------------------------------------------------------------
 
     def ask(self, group: GroupName, request: Request, timeout_s: float) -> Answer:
-        """Put a request to a group's leader and wait for the answer.
+        """Put a request to a group's leader and wait for the answer. It ends with this session at the latest.
 
         Raises:
             CoordinatorUnavailable: nobody took the request in time; it is withdrawn, so nothing was done.
@@ -309,7 +308,7 @@ class Metadata:
         raw = request.to_json()
         parent = paths.requests(group)
         try:
-            path = self.session.create(f"{parent}/{paths.REQUEST_PREFIX}", raw, sequential=True)
+            path = self.session.create(f"{parent}/{paths.REQUEST_PREFIX}", raw, ephemeral=True, sequential=True)
         except UnknownWriteError:
             self.session.sync()
             names = self.session.children(parent)
@@ -344,15 +343,12 @@ class Metadata:
     def _may_be_under_way(self, group: GroupName, request: Request) -> bool:
         """Whether a leader may have begun on a request although its node was still there."""
         match request.kind:
-            case RequestKind.CREATE_STREAM | RequestKind.SCALE_STREAM:
-                return False  # both take the node away with the first thing that they write
+            case RequestKind.CREATE_STREAM | RequestKind.SCALE_STREAM | RequestKind.DELETE_STREAM:
+                return False  # all take the node away with the first thing that they write
             case RequestKind.TRUNCATE_STREAM | RequestKind.UPDATE_STREAM:
                 return self.leader(group) is not None  # no harm is done by asking again
             case RequestKind.LOOK_UP | RequestKind.FENCE:
                 return False  # neither changes what anybody has asked for before
-            case RequestKind.DELETE_STREAM:
-                config = self.stream(StreamName.parse(request.stream))
-                return config is None or config.state is StreamState.DELETING
             case RequestKind.ABORT_TRANSACTION | RequestKind.CLEAR_SNAPSHOTS | RequestKind.REBUILD_SNAPSHOTS:
                 return self.leader(group) is not None
 

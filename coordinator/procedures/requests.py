@@ -6,14 +6,16 @@ from bridge.errors import InvalidRequestError, RollbridgeError, StreamNotFound, 
 from bridge.model import paths
 from bridge.model.identifiers import TransactionId
 from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.requests import Answer, Request, RequestKind
+from bridge.model.requests import Answer, Request, RequestKind, refusing
+from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
+from coordinator.procedures.deletion import delete_again, delete_stream
 from coordinator.procedures.questions import put_question
 from coordinator.procedures.retention import truncate_stream, update_stream
 from coordinator.procedures.scale import scale
 from coordinator.procedures.snapshots import clear_snapshots, write_snapshots
-from coordinator.procedures.streams import create_stream, delete_stream
+from coordinator.procedures.streams import create_stream
 from coordinator.steps import Steps, read_children, read_node, write
 
 
@@ -45,7 +47,7 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
             case RequestKind.SCALE_STREAM:
                 yield from scale(group, _stream(group, request), name, request, now_ms)
             case RequestKind.DELETE_STREAM:
-                yield from delete_stream(group, name, _stream(group, request), now_ms)
+                yield from _delete(group, name, request)
             case RequestKind.UPDATE_STREAM:
                 yield from update_stream(group, _stream(group, request), name, request, now_ms)
             case RequestKind.TRUNCATE_STREAM:
@@ -59,8 +61,22 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
             case RequestKind.REBUILD_SNAPSHOTS:
                 yield from _rebuild(group, name, _stream(group, request), now_ms)
     except RollbridgeError as refusal:
-        group.counts["requests_refused"] += 1
-        yield from _answer(group, name, Answer(ok=False, answered_ms=now_ms, code=refusal.code, message=str(refusal)))
+        yield from _refuse(group, name, refusal.code, str(refusal), now_ms)
+    except Refused as refused:
+        yield from _refuse(group, name, refused.code, refused.reason, now_ms)
+
+
+def _refuse(group: GroupState, name: str, code: str, why: str, now_ms: int) -> Steps[None]:
+    group.counts["requests_refused"] += 1
+    yield from _answer(group, name, refusing(code, why, now_ms))
+
+
+def _delete(group: GroupState, name: str, request: Request) -> Steps[None]:
+    doomed = group.doomed.get(request.stream)
+    if doomed is not None:
+        yield from delete_again(group, name, doomed)
+    else:
+        yield from delete_stream(group, name, _stream(group, request))
 
 
 def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> None:
@@ -101,6 +117,8 @@ def _answer(group: GroupState, name: str, answer: Answer) -> Steps[None]:
 
 def _stream(group: GroupState, request: Request) -> StreamState:
     stream = group.streams.get(request.stream)
+    if request.stream in group.doomed:
+        raise StreamNotFound(f"stream {request.stream} is being deleted; nothing was written")
     if stream is None:
         raise StreamNotFound(f"stream {request.stream} does not exist in group {group.name}; nothing was written")
     return stream

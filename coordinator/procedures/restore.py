@@ -11,7 +11,6 @@ from bridge.model.aborted import AbortedTransactions
 from bridge.model.buffered import LateBegin, Partition
 from bridge.model.identifiers import TransactionId
 from bridge.model.ongoing import OngoingTransactions, choose_ongoing, ongoing_keys
-from bridge.model.records import StreamState as Lifecycle
 from bridge.model.snapshots import Snapshot, choose, index_keys, partition_name, segment_key
 from coordinator.effects import LogSummary
 from coordinator.group import GroupState
@@ -29,12 +28,7 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
     Gives the offset from which the commit log says everything that they do not.
     """
     state = group.snapshots
-    configs = {
-        partition: item.config
-        for item in group.streams.values()
-        if item.config.state is not Lifecycle.DELETING
-        for partition in item.partitions()
-    }
+    configs = {partition: item.config for item in group.streams.values() for partition in item.partitions()}
     state.topics = set((yield from topic_ids([state.segments_topic, state.indexes_topic, state.single_topic])))
     found: dict[str, Mapping[bytes, bytes]] = {}
     for topic in (state.indexes_topic, state.single_topic):

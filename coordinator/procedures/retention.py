@@ -10,6 +10,7 @@ Source: Pravega's ``TruncateStreamTask`` and stream retention.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -17,6 +18,7 @@ from typing import Final
 
 from bridge.errors import ConflictError, CorruptDataError, InvalidNameError, InvalidRequestError, UnavailableError
 from bridge.model import paths
+from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.late import LateNotes
 from bridge.model.names import parse_segment_topic
@@ -34,6 +36,7 @@ from bridge.model.records import (
 from bridge.model.records import StreamState as Lifecycle
 from bridge.model.requests import Answer, Request
 from bridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
+from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.retention import is_mark_due, marks_within, place_to_truncate
@@ -49,6 +52,8 @@ from coordinator.steps import (
     try_to_delete_topics,
     write,
 )
+
+logger = logging.getLogger(__name__)
 
 TOPICS_AT_ONCE: Final = 50
 """Topics of removed segments that are deleted before other work is looked at."""
@@ -223,9 +228,9 @@ def _delete_below(group: GroupState, stream: StreamState, floors: Floors) -> Ste
     room = max(REMOVED_MAX - len(stream.history.removed), 0)
     doomed = removable(stream.history, floors)[:room]  # predecessors come first
     if doomed:
-        stream.history = stream.history.with_removed(doomed)
-        stream.removing |= frozenset(doomed)
-        yield from _save_truncation(stream)
+        history, removing = stream.history.with_removed(doomed), stream.removing | frozenset(doomed)
+        yield from _save_truncation(stream, history, removing)
+        stream.history, stream.removing = history, removing
         group.counts["segments_removed"] += len(doomed)
     starts = group.housekeeping.starts
     before = {
@@ -249,18 +254,22 @@ def _delete_topics(group: GroupState, stream: StreamState, now_ms: int) -> Steps
         return
     doomed = frozenset(islice(sorted(stream.removing), TOPICS_AT_ONCE))
     topics = sorted(map(stream.topic_of, doomed))
-    if not (yield from try_to_delete_topics(topics)):
+    try:
+        if not (yield from try_to_delete_topics(topics)):
+            return
+    except Refused as refused:
+        logger.warning("%s: topics of removed segments stay for now: %s", stream.config.name, refused.reason)
         return
     group.forecast.forget(topics)
-    stream.removing -= doomed
     for topic in topics:
         group.housekeeping.starts.pop((topic, 0), None)
-    yield from _save_truncation(stream)
+    yield from _save_truncation(stream, stream.history, stream.removing - doomed)
+    stream.removing -= doomed
     del group.housekeeping.done_ms[work]
 
 
-def _save_truncation(stream: StreamState) -> Steps[None]:
-    value = Truncation(stream.history.removed, stream.removing, stream.history.foundation).to_json()
+def _save_truncation(stream: StreamState, history: EpochHistory, removing: frozenset[SegmentId]) -> Steps[None]:
+    value = Truncation(history.removed, removing, history.foundation).to_json()
     yield from save(stream, paths.truncation(stream.config.name), value)
 
 

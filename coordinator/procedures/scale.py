@@ -17,8 +17,9 @@ from bridge.model.epochs import EpochRecord
 from bridge.model.keyspace import ranges_of
 from bridge.model.nodes import CreateNode, DeleteNode
 from bridge.model.records import epoch_to_json
-from bridge.model.requests import Answer, Request
+from bridge.model.requests import Answer, Request, refusing
 from bridge.model.under_way import Scaling
+from coordinator.effects import CreateTopics, Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.steps import Steps, create_topics, seal, write
@@ -50,10 +51,16 @@ def finish_scale(group: GroupState, scaling: Scaling) -> Steps[None]:
         raise StaleStateError(f"epoch {scaling.epoch} of {scaling.stream} exists, but its scale is not finished")
     record: EpochRecord = stream.history.plan_scale(scaling.seal, scaling.ranges, scaling.created_ms)
     history = stream.history.with_records(record)
-    yield from create_topics([segment_topic_spec(stream.config, item.id) for item in history.began_with(record.epoch)])
     closed = [item.id for item in history.ended_with(record.epoch)]
     topics = [scaling.stream.segment_topic(item) for item in closed]
-    ends = yield from seal(topics)
+    try:
+        yield from create_topics(
+            [segment_topic_spec(stream.config, item.id) for item in history.began_with(record.epoch)]
+        )
+        ends = yield from seal(topics)
+    except Refused as refused:
+        yield from _give_up(group, scaling, refused)
+        return
     group.forecast.forget(topics)
     record = replace(record, sealed_ends={item: ends[scaling.stream.segment_topic(item)] for item in closed})
     answer = Answer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
@@ -66,3 +73,22 @@ def finish_scale(group: GroupState, scaling: Scaling) -> Steps[None]:
         raise StaleStateError(f"the scale of {scaling.stream} to epoch {record.epoch} was finished by someone else")
     stream.history = stream.history.with_records(record)
     group.counts["scales"] += 1
+
+
+def _give_up(group: GroupState, scaling: Scaling, refused: Refused) -> Steps[None]:
+    """Answer that Kafka refuses a scale; topics that were made for it are used by the next one."""
+    state = "nothing was changed"
+    if not isinstance(refused.effect, CreateTopics):
+        state = "its segments may be closed to writers already; ask again once Kafka allows it"
+    why = f"Kafka refuses to scale stream {scaling.stream}: {refused.reason}; {state}"
+    if not (
+        yield from write(
+            DeleteNode(paths.scaling(group.name)),
+            CreateNode(
+                f"{paths.answers(group.name)}/{scaling.request}",
+                refusing(refused.code, why, scaling.created_ms).to_json(),
+            ),
+        )
+    ):
+        raise StaleStateError(f"the scale of {scaling.stream} was finished by someone else")
+    group.counts["requests_refused"] += 1

@@ -1,21 +1,20 @@
-"""Streams: create and delete them. Both may be run again after a crash at any point.
+"""Streams: create them; may be run again after a crash at any point. What deletes them is in ``deletion``.
 
-A deleted stream leaves behind which numbers it has used, before anything of it is gone; one that is created under its
-name goes on above them (:mod:`bridge.model.lives`), so no name of a topic is ever used by two streams.
+One that is created under the name of a deleted stream goes on above the numbers that this has used
+(:mod:`bridge.model.lives`), so no name of a topic is ever used by two streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from bridge.errors import InvalidNameError, InvalidRequestError, StreamBusy, StreamExists
+from bridge.errors import InvalidNameError, InvalidRequestError, StreamExists
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
 from bridge.model.keyspace import check_partition, even_ranges, ranges_of
-from bridge.model.lives import fold, former_among, former_of
+from bridge.model.lives import former_among
 from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, SetNode
+from bridge.model.nodes import CreateNode, DeleteNode
 from bridge.model.records import (
     RECORD_BYTES_MAX_DEFAULT,
     Retention,
@@ -26,17 +25,13 @@ from bridge.model.records import (
 )
 from bridge.model.requests import Answer, Request
 from coordinator import group as state
-from coordinator.errors import StaleStateError
-from coordinator.procedures.snapshots import clear_snapshots
 from coordinator.steps import (
     Steps,
     create_topics,
-    delete_topics,
     end_offsets,
     ensure_nodes,
     read_children,
     read_node,
-    read_nodes,
     topic_ids,
     write,
 )
@@ -112,86 +107,12 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
         group.add_stream(state.StreamState(config, history))
 
 
-def delete_stream(group: state.GroupState, name: str, stream: state.StreamState, now_ms: int) -> Steps[None]:
-    """Delete a stream with all its topics.
-
-    Raises:
-        StreamBusy: transactions of it are open.
-    """
-    own = str(stream.config.name)
-    busy = [item for item in group.fold.open.values() if own in item.begin.streams]
-    if busy:
-        raise StreamBusy(
-            f"stream {own} has {len(busy)} open transactions, the first is {busy[0].transaction_id}; "
-            "commit or abort them first; nothing was deleted"
-        )
-    config = replace(stream.config, state=StreamState.DELETING)
-    marked = yield from write(
-        CheckNode(f"{paths.requests(group.name)}/{name}"), SetNode(paths.stream(config.name), config.to_json())
-    )
-    if marked:
-        stream.config = config
-        yield from finish_delete(group, stream)
-        yield from write(
-            DeleteNode(f"{paths.requests(group.name)}/{name}"),
-            CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms).to_json()),
-        )
-
-
-def finish_delete(group: state.GroupState, stream: state.StreamState) -> Steps[None]:
-    """Carry out the rest of a deletion that has been marked."""
-    name = stream.config.name
-    yield from _keep_numbers(stream)
-    segments = [stream.topic_of(item) for item in (*stream.history.stored(), *stream.removing)]
-    yield from delete_topics([stream.config.buffer_topic, *segments])
-    yield from clear_snapshots(group, stream.partitions())
-    epochs = yield from read_children(paths.epochs(name))
-    more = yield from read_nodes([paths.truncation(name), paths.retention(name), paths.late(name)])
-    gone = yield from write(
-        *(DeleteNode(path) for path, value in more.items() if value is not None),
-        *(DeleteNode(f"{paths.epochs(name)}/{item}") for item in epochs),
-        DeleteNode(paths.epochs(name)),
-        DeleteNode(paths.stream(name)),
-    )
-    if not gone:
-        raise StaleStateError(f"stream {name} was changed while it was being deleted")
-    yield from write(
-        DeleteNode(paths.cas_slots(name))
-    )  # does not apply while a writer still holds a slot, or never did
-    for partition in stream.partitions():
-        group.fold.positions.pop(partition, None)
-        group.housekeeping.starts.pop(partition, None)
-    group.streams.pop(str(name), None)
-
-
-def _keep_numbers(stream: state.StreamState) -> Steps[None]:
-    """Write down which numbers a stream has used, before anything of it is deleted."""
-    name, history = stream.config.name, stream.history
-    kept = yield from read_children(paths.formers(name.scope))
-    if former_among(kept, name).epoch >= history.next_epoch:
-        return  # a leader before this one did, and epochs are not added to a stream that is being deleted
-    open_ones = {stream.topic_of(item): item for item in history.segments() if history.sealed_end(item) is None}
-    there = yield from topic_ids(sorted(open_ones))
-    ends = yield from end_offsets([(topic, 0) for topic in sorted(there)])
-    former = former_of(history, {open_ones[topic]: end for (topic, _), end in ends.items()})
-    yield from ensure_nodes([paths.formers(name.scope)])
-    if not (yield from write(CreateNode(f"{paths.formers(name.scope)}/{former.node(name.stream)}", b""))):
-        raise StaleStateError(f"the numbers of stream {name} were written down by someone else")
-    yield from _fold_formers(name.scope, [*kept, former.node(name.stream)])
-
-
-def _fold_formers(scope: str, kept: Sequence[str]) -> Steps[None]:
-    """Keep the number of nodes of deleted streams bounded; left out if another group's leader does the same now."""
-    floor, folded = fold(kept)
-    if folded:
-        parent = paths.formers(scope)
-        added = [] if floor.node() in kept else [CreateNode(f"{parent}/{floor.node()}", b"")]
-        yield from write(*added, *(DeleteNode(f"{parent}/{node}") for node in folded))
-
-
 def _check_name(stream: StreamName, group: GroupName) -> Steps[None]:
     """Refuse a stream that exists, or whose topics another's or a group's would not be kept apart from."""
-    if (yield from read_node(paths.stream(stream))) is not None:
+    raw = yield from read_node(paths.stream(stream))
+    if raw is not None:
+        if StreamConfig.from_json(raw).state is StreamState.DELETING:
+            raise StreamExists(f"stream {stream} is still being deleted; nothing was written; ask again in a while")
         raise StreamExists(f"stream {stream} exists already; nothing was written")
     if (yield from read_node(paths.stream(StreamName(stream.scope, group.group)))) is not None:
         raise InvalidNameError(f"group {group} has the name of a stream of its scope; nothing was written")

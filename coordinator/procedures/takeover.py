@@ -25,14 +25,13 @@ from bridge.model.records import StreamState as Lifecycle
 from bridge.model.under_way import Committing, Scaling
 from coordinator.effects import LogSummary
 from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, LeaderSettings
+from coordinator.group import Doomed, GroupState, LeaderSettings
 from coordinator.procedures.outcomes import open_preserver
 from coordinator.procedures.restore import finish_restore, restore_ongoing, restore_snapshots
 from coordinator.procedures.retention import load_stream
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
 from coordinator.procedures.sessions import load_sessions
-from coordinator.procedures.streams import finish_delete
 from coordinator.steps import (
     Steps,
     confirm_leadership,
@@ -87,8 +86,6 @@ def take_over(
     yield from _load_records(group)
     yield from load_sessions(group)
     yield from confirm_leadership()
-    for stream in [item for item in group.streams.values() if item.config.state is Lifecycle.DELETING]:
-        yield from finish_delete(group, stream)
     yield from _check_buffers(group)
     yield from _read_logs(group, terminated, replication_factor, tail)
     if raw is not None:
@@ -209,7 +206,11 @@ def _load_streams(group: GroupState) -> Steps[None]:
     for name in names:
         raw = values[paths.stream(name)]
         config = None if raw is None else StreamConfig.from_json(raw)
-        if config is not None and config.group == group.name:
+        if config is None or config.group != group.name:
+            continue
+        if config.state is Lifecycle.DELETING:
+            group.doomed[str(name)] = Doomed(config)
+        else:
             group.streams[str(name)] = yield from load_stream(config)
 
 

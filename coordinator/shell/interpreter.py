@@ -332,7 +332,7 @@ class Interpreter:
             self._look_at_fence(effect)
             admin.delete_topics(ids)
             admin.delete_topics([name for name in effect.topics if name not in ids])
-        except (InvalidRequestError, KafkaUnavailable) as fault:
+        except KafkaUnavailable as fault:
             if not effect.optional:
                 raise
             logger.warning("%s: topics could not be deleted, trying again later: %s", self._group, fault)

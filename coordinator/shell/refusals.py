@@ -13,6 +13,7 @@ from bridge.kafka.errors import (
     TopicNotFound,
     UnsupportedBrokerError,
 )
+from bridge.zookeeper.errors import ZooKeeperRefused
 from coordinator import effects as fx
 from coordinator.shell.frame_feed import FrameFeed
 
@@ -34,7 +35,7 @@ _DOUBTFUL: Final = (
     UnsupportedBrokerError,
 )
 """Those of the definite ones that say nothing about the effect. All others leave a doubt: time-outs, lost
-connections, ``AppendUnknownError``, ``SealTimeoutError``, everything of ZooKeeper's."""
+connections, ``AppendUnknownError``, ``SealTimeoutError``, and of ZooKeeper's all but a write that it does not take."""
 
 
 def refusal(effect: fx.Effect, fault: Exception, feed: FrameFeed | None) -> fx.Refused | None:
@@ -49,6 +50,8 @@ def refusal(effect: fx.Effect, fault: Exception, feed: FrameFeed | None) -> fx.R
         # A frame that is no batch, or is gone from the buffer: found while the batches were made, nothing was sent.
         topic = effect.items[feed.at[0]][0] if feed.at else None
         return fx.Refused(effect, str(fault), code=fault.code, topic=topic, places=feed.at)
+    if isinstance(fault, ZooKeeperRefused) and isinstance(effect, fx.Write):
+        return fx.Refused(effect, str(fault), code=fault.code)
     if isinstance(fault, _DOUBTFUL) or not isinstance(fault, _DEFINITE):
         return None
     if isinstance(fault, AppendRefusedError):

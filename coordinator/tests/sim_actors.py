@@ -35,7 +35,7 @@ from coordinator.tests.sim_conditions import expectation
 from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_snapshots import restored_faults
 from coordinator.tests.sim_truncation import history_of
-from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
+from coordinator.tests.sim_world import WRITE_BYTES_MAX, Blocked, Fenced, Gone, Record, World
 
 LEASE_MS = 4_000
 NEWS_TAKE_MS = 1_500
@@ -47,6 +47,9 @@ PROCEDURES = (
     "merge_direct",
     "roll",
     "scale",
+    "create_stream",
+    "delete_stream",
+    "delete_further",
     "record_long",
     "remove_records",
     "truncate_buffers",
@@ -59,7 +62,7 @@ PROCEDURES = (
 REMEMBERED = 6
 
 
-def settings_of(epoch: int) -> LeaderSettings:
+def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSettings:
     """The settings of a leader: now and then one that writes single snapshots is among them."""
     snapshots = SnapshotSettings(
         transaction_buffer_segmented_snapshot_enabled=epoch % 4 != 0,
@@ -73,6 +76,7 @@ def settings_of(epoch: int) -> LeaderSettings:
         round_bytes_max=2_000,
         round_transactions_max=5,
         record_after_ms=50,
+        write_bytes_max=1_000_000 if "unbounded-multi" in defects else WRITE_BYTES_MAX,
         requests_per_turn=2,
         forecast_patience=0,
         outcomes_again=1,
@@ -320,7 +324,7 @@ class Leader:
         self.refused: fx.Refused | None = None
         self.forgetful = forgetful
         self.procedure: Generator[fx.Effect, Any, Any] | None = take_over(
-            name, self.epoch, self._fold, settings_of(self.epoch), tail=tail
+            name, self.epoch, self._fold, settings_of(self.epoch, world.faults), tail=tail
         )
 
     def _fold(self, terminated: Collection[bytes]) -> BufferFold:

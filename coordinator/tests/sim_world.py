@@ -42,6 +42,11 @@ class Blocked(Exception):
     """The effect can not be carried out yet."""
 
 
+BROKERS = 3
+WRITE_BYTES_MAX = 3_000
+"""What ZooKeeper takes in one multi, where that is to be met; the real one takes 1 MiB."""
+
+
 @dataclass(frozen=True)
 class Record:
     """A record of a segment: unique value, key, and where it was written."""
@@ -155,11 +160,15 @@ class World:
     ``untied-outcomes`` (what is remembered of outcomes is written outside of the round), ``first-guess`` (positions
     that were foretold wrongly are not put right), ``forgotten-sessions`` (a new leader does not know of the sessions of
     clients), ``timed-seal`` (where a segment ends is inferred, and nobody looks again), ``forgotten-late`` (what was
-    forwarded is not remembered).
+    forwarded is not remembered), ``denying-successor`` (who ends the deletion of another leader does not answer it),
+    ``unbounded-multi`` (leaders write as much at once as there is), ``stubborn-request`` (what is refused for good is
+    tried again).
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
         self.faults = faults
+        self.write_bytes_max = 1_000_000
+        """What ZooKeeper takes in one multi."""
         self.topics: dict[str, Topic] = {}
         self.nodes = Nodes()
         self.controller_epoch = 0
@@ -249,6 +258,10 @@ class World:
                     self.ensure(path)
             case fx.Write(operations):
                 return self.write(operations, leader)
+            case fx.CreateTopics(topics) if any(spec.replication_factor > BROKERS for spec in topics):
+                if "stubborn-request" in self.faults:
+                    raise Gone
+                raise fx.Refused(effect, f"there are {BROKERS} brokers", code="invalid-request")
             case fx.CreateTopics(topics):
                 return {spec.name: self.create(spec.name) for spec in topics}
             case fx.DeleteTopics(names):
@@ -397,6 +410,8 @@ class World:
         operations = self.spoil_write(operations)
         if "forgotten-late" in self.faults:
             operations = [item for item in operations if not item.path.endswith("/late")]
+        if sum(len(item.path) + 64 + len(getattr(item, "value", b"")) for item in operations) > self.write_bytes_max:
+            raise fx.Refused(fx.Write(tuple(operations)), "ZooKeeper takes less at once", code="zookeeper-refused")
         draft: dict[str, bytes | None] = {}
 
         def value_of(path: str) -> bytes | None:

@@ -20,6 +20,7 @@ from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
 from coordinator.tests import sim_snapshots as snapshots
 from coordinator.tests.sim_actors import Client, Leader, fold_of, scale_request
+from coordinator.tests.sim_admin import ADMIN_DEFECTS, Administrator, denying, make_old_stream
 from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_expiry import check_drop, spoiled, whole_history_of
 from coordinator.tests.sim_sessions import RestartingClient
@@ -32,10 +33,11 @@ from coordinator.tests.sim_truncation import (
     retention_request,
     truncate_request,
 )
-from coordinator.tests.sim_world import Fenced, Gone, Inside, Record, World
+from coordinator.tests.sim_world import WRITE_BYTES_MAX, Fenced, Gone, Inside, Record, World
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
+OLD_STREAMS = [StreamName("sales", "old-1"), StreamName("sales", "old-2")]
 STEPS = 4_000
 DRAIN_STEPS = 40_000
 UNSEEN_FRAGILITY = 0.3
@@ -58,6 +60,7 @@ class Run:
         self.unseen = unseen
         self.rng = random.Random(seed)
         self.world = World(defects)
+        self.world.write_bytes_max = WRITE_BYTES_MAX
         self.world.spoil = lambda value: snapshots.spoil(value, defects)
         self.clock_ms = 1_000_000
         self.forgetful = "forgetful" in defects
@@ -73,16 +76,19 @@ class Run:
                 kind=RequestKind.CREATE_STREAM, stream=str(stream), segments=2, created_ms=0, buffer_partitions=1
             )
             self.world.request(GROUP, body.to_json())
+        for stream in OLD_STREAMS:
+            make_old_stream(self.world, GROUP, stream)
+        self.administrator = Administrator(self.world, GROUP, OLD_STREAMS, seed)
         self.standby = Standby(self.world, GROUP, STREAMS, lambda terminated: fold_of(self.world, terminated))
         self.standby_rng = random.Random(seed)
         self.leaders = [Leader(self.world, GROUP, self.forgetful)]
-        self._until(lambda: len(self.world.children(paths.streams("sales"))) == len(STREAMS))
+        self._until(lambda: len(self.world.children(paths.streams("sales"))) == len(STREAMS) + len(OLD_STREAMS))
         self.clients = [Client(f"c{number}", self.world, STREAMS, self.rng) for number in range(3)]
         self.clients += [RestartingClient(f"c{number}", self.world, GROUP, STREAMS, self.rng) for number in (3, 4)]
         self.world.in_between = self._interrupt
         self.world.may_delete = self._check_deletion
         self.world.may_drop = self._check_drop
-        self.world.spoil_write = lambda operations: spoiled(self.world, operations)
+        self.world.spoil_write = lambda operations: denying(self.world, spoiled(self.world, operations))
         self.world.request(GROUP, retention_request(STREAMS[0], -1, -1).to_json())
         self.world.request(GROUP, retention_request(STREAMS[1], 2_000, 3_000).to_json())
 
@@ -93,6 +99,8 @@ class Run:
             if self.standby_rng.random() < 0.2:
                 self.standby.step(self.clock_ms, self.standby_rng)
             self._land(0.003)
+            if self.administrator.rng.random() < 0.2:
+                self.administrator.step(self.clock_ms)
             chance = self.rng.random()
             if chance < 0.012:
                 self._crash()
@@ -119,7 +127,8 @@ class Run:
             client.stopping = True
         self.fragility = 0.0
         self._until(self._quiet)
-        return faults(self.world, GROUP, STREAMS, self.clients) + self.world.broken
+        broken = self.administrator.faults + self.world.broken
+        return faults(self.world, GROUP, STREAMS, self.clients) + broken
 
     def _meddle(self) -> None:
         """Topics of snapshots are compacted, and now and then a record in one is damaged."""
@@ -150,11 +159,14 @@ class Run:
         self._land(0.1)
         nodes = self.world.nodes
         group = self.leaders[-1].group
+        if not self.administrator.idle:
+            self.administrator.step(self.clock_ms)
         return (
             group is not None
             and not self.world.inside
             and ("timed-seal" in self.world.faults or group.watch.is_idle)
             and all(group.watch.known.get(name) == item.history.active.epoch for name, item in group.streams.items())
+            and self.administrator.idle
             and all(client.idle for client in self.clients)
             and not self.world.children(paths.requests(GROUP))
             and paths.committing(GROUP) not in nodes
@@ -173,6 +185,8 @@ class Run:
         raise AssertionError("the system does not come to rest")
 
     def _check_deletion(self, topic: str, before: int) -> None:
+        if not any(topic.startswith(f"{item.scope}.{item.stream}.") for item in STREAMS):
+            return  # of a stream that is deleted as it is
         if topic.endswith(".transaction-buffer"):
             check_buffer(self.world, GROUP, topic, before)
         else:
@@ -246,6 +260,9 @@ MUST_CRASH_AT = {
         "scale": ("Write", "CreateTopics", "Seal"),
         "take_over": ("TakeIdentity", "ReadCompacted", "ReadCommitLog", "CreateTopics", "Seal", "Write"),
         "finish_pending": ("Look", "CreateTopics", "MergeFrames", "AppendControl", "Seal", "Write", "CommitRound"),
+        "create_stream": ("CreateTopics", "Write"),
+        "delete_stream": ("Write",),
+        "delete_further": ("ReadChildren", "DeleteTopics", "Write"),
         "record_long": ("AppendControl", "CommitRound", "Write"),
         "remove_records": ("Write",),
         "truncate_buffers": ("DeleteRecords",),
@@ -270,6 +287,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     takeovers: Counter[str] = Counter()
     resumed = 0
     offsets = truncated = dropped = spared = 0
+    administered: Counter[str] = Counter()
     for seed in range(1_000, 1_100):
         run = Run(seed, fragility=0.03, unseen=MUST_CRASH_AT - points.keys())
         assert not run.go(), f"seed {seed}"
@@ -281,6 +299,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         endings.update(attempt.ended for attempt in attempts)
         reasons.update(attempt.outcome.reason for attempt in attempts if attempt.outcome is not None)
         offsets += len(run.world.group_offsets)
+        administered.update(kind.value for kind, _ in run.administrator.answered)
         spared += run.world.spared
         truncated += sum(run.world.topics[item.buffer_topic()].start for item in STREAMS)
         resumed += sum(attempt.part > 0 for attempt in attempts)
@@ -300,6 +319,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
     assert truncated > 1_000
     assert dropped > 100, dropped
     assert offsets > 500
+    assert min(administered["create-stream"], administered["delete-stream"]) > 150, administered
     assert min(conditional["refused"], conditional["COMMIT"]) > 150, conditional
     assert min(endings["commit"], endings["abort"], endings["silent"]) > 200
     assert min(answered["committed"], answered["aborted"], resumed, endings["fenced"]) > 25, (answered, resumed)
@@ -331,6 +351,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         *snapshots.SNAPSHOT_DEFECTS,
         *snapshots.ONGOING_DEFECTS,
         *STANDBY_DEFECTS,
+        *ADMIN_DEFECTS,
     ],
 )
 def test_the_checks_catch_a_defect(defect: str) -> None:

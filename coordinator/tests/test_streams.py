@@ -26,8 +26,8 @@ from bridge.model.sn import EMPTY, SN, sequence_bases
 from bridge.model.truncation import floors_of
 from coordinator import effects as fx
 from coordinator import group as state
-from coordinator.procedures.retention import load_stream
-from coordinator.procedures.streams import create_stream, delete_stream, finish_delete
+from coordinator.procedures.deletion import delete_further, delete_stream
+from coordinator.procedures.streams import create_stream
 from coordinator.steps import Steps
 from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.sim_world import Entry, World
@@ -98,20 +98,22 @@ class Lives:
 
     def delete(self, *, stop_before: int | None = None) -> bool:
         """Delete it; or die before so many effects. Tells whether it is gone."""
-        steps = delete_stream(self.bench.group, self._request(), self.bench.group.streams[str(ORDERS)], 0)
-        self._run(steps, stop_before)
+        self._run(self._deletion(self._request()), stop_before)
         return paths.stream(ORDERS) not in self.world.nodes
 
     def take_over(self) -> None:
         """A new leader finishes what the one before left behind."""
         config = StreamConfig.from_json(self.world.nodes[paths.stream(ORDERS)])
-        found: list[state.StreamState] = []
+        self.bench = Bench({})
+        self.bench.group.doomed[str(ORDERS)] = state.Doomed(config)
+        self._run(self._deletion())
 
-        def procedure() -> Steps[None]:
-            found.append((yield from load_stream(config)))
-            yield from finish_delete(self.bench.group, found[0])
-
-        self._run(procedure())
+    def _deletion(self, request: str | None = None) -> Steps[None]:
+        group = self.bench.group
+        if request is not None:
+            yield from delete_stream(group, request, group.streams[str(ORDERS)])
+        while group.doomed:
+            yield from delete_further(group, 0)
 
     def _request(self) -> str:
         self.made += 1

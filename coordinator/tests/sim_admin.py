@@ -1,0 +1,112 @@
+"""Administration in the simulation: streams are created and deleted, across takeovers, and the answers are held to it.
+
+Each name is used for one life only. Streams that exist from the beginning have so many epochs that their nodes do not
+fit into one multi of this world's ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bridge.model import paths
+from bridge.model.epochs import EpochHistory
+from bridge.model.keyspace import even_ranges
+from bridge.model.names import GroupName, StreamName
+from bridge.model.nodes import NodeOperation, SetNode
+from bridge.model.records import StreamConfig, epoch_to_json
+from bridge.model.requests import Answer, Request, RequestKind
+from coordinator.tests.sim_world import BROKERS, World
+
+ADMIN_DEFECTS = ("denying-successor", "unbounded-multi", "stubborn-request")
+OLD_EPOCHS = 40
+
+
+def make_old_stream(world: World, group: GroupName, name: StreamName) -> None:
+    """A stream with more epochs than one multi can delete, with its topics."""
+    history = EpochHistory.create(even_ranges(1), 0)
+    for epoch in range(1, OLD_EPOCHS):
+        sealed = dict.fromkeys(history.active.segment_ids, 0)
+        record = history.plan_scale([int(item.id.number) for item in history.active.segments], even_ranges(1), epoch)
+        history = history.with_records(replace(record, sealed_ends=sealed))
+    world.ensure(paths.epochs(name))
+    config = StreamConfig(name=name, group=group, created_ms=0, buffer_topic_id=world.create(name.buffer_topic()))
+    world.nodes[paths.stream(name)] = config.to_json()
+    for record in history.records:
+        world.nodes[paths.epoch(name, record.epoch)] = epoch_to_json(record)
+        for item in record.segment_ids:
+            world.create(name.segment_topic(item))
+
+
+class Administrator:
+    """Asks for one stream after the other to be created and deleted; now and then it goes without an answer."""
+
+    def __init__(self, world: World, group: GroupName, old: Sequence[StreamName], seed: int) -> None:
+        self.world = world
+        self.group = group
+        self.rng = random.Random(seed)
+        self.names = list(old)
+        self.serial = 0
+        self.is_possible = True
+        """Whether Kafka can do what was asked for last."""
+        self.asked: tuple[RequestKind, StreamName, str] | None = None
+        self.answered: list[tuple[RequestKind, Answer]] = []
+        self.faults: list[str] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for nothing."""
+        return self.asked is None
+
+    def step(self, clock_ms: int) -> None:
+        """Ask for something, or look for the answer."""
+        if self.asked is not None:
+            self._look(*self.asked)
+        elif self.names and self.rng.random() < 0.5:
+            self._ask(RequestKind.DELETE_STREAM, self.names.pop(), clock_ms)
+        else:
+            self.serial += 1
+            self._ask(RequestKind.CREATE_STREAM, StreamName(self.group.scope, f"scratch-{self.serial}"), clock_ms)
+
+    def _ask(self, kind: RequestKind, name: StreamName, clock_ms: int) -> None:
+        self.is_possible = kind is RequestKind.DELETE_STREAM or self.rng.random() < 0.7
+        factor = -1 if self.is_possible else BROKERS + 2
+        body = Request(kind=kind, stream=str(name), segments=2, created_ms=clock_ms, replication_factor=factor)
+        self.asked = kind, name, self.world.request(self.group, body.to_json())
+
+    def _look(self, kind: RequestKind, name: StreamName, path: str) -> None:
+        request = path.replace(paths.answers(self.group), paths.requests(self.group))
+        raw = self.world.nodes.pop(path, None)
+        if raw is None:
+            if request in self.world.nodes and self.rng.random() < 0.002:
+                del self.world.nodes[request]  # its process has died, and its session ended; nobody looks any more
+                self.asked = None
+            return
+        answer = Answer.from_json(raw)
+        self.answered.append((kind, answer))
+        self.asked = None
+        exists = paths.stream(name) in self.world.nodes
+        if not self.is_possible:
+            if answer.ok or exists or str(BROKERS) not in answer.message:
+                self.faults.append(f"{kind} of {name}, which Kafka refuses, was answered {answer}")
+        elif not answer.ok:
+            self.faults.append(f"{kind} of {name}, which nobody else has touched, is denied: {answer.message}")
+        elif exists is not (kind is RequestKind.CREATE_STREAM):
+            self.faults.append(f"{kind} of {name} was answered, and the stream {'exists' if exists else 'is missing'}")
+        elif exists:
+            self.names.append(name)
+        elif kind is RequestKind.DELETE_STREAM and name.buffer_topic() in self.world.topics:
+            self.faults.append(f"{name} was deleted, but not its buffer")
+
+
+def denying(world: World, operations: Sequence[NodeOperation]) -> Sequence[NodeOperation]:
+    """A defect: the mark of a deletion does not know who asked, so another leader that ends it can not answer."""
+    if "denying-successor" not in world.faults:
+        return operations
+    return [
+        SetNode(item.path, replace(StreamConfig.from_json(item.value), deletion_requests=()).to_json())
+        if isinstance(item, SetNode) and b'"DELETING"' in item.value
+        else item
+        for item in operations
+    ]

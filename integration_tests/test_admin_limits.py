@@ -1,0 +1,142 @@
+"""Admin requests that Kafka refuses, whose clients are gone, or that are about more than ZooKeeper takes at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import bridge
+from bridge.errors import InvalidRequestError, StreamNotFound
+from bridge.model import paths
+from bridge.model.epochs import EpochCause, EpochRecord, Segment
+from bridge.model.identifiers import Epoch, SegmentId
+from bridge.model.keyspace import even_ranges
+from bridge.model.names import GroupName, StreamName
+from bridge.model.nodes import CreateNode
+from bridge.model.records import ControllerEpoch, StreamState, epoch_to_json
+from bridge.model.requests import Request, RequestKind
+from bridge.zookeeper.metadata import Metadata
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import Site, until
+
+EPOCHS = 9_000
+ASKER = """
+import sys, bridge
+from bridge.errors import InvalidRequestError
+b = bridge.connect(sys.argv[1], zookeeper=sys.argv[2], zookeeper_root=sys.argv[3])
+print("asks", flush=True)
+while True:
+    try:
+        b.admin.create_stream(sys.argv[4], replication_factor=5)
+    except InvalidRequestError:
+        pass
+"""
+
+
+def epoch_of(metadata: Metadata, group: GroupName) -> int:
+    """The controller epoch."""
+    node = metadata.session.get(paths.controller(group))
+    assert node is not None
+    return ControllerEpoch.from_json(node.value).epoch
+
+
+def test_what_kafka_refuses_is_answered_and_stops_nobody(site: Site, client: bridge.Bridge, scope: str) -> None:
+    client.admin.create_stream(f"{scope}/orders")
+    before = epoch_of(client._metadata, GroupName(scope))
+    with pytest.raises(InvalidRequestError, match=r"(?i)replication.factor"):
+        client.admin.create_stream(f"{scope}/refused", replication_factor=5, segments=3, timeout_s=60)
+    with pytest.raises(StreamNotFound):
+        client.admin.describe(f"{scope}/refused")
+    # The same from a process that is killed as soon as it has asked.
+    asker = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            ASKER,
+            site.cluster.bootstrap_servers,
+            site.cluster.zookeeper,
+            site.root,
+            f"{scope}/refused",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert asker.stdout is not None
+    asker.stdout.readline()
+    for number in range(20):
+        with client.transaction(f"{scope}/orders") as transaction:
+            transaction.write(f"{scope}/orders", key=b"k", value=b"%d" % number)
+    asker.kill()
+    asker.wait()
+    asker.stdout.close()
+    client.admin.create_stream(f"{scope}/payments", segments=2)
+    until(lambda: not client._metadata.session.children(paths.requests(GroupName(scope))))
+    assert epoch_of(client._metadata, GroupName(scope)) == before, "the lead has changed"
+    client.admin.create_stream(f"{scope}/refused", segments=3)
+
+
+def test_a_request_goes_with_the_process_that_asked(client: bridge.Bridge, scope: str) -> None:
+    client._metadata.ensure_group(GroupName(scope), 1)
+    request = Request(kind=RequestKind.CREATE_STREAM, stream=f"{scope}/orders", created_ms=1)
+    name = client._metadata._put_request(GroupName(scope), request)
+    found = client._metadata.session.exists(f"{paths.requests(GroupName(scope))}/{name}")
+    assert found is not None
+    assert found.owner_session_id == client._metadata.session.session_id
+
+
+def test_a_stream_with_thousands_of_epochs_is_deleted(client: bridge.Bridge, scope: str) -> None:
+    client.admin.create_stream(f"{scope}/orders")
+    client.admin.create_stream(f"{scope}/old")
+    name = StreamName.parse(f"{scope}/old")
+    grow(client._metadata, name)
+    before = epoch_of(client._metadata, GroupName(scope))
+    client.admin.delete_stream(f"{scope}/old", timeout_s=300)
+    assert client._metadata.session.exists(paths.stream(name)) is None
+    with client.transaction(f"{scope}/orders") as transaction:
+        transaction.write(f"{scope}/orders", key=b"k", value=b"goes on")
+    assert epoch_of(client._metadata, GroupName(scope)) == before, "the lead has changed"
+
+
+def test_a_deletion_that_was_begun_is_answered_by_who_ends_it(
+    cluster: AnyCluster, unique_name: Callable[[str], str], scope: str, tmp_path: Path
+) -> None:
+    name = StreamName.parse(f"{scope}/orders")
+    answer = f"{paths.answers(GroupName(scope))}/request-0000009999"
+    with Site(cluster, f"/{unique_name('limits')}", tmp_path) as site, site.connect() as client:
+        client.admin.create_stream(str(name))
+        config = client._metadata.stream(name)
+        assert config is not None
+        site.stop_coordinator()
+        # As a leader leaves it that dies after the mark; the next one finds it so.
+        marked = replace(config, state=StreamState.DELETING, deletion_requests=("request-0000009999",))
+        client._metadata.session.set(paths.stream(name), marked.to_json())
+        site.start_coordinator()
+        until(lambda: client._metadata.session.exists(answer) is not None)
+        node = client._metadata.session.get(answer)
+        assert node is not None
+        assert b'"ok": true' in node.value
+        assert client._metadata.stream(name) is None
+
+
+def grow(metadata: Metadata, name: StreamName) -> None:
+    """Give a stream so many epochs as if it had been scaled all the time; topics but the first have gone."""
+    segment = SegmentId.of(0, 0)
+    batches = []
+    for epoch in range(1, EPOCHS):
+        fresh = SegmentId.of(epoch, epoch)
+        record = EpochRecord(
+            epoch=Epoch(epoch),
+            reference_epoch=Epoch(epoch),
+            segments=(Segment(fresh, even_ranges(1)[0]),),
+            cause=EpochCause.SCALE,
+            created_ms=int(time.time() * 1000),
+            sealed_ends={segment: 0},
+        )
+        batches.append([CreateNode(paths.epoch(name, epoch), epoch_to_json(record))])
+        segment = fresh
+    assert not [fault for fault in metadata.session.multi_pipelined(batches) if fault is not None]
