@@ -60,6 +60,8 @@ def _end(stream: StreamState, segment: SegmentId) -> int | None:
     """The sealed end of a segment behind which one can look; None if it is gone."""
     if stream.config.state is not Lifecycle.ACTIVE or stream.history.is_removed(segment):
         return None
+    if stream.history.is_former(segment):
+        return None  # the stream was deleted and created again since
     return stream.history.sealed_end(segment)
 
 
