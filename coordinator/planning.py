@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from bridge.model.buffered import BufferedTransaction
 from bridge.model.commit_order import LineKey
@@ -18,6 +19,14 @@ from bridge.model.conditions import StreamCondition
 from bridge.model.transaction import State
 from bridge.model.under_way import Roll
 from coordinator.group import GroupState
+
+ROLL_BYTES_MAX: Final = 1_000_000
+"""Of the epochs that a rolling commit publishes together; ZooKeeper takes 1 MiB at once."""
+EPOCH_BYTES: Final = 700
+"""What an epoch record takes at most without its segments, with its path and a root path."""
+SEGMENT_BYTES: Final = 95
+END_BYTES: Final = 70
+"""What a segment, and its end, take at most in an epoch record."""
 
 Target = Mapping[tuple[str, int, int], str]
 """(stream, reference epoch, segment number) → topic."""
@@ -76,6 +85,7 @@ def plan_round(group: GroupState) -> Round:
                 held.add(line_of(transaction))
                 continue
             fault, rolls = shapes.look_up(transaction)
+            fault = fault or _roll_fault(group, rolls)
             if fault is not None:
                 return DirectRound(tuple(ready)) if ready else Refusal(transaction, fault)
             if rolls:
@@ -101,6 +111,22 @@ def line_of(transaction: BufferedTransaction) -> Line:
 def conditions_of(transaction: BufferedTransaction) -> tuple[StreamCondition, ...]:
     """The conditions of a transaction whose commit was asked for; it has a round of its own if there are any."""
     return () if transaction.manifest is None else transaction.manifest.conditions
+
+
+def _roll_fault(group: GroupState, rolls: Mapping[str, int]) -> str | None:
+    """Why ZooKeeper cannot take the epochs of a rolling commit; None if it can. Nothing has been sealed by then."""
+    size = segments = 0
+    for name, epoch in rolls.items():
+        history = group.streams[name].history
+        old, active = len(history.record(epoch).segments), len(history.active.segments)
+        segments += old + active
+        size += 2 * EPOCH_BYTES + (old + active) * SEGMENT_BYTES + active * END_BYTES
+    if size <= ROLL_BYTES_MAX:
+        return None
+    return (
+        "too many segments: the streams were scaled since the transaction began, and epochs of "
+        f"{segments} segments do not fit into one write to ZooKeeper; begin it again"
+    )
 
 
 class _Shapes:

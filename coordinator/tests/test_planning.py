@@ -184,3 +184,13 @@ def test_targets_are_the_active_segments_and_the_duplicates_of_a_roll() -> None:
         (PAYMENTS, 0, 0): "sales.payments.segment-0.epoch-0",
     }
     assert targets(bench.group)[ORDERS, 1, 1] == "sales.orders.segment-1.epoch-0"
+
+
+def test_a_rolling_commit_of_more_segments_than_zookeeper_takes_is_refused_before_anything_is_sealed() -> None:
+    bench = Bench({ORDERS: 6_000})
+    transaction = bench.one(ORDERS, 0)
+    bench.scale(ORDERS, [0, 1], [(0.0, 2 / 6_000)])
+    planned = plan_round(bench.group)
+    assert isinstance(planned, Refusal)
+    assert planned.transaction is transaction
+    assert "too many segments" in planned.reason
