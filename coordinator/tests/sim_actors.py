@@ -11,12 +11,13 @@ from typing import Any
 
 from bridge.model import paths
 from bridge.model.buffer import BufferFold, BufferLimits
-from bridge.model.buffered import Partition
+from bridge.model.buffered import BufferedTransaction, Partition
+from bridge.model.commit_order import CommitOrder
 from bridge.model.conditions import StreamCondition
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.fences import Fences
-from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition, encode_abort
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import position_of_key
@@ -35,7 +36,7 @@ from coordinator.tests.sim_conditions import expectation
 from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_snapshots import restored_faults
 from coordinator.tests.sim_truncation import history_of
-from coordinator.tests.sim_world import WRITE_BYTES_MAX, Blocked, Fenced, Gone, Record, World
+from coordinator.tests.sim_world import WRITE_BYTES_MAX, Blocked, Fenced, Gone, Record, World, shard
 
 LEASE_MS = 4_000
 NEWS_TAKE_MS = 1_500
@@ -75,6 +76,7 @@ def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSett
     return LeaderSettings(
         round_bytes_max=2_000,
         round_transactions_max=5,
+        commit_order_patience_ms=800,
         record_after_ms=50,
         write_bytes_max=1_000_000 if "unbounded-multi" in defects else WRITE_BYTES_MAX,
         requests_per_turn=2,
@@ -105,6 +107,7 @@ class Attempt:
     part: int = 0
     sent: dict[PieceKey, list[tuple[StreamName, Record]]] = field(default_factory=dict)
     outcome: ControlRecord | None = None
+    order: CommitOrder | None = None
 
 
 class Client:
@@ -152,13 +155,20 @@ class Client:
         if self.rng.random() < 0.4:
             stream = self.rng.choice(self.streams)
             self._plain(stream, self._next(stream))
-            return
+        else:
+            self._start_transaction()
+
+    def _start_transaction(self) -> None:
         chosen = self.rng.sample(self.streams, self.rng.randint(1, len(self.streams)))
         epochs = {str(item): self._reference(item) for item in chosen}
-        self.serial += 1
-        counter = self.serial << 8 | int(self.name[1:])
+        counter = self._counter()
         begin = BeginFrame(self.name, self.epoch, None, LEASE_MS, epochs)
         self.current = self._begin(TransactionId.of(epochs[str(chosen[0])], counter), begin)
+
+    def _counter(self) -> int:
+        """One that nobody else has; they go to all partitions of a buffer in turn."""
+        self.serial += 1
+        return self.serial << 8 | int(self.name[1:]) << 3 | self.serial & 7
 
     def _reference(self, stream: StreamName) -> int:
         """The epoch against which this client begins; news of a later one take their time."""
@@ -172,7 +182,7 @@ class Client:
         attempt = Attempt(identifier, begin)
         self.attempts.append(attempt)
         for name in begin.streams:
-            self._send(name, FrameHeader(FrameKind.BEGIN, identifier.bytes), begin.encode())
+            self._send(attempt, name, FrameHeader(FrameKind.BEGIN, identifier.bytes), begin.encode())
         return attempt
 
     def _go_on(self) -> None:
@@ -186,11 +196,11 @@ class Client:
                 self.current.offsets = (self._offsets(),)
             if self.rng.random() < 0.4:
                 self.current.conditions = tuple(self._conditions(self.current.begin))
-            self._send(self.current.begin.home, *commit_frame(self.current))
+            self._send(self.current, self.current.begin.home, *commit_frame(self.current))
         elif chance < 0.96:
             self.current.ended = "abort"
             header = FrameHeader(FrameKind.ABORT, self.current.id.bytes, self.current.part)
-            self._send(self.current.begin.home, header, encode_abort("no"))
+            self._send(self.current, self.current.begin.home, header, encode_abort("no"))
         elif chance < 0.98:
             self.current.ended = "silent"
 
@@ -232,11 +242,11 @@ class Client:
         attempt.sent.setdefault(piece, []).extend((stream, record) for record in made)
         batch = json.dumps([[item.key, item.value, item.transaction, item.sequence] for item in made]).encode()
         header = FrameHeader(FrameKind.DATA, attempt.id.bytes, attempt.part, number, base, len(made))
-        self._send(str(stream), header, batch)
+        self._send(attempt, str(stream), header, batch)
         if self.rng.random() < 0.1:
-            self._send(str(stream), header, batch)  # a retry whose first try had arrived
+            self._send(attempt, str(stream), header, batch)  # a retry whose first try had arrived
         if self.rng.random() < 0.1:  # a zombie part of the transaction that no commit will name
-            self._send(str(stream), header._replace(part=7), batch)
+            self._send(attempt, str(stream), header._replace(part=7), batch)
 
     def _await(self, log: str) -> None:
         assert self.current is not None
@@ -265,8 +275,10 @@ class Client:
         count = self.counts[stream, key] = self.counts.get((stream, key), 0) + 1
         return Record(key, f"{key}={count}")
 
-    def _send(self, stream: str, header: FrameHeader, value: bytes) -> None:
-        self.world.produce(StreamName.parse(stream).buffer_topic(), (header.pack(), value))
+    def _send(self, attempt: Attempt, stream: str, header: FrameHeader, value: bytes) -> None:
+        name = StreamName.parse(stream)
+        number = buffer_partition(attempt.id, stream_config(self.world, name).buffer_partitions)
+        self.world.produce(shard(name.buffer_topic(), number), (header.pack(), value))
 
 
 class HastyFold(BufferFold):
@@ -285,17 +297,48 @@ class CarelessFold(BufferFold):
         return {}
 
 
+class UnorderedFold(BufferFold):
+    """A defect: a commit counts from when it is met, whatever was asked for before it."""
+
+    def _commit(
+        self, transaction: BufferedTransaction | None, header: FrameHeader, stream: str, value: bytes, appended_ms: int
+    ) -> None:
+        super()._commit(transaction, header, stream, value, appended_ms)
+        release_all(self)
+
+
+class ForgivingFold(BufferFold):
+    """A defect: what waits in vain for earlier commits goes without them."""
+
+    def forsake(self, now_ms: int, patience_ms: int) -> int:
+        """Not what it promises."""
+        if any(now_ms > item.decided_ms + patience_ms for item in self.lines.held()):
+            release_all(self)
+        return 0
+
+
+def release_all(fold: BufferFold) -> None:
+    """Decide on every commit that waits for earlier ones."""
+    for item in list(fold.lines.held()):
+        assert item.order is not None
+        fold.lines.release(item.order, item)
+        fold.decided[item.id] = item
+
+
 def fold_of(world: World, terminated: Collection[bytes]) -> BufferFold:
     """An empty fold, of a leader or a standby."""
     limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
     kind = HastyFold if "hasty-truncation" in world.faults else BufferFold
     kind = CarelessFold if "careless-expiry" in world.faults else kind
+    kind = UnorderedFold if "unordered-session" in world.faults else kind
+    kind = ForgivingFold if "gaps-in-session" in world.faults else kind
     return kind(limits, lambda *_: None, terminated)
 
 
 def commit_frame(attempt: Attempt) -> tuple[FrameHeader, bytes]:
     """The COMMIT frame of a transaction."""
-    header = FrameHeader(FrameKind.COMMIT, attempt.id.bytes, attempt.part)
+    segment, count, records = (0, 0, 0) if attempt.order is None else attempt.order.fields()
+    header = FrameHeader(FrameKind.COMMIT, attempt.id.bytes, attempt.part, segment, count, records)
     return header, Manifest(dict(attempt.pieces), attempt.offsets, attempt.conditions).encode()
 
 
@@ -406,9 +449,10 @@ class Leader:
         assert self.group is not None
         for (topic, number), stream in self.group.partitions().items():
             start = self.group.fold.positions.get((topic, number), 0)
-            if start < self.world.topics[topic].start:
+            log = self.world.topics[shard(topic, number)]
+            if start < log.start:
                 raise Gone
-            entries = self.world.topics[topic].entries[start : start + rng.randint(0, 12)]
+            entries = log.entries[start : start + rng.randint(0, 12)]
             for offset, entry in enumerate(entries, start):
                 self.group.fold.fold(stream, (topic, number), offset, clock_ms, *entry.item)
 

@@ -12,6 +12,7 @@ from bridge.model.terminated import decode_terminated
 from coordinator.tests.sim_actors import REMEMBERED, Client
 from coordinator.tests.sim_conditions import condition_faults, refusal_faults
 from coordinator.tests.sim_expiry import whole_history_of
+from coordinator.tests.sim_pipelines import PipeliningClient, may_be_forsaken, order_faults
 from coordinator.tests.sim_sessions import RestartingClient, answer_faults
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Record, World
@@ -54,6 +55,8 @@ def faults(world: World, group: GroupName, streams: list[StreamName], clients: l
     for client in clients:
         if isinstance(client, RestartingClient):
             found.extend(answer_faults(client, ended))
+        if isinstance(client, PipeliningClient):
+            found.extend(order_faults(client, outcomes))
     return found
 
 
@@ -148,7 +151,12 @@ def _check_clients(
                 found.append(f"{attempt.id} was refused for the offsets of another transaction")
             if outcome.refused is not None:
                 found.extend(refusal_faults(str(attempt.id), attempt.conditions, outcome.refused))
-            elif not committed and attempt.ended == "commit" and outcome.reason not in ("expired", "offsets refused"):
+            elif (
+                not committed
+                and attempt.ended == "commit"
+                and outcome.reason not in ("expired", "offsets refused")
+                and not may_be_forsaken(client, attempt, outcome)
+            ):
                 found.append(f"the commit of {attempt.id} was refused: {outcome.reason}")
             if attempt.outcome is not None and attempt.outcome != outcome:
                 found.append(f"the outcome of {attempt.id} has flipped")

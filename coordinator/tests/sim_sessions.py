@@ -84,13 +84,12 @@ class RestartingClient(Client):
         """The older session can not change anything any more, try as it may."""
         self._look_up(attempt.id, lambda answer: self._resume(attempt, answer))
         if self.rng.random() < 0.5:
-            self._send(attempt.begin.home, *commit_frame(attempt))
+            self._send(attempt, attempt.begin.home, *commit_frame(attempt))
         if self.rng.random() < 0.3:
-            self.serial += 1
             begin = BeginFrame(self.name, before, None, LEASE_MS, attempt.begin.streams)
-            zombie = self._begin(TransactionId.of(attempt.id.epoch, self.serial << 8 | int(self.name[1:])), begin)
+            zombie = self._begin(TransactionId.of(attempt.id.epoch, self._counter()), begin)
             zombie.ended = "fenced"
-            self._send(begin.home, *commit_frame(zombie))
+            self._send(zombie, begin.home, *commit_frame(zombie))
 
     def _resume(self, attempt: Attempt, answer: Answer) -> None:
         self.answers.append((attempt.id, answer))
@@ -108,7 +107,7 @@ class RestartingClient(Client):
         header = FrameHeader(FrameKind.BEGIN, attempt.id.bytes, attempt.part)
         begin = BeginFrame(self.name, self.epoch, None, LEASE_MS, attempt.begin.streams)
         for name in attempt.begin.streams:
-            self._send(name, header, begin.encode())
+            self._send(attempt, name, header, begin.encode())
 
 
 def answer_faults(client: RestartingClient, log: dict[str, tuple[bool, int]]) -> list[str]:

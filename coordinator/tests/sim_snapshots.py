@@ -14,7 +14,7 @@ from bridge.model.ongoing import OngoingTransactions, decode_ongoing
 from bridge.model.snapshots import Snapshot, decode_segment, decode_snapshot
 from bridge.model.transaction import State
 from coordinator.group import GroupState
-from coordinator.tests.sim_world import World
+from coordinator.tests.sim_world import World, shard
 
 SNAPSHOT_DEFECTS = ("hasty-snapshot", "short-log", "lost-aborts", "lost-segments")
 ONGOING_DEFECTS = ("hasty-ongoing", "short-ongoing", "lost-ongoing", "lost-frames")
@@ -71,7 +71,7 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
     whole.fences = fences
     for (topic, number), stream in group.partitions().items():
         end = group.fold.positions.get((topic, number), 0)
-        log = world.topics[topic]
+        log = world.topics[shard(topic, number)]
         for offset, entry in enumerate(log.entries[log.start : end], log.start):
             whole.fold(stream, (topic, number), offset, 0, *entry.item)
     for transaction in whole.open.keys() | group.fold.open.keys():

@@ -16,7 +16,7 @@ from bridge.model.snapshots import choose, index_keys
 from coordinator.effects import LogSummary
 from coordinator.places import Place, log_start
 from coordinator.tail import WarmTail
-from coordinator.tests.sim_world import World
+from coordinator.tests.sim_world import World, shard
 
 STANDBY_DEFECTS = ("dirty-standby", "deaf-standby", "credulous-standby")
 """It follows rounds that were not committed; misses that transactions were aborted; hears whoever asks for an end."""
@@ -71,15 +71,17 @@ class Standby:
             raw = self.world.nodes.get(paths.stream(name))
             if raw is None or name.buffer_topic() not in self.world.topics:
                 return
-            config, log = StreamConfig.from_json(raw), self.world.topics[name.buffer_topic()]
-            partition, end = (name.buffer_topic(), 0), len(log.entries)
-            values = [rows.get(key) for rows in indexes for key in index_keys(partition)]
-            choice = choose(values, partition, config.buffer_topic_id, end, log_end)
-            ongoing = None
-            if choice.snapshot is not None:
-                rows = indexes[choice.place // 2]
-                ongoing = choose_ongoing([rows.get(key) for key in ongoing_keys(partition)], choice.snapshot).record
-            places[partition] = Place(config.buffer_topic_id, str(name), choice.snapshot, ongoing, log.start, end)
+            config = StreamConfig.from_json(raw)
+            for number in range(config.buffer_partitions):
+                log, partition = self.world.topics[shard(name.buffer_topic(), number)], (name.buffer_topic(), number)
+                end = len(log.entries)
+                values = [rows.get(key) for rows in indexes for key in index_keys(partition)]
+                choice = choose(values, partition, config.buffer_topic_id, end, log_end)
+                ongoing = None
+                if choice.snapshot is not None:
+                    rows = indexes[choice.place // 2]
+                    ongoing = choose_ongoing([rows.get(key) for key in ongoing_keys(partition)], choice.snapshot).record
+                places[partition] = Place(config.buffer_topic_id, str(name), choice.snapshot, ongoing, log.start, end)
         start = log_start(places, log_end, AGAIN)
         if self.tail is None or not self.tail.trim(places, start):
             terminated: dict[bytes, int] = {}
@@ -90,7 +92,7 @@ class Standby:
         if self.tail is None:
             return
         for (topic, number), start in list(self.tail.fold.positions.items()):
-            log = self.world.topics[topic]
+            log = self.world.topics[shard(topic, number)]
             if start < log.start:
                 self.tail = None
                 return

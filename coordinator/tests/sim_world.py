@@ -17,6 +17,7 @@ from typing import Any
 from bridge.model import paths
 from bridge.model.buffered import FrameRef
 from bridge.model.cas import Scope
+from bridge.model.commit_order import LineKey
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import SegmentId
@@ -91,9 +92,14 @@ class Entry:
     native: Native | None = None
 
 
+def shard(topic: str, partition: int) -> str:
+    """The name under which a partition of a topic stands: the first one of each has the topic's own."""
+    return f"{topic}#{partition}" if partition else topic
+
+
 @dataclass
 class Topic:
-    """A topic of one partition."""
+    """A topic of one partition, or one partition of a topic."""
 
     id: str
     entries: list[Entry] = field(default_factory=list)
@@ -263,14 +269,15 @@ class World:
                     raise Gone
                 raise fx.Refused(effect, f"there are {BROKERS} brokers", code="invalid-request")
             case fx.CreateTopics(topics):
-                return {spec.name: self.create(spec.name) for spec in topics}
+                return {spec.name: self.create(spec.name, spec.partitions) for spec in topics}
             case fx.DeleteTopics(names):
                 for name in names:
                     if name in self.topics:
                         self.may_delete(
                             name, 1 + max((offset for offset, _ in self.topics[name].visible()), default=-1)
                         )
-                        self.removed[name] = self.topics.pop(name)
+                        for part in [item for item in self.topics if item.split("#")[0] == name]:
+                            self.removed[part] = self.topics.pop(part)
                 return True
             case fx.TopicIds(names):
                 return {name: self.topics[name].id for name in names if name in self.topics}
@@ -298,14 +305,14 @@ class World:
             case fx.CommitRound():
                 self.end(leader, "committed")
             case fx.EndOffsets(partitions):
-                return {item: len(self.topics[item[0]].entries) for item in partitions if item[0] in self.topics}
+                return {item: len(self.topics[shard(*item)].entries) for item in partitions if item[0] in self.topics}
             case fx.StartOffsets(partitions):
-                return {item: self.topics[item[0]].start for item in partitions}
+                return {item: self.topics[shard(*item)].start for item in partitions}
             case fx.DeleteRecords(before) if not self.deletes:
                 return frozenset(before)
             case fx.DeleteRecords(before):
-                for (name, _), offset in before.items():
-                    self.delete_records(name, offset)
+                for item, offset in before.items():
+                    self.delete_records(shard(*item), offset)
                 return frozenset()
             case fx.StableEnds(names):
                 return {name: self.topics[name].stable_end() for name in names}
@@ -334,6 +341,8 @@ class World:
                 self.identity = leader
             case fx.ReadCommitLog(topic, start):
                 return self.summary(topic, start)
+            case fx.ReadOrders(topic, records):
+                return self.orders(topic, records)
             case fx.ReadCompacted(topic):
                 return self.latest(topic)
             case fx.ReadRecords(topic, offsets):
@@ -369,11 +378,12 @@ class World:
             case _:
                 return
 
-    def create(self, name: str) -> str:
+    def create(self, name: str, partitions: int = 1) -> str:
         """Create a topic unless it exists; gives its id."""
         if name not in self.topics:
             self.made += 1
-            self.topics[name] = Topic(f"id-{self.made}")
+            for number in range(partitions):
+                self.topics[shard(name, number)] = Topic(f"id-{self.made}")
         return self.topics[name].id
 
     def log(self, name: str) -> Topic:
@@ -475,7 +485,7 @@ class World:
         for topic, frame in items:
             batch = frame.batch
             if batch is None:
-                buffer = self.topics[frame.partition[0]]
+                buffer = self.topics[shard(*frame.partition)]
                 if frame.offset < buffer.start:
                     raise Gone
                 batch = buffer.entries[frame.offset].item[1]
@@ -617,6 +627,15 @@ class World:
                     aborted.add(record.transaction.bytes)
         end = self.topics[topic].stable_end()
         return fx.LogSummary(ended, frozenset(begun.difference(ended)), frozenset(aborted), end)
+
+    def orders(self, topic: str, records: int) -> dict[LineKey, int]:
+        """The highest numbers that the end of the commit log commits."""
+        found: dict[LineKey, int] = {}
+        for _, record in self.topics[topic].visible()[-records:]:
+            if record.order is not None:
+                key, number = record.order
+                found[key] = max(number, found.get(key, 0))
+        return found
 
     def _append(self, topic: str, item: Any, leader: int) -> None:
         if leader != self.identity and "no-fencing" not in self.faults:

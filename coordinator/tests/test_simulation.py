@@ -23,6 +23,7 @@ from coordinator.tests.sim_actors import Client, Leader, fold_of, scale_request
 from coordinator.tests.sim_admin import ADMIN_DEFECTS, Administrator, denying, make_old_stream
 from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_expiry import check_drop, spoiled, whole_history_of
+from coordinator.tests.sim_pipelines import PipeliningClient
 from coordinator.tests.sim_sessions import RestartingClient
 from coordinator.tests.sim_standby import STANDBY_DEFECTS, Standby
 from coordinator.tests.sim_truncation import (
@@ -38,6 +39,7 @@ from coordinator.tests.sim_world import WRITE_BYTES_MAX, Fenced, Gone, Inside, R
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
 OLD_STREAMS = [StreamName("sales", "old-1"), StreamName("sales", "old-2")]
+BUFFER_PARTITIONS = dict(zip(STREAMS, (2, 1), strict=True))
 STEPS = 4_000
 DRAIN_STEPS = 40_000
 UNSEEN_FRAGILITY = 0.3
@@ -73,7 +75,11 @@ class Run:
         self.world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
         for stream in STREAMS:
             body = Request(
-                kind=RequestKind.CREATE_STREAM, stream=str(stream), segments=2, created_ms=0, buffer_partitions=1
+                kind=RequestKind.CREATE_STREAM,
+                stream=str(stream),
+                segments=2,
+                created_ms=0,
+                buffer_partitions=BUFFER_PARTITIONS[stream],
             )
             self.world.request(GROUP, body.to_json())
         for stream in OLD_STREAMS:
@@ -85,6 +91,7 @@ class Run:
         self._until(lambda: len(self.world.children(paths.streams("sales"))) == len(STREAMS) + len(OLD_STREAMS))
         self.clients = [Client(f"c{number}", self.world, STREAMS, self.rng) for number in range(3)]
         self.clients += [RestartingClient(f"c{number}", self.world, GROUP, STREAMS, self.rng) for number in (3, 4)]
+        self.clients.append(PipeliningClient("c5", self.world, STREAMS, self.rng))
         self.world.in_between = self._interrupt
         self.world.may_delete = self._check_deletion
         self.world.may_drop = self._check_drop
@@ -187,7 +194,7 @@ class Run:
     def _check_deletion(self, topic: str, before: int) -> None:
         if not any(topic.startswith(f"{item.scope}.{item.stream}.") for item in STREAMS):
             return  # of a stream that is deleted as it is
-        if topic.endswith(".transaction-buffer"):
+        if ".transaction-buffer" in topic:
             check_buffer(self.world, GROUP, topic, before)
         else:
             check_deletion(self.world, topic, before)
@@ -348,6 +355,8 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "forgotten-sessions",
         "timed-seal",
         "forgotten-late",
+        "unordered-session",
+        "gaps-in-session",
         *snapshots.SNAPSHOT_DEFECTS,
         *snapshots.ONGOING_DEFECTS,
         *STANDBY_DEFECTS,
