@@ -116,6 +116,8 @@ def test_an_answer_that_is_lost_before_the_seal_is_found_out_in_the_log(
         (Point.REFUSED, ErrorCode.out_of_order_sequence_number),
         (Point.REFUSED, ErrorCode.unknown_producer_id),
         (Point.REFUSED, ErrorCode.message_too_large),
+        (Point.REFUSED, ErrorCode.none),  # acknowledged without an offset, and lost
+        (Point.MISREPORTED, ErrorCode.none),  # the same, and written
         (Point.MISREPORTED, ErrorCode.not_enough_replicas_after_append),
         (Point.MISREPORTED, ErrorCode.request_timed_out),
     ],

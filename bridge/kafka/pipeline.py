@@ -243,6 +243,10 @@ class Pipeline:
                     raise PartitionRefused(
                         topic.name, partition.error_code, Meaning.UNKNOWN, "an answer for a partition not asked about"
                     )
+                if partition.error_code == ErrorCode.none and partition.base_offset < 0:
+                    raise PartitionRefused(
+                        topic.name, partition.error_code, Meaning.UNKNOWN, "an acknowledgement without an offset"
+                    )
                 if partition.error_code == ErrorCode.none:
                     self._offsets[item.index] = partition.base_offset
                     self._session.joined = True

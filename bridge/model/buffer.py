@@ -375,10 +375,11 @@ class BufferFold:
             if stream not in transaction.begin.places:
                 self.dropped["foreign"] += 1
                 return
+            # Whoever resumes it begins it in all its buffers, also where the one before died before it had.
+            transaction.begun_in.add(stream)
             if header.part != OWNER_PART:
                 transaction.owners.hand_over(stream, header.part, decode_begin(value))
                 return
-            transaction.begun_in.add(stream)
             transaction.first_offsets.setdefault(partition, offset)
             return
         if header.transaction in self._terminated or header.transaction in self._tombstones:

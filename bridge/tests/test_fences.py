@@ -165,3 +165,12 @@ def test_a_resumption_of_what_is_not_open_opens_nothing() -> None:
 def test_the_reason_of_a_commit_names_its_owner() -> None:
     assert [owner_of(resumed_reason(part)) for part in (0, 1, 8_388_607)] == [0, 1, 8_388_607]
     assert (resumed_reason(0), owner_of("client")) == ("", 0)
+
+
+def test_a_resumed_transaction_begins_where_its_dead_owner_had_not_begun_it() -> None:
+    buffers = Buffers()
+    buffers.begin("c", 1, ORDERS)  # the owner died before the other buffer had its BEGIN frame
+    buffers.begin("c", 2, ORDERS, PAYMENTS, part=8)
+    buffers.commit(part=8)
+    assert buffers.transaction.state is State.COMMITTING
+    assert buffers.transaction.is_complete(), "nothing of it is missing: it is empty"

@@ -195,6 +195,10 @@ class Dispatcher:
 
     def _judge(self, lane: Lane[Batch], batch: Batch, answer: PartitionProduceResponse) -> None:
         found = verdict(answer.error_code)
+        if found is Verdict.WRITTEN and answer.base_offset < 0:
+            found = (
+                Verdict.DOUBTFUL
+            )  # it says neither where the batch stands, nor so whether it does; sent again, it will
         if found is not Verdict.WRITTEN:
             logger.info("segment %s: a batch met %s", lane.topic, codes.name(answer.error_code))
         match found:
