@@ -270,8 +270,12 @@ class Client:
             self.pending = None
             self.plain.append((stream, record))
 
+    def _keys(self) -> str:
+        """What the keys begin with that nobody else writes to."""
+        return self.name
+
     def _next(self, stream: StreamName) -> Record:
-        key = f"{self.name}-{self.rng.randint(0, 3)}"
+        key = f"{self._keys()}-{self.rng.randint(0, 3)}"
         count = self.counts[stream, key] = self.counts.get((stream, key), 0) + 1
         return Record(key, f"{key}={count}")
 

@@ -43,7 +43,8 @@ class Connection:
 class PipeliningClient(Client):
     """Has several commits under way; dies now and then, and goes on with another connection.
 
-    It writes in transactions only, so the records of each key stand in the order of their commits.
+    It writes in transactions only, and each connection has keys of its own, so the records of each key stand in the order
+    of their commits.
 
     Attributes:
         connections: All that it ever had.
@@ -80,6 +81,9 @@ class PipeliningClient(Client):
             self._die(connection)
         else:
             self._write(self.current)
+
+    def _keys(self) -> str:
+        return f"{self.name}-{self.connections[-1].number}"
 
     def _commit(self, connection: Connection, attempt: Attempt) -> None:
         connection.last += 1
