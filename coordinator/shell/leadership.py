@@ -51,6 +51,7 @@ NOTABLE = (
     "transactions_expired",
     "requests_refused",
     "offsets_refused",
+    "commits_forsaken",
     "sessions_forgotten",
 )
 """Counts of a group whose changes are worth a line in the log."""

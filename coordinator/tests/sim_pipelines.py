@@ -43,8 +43,8 @@ class Connection:
 class PipeliningClient(Client):
     """Has several commits under way; dies now and then, and goes on with another connection.
 
-    It writes in transactions only, and each connection has keys of its own, so the records of each key stand in the order
-    of their commits.
+    It writes in transactions only, and each connection has keys of its own, so the records of each key stand in the
+    order of their commits.
 
     Attributes:
         connections: All that it ever had.
