@@ -68,7 +68,7 @@ def awaken(scene: Scene, process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "fenced"])
 def test_a_leader_that_stood_still_in_a_deletion_deletes_nothing_of_the_next_life(scene: Scene, moment: str) -> None:
-    point = f"finish_delete/DeleteTopics:{moment}"
+    point = f"delete_further/DeleteTopics:{moment}"
     with (
         scene.b,
         coordinator(scene.cluster, scene.root, "first", scene.logs, ROLLBRIDGE_STOP_AT=point) as first,
