@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
@@ -147,7 +147,8 @@ def test_a_transaction_whose_buffer_is_gone_keeps_no_other_from_being_sent(
         lost = sender.begin(ledger)
         lost.write(ledger, key=b"k", value=b"lost")
         lost.flush()
-        TopicAdmin(site.cluster.bootstrap_servers).delete_topics([config.buffer_topic])
+        with closing(TopicAdmin(site.cluster.bootstrap_servers)) as topics:
+            topics.delete_topics([config.buffer_topic])
 
         def is_known_to_be_gone() -> bool:
             try:
