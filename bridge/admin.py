@@ -23,6 +23,7 @@ from bridge.errors import (
 )
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.faults import StreamFault
 from bridge.model.identifiers import TransactionId
 from bridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
 from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
@@ -57,6 +58,7 @@ class StreamDescription:
         first_epoch: The first of them that is kept.
         leader: Name of the coordinator that leads its group; None if none does.
         open_transactions: Those of its transactions that outlived a moment, oldest first.
+        fault: What keeps its transactions from being merged; None unless the stream is in an error state.
     """
 
     config: StreamConfig
@@ -66,6 +68,7 @@ class StreamDescription:
     first_epoch: int
     leader: str | None
     open_transactions: tuple[TransactionRecord, ...]
+    fault: StreamFault | None = None
 
 
 class Admin:
@@ -296,6 +299,7 @@ class Admin:
             open_transactions=tuple(
                 record for record in self._metadata.transactions(config.group) if str(name) in record.streams
             ),
+            fault=self._metadata.stream_fault(name),
         )
 
     def list_streams(self, scope: str | None = None) -> list[StreamConfig]:

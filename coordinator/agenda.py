@@ -14,6 +14,7 @@ from coordinator.procedures.late import look_behind
 from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.outcomes import forget_expired
 from coordinator.procedures.questions import answer_questions
+from coordinator.procedures.refusals import give_up_waiting, try_again
 from coordinator.procedures.requests import answer_waiting, handle_requests
 from coordinator.procedures.retention import retain_streams
 from coordinator.procedures.rolling import roll
@@ -35,6 +36,8 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     if group.fold.lines:
         patience_ms = group.settings.commit_order_patience_ms
         group.counts["commits_forsaken"] += group.fold.forsake(now_ms, patience_ms)
+    if group.faults:
+        yield from try_again(group, now_ms)
     yield from drain(group, now_ms)
     left = False
     if requests:
@@ -42,6 +45,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     deadline = group.fold.ages.next_deadline_ms()
     if deadline is not None and deadline < now_ms:
         yield from expire_overdue(group, now_ms)
+    give_up_waiting(group, now_ms)
     yield from drain(group, now_ms)
     if group.answers:
         yield from answer_waiting(group, now_ms)

@@ -70,6 +70,16 @@ class CreateTopics:
 
 
 @dataclass(frozen=True, slots=True)
+class MendTopics:
+    """Tells what of each topic is not as specified, as text; those that are right, or missing, are left out.
+
+    Limits of timestamps are put right, because only an older version can have left them; brokers apply that soon.
+    """
+
+    topics: tuple[TopicSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteTopics:
     """None of the topics exists. If that is ``optional``, False is given where brokers do not answer in time."""
 
@@ -360,6 +370,10 @@ class ReadOrders:
     records: int
 
 
+STUMBLED = "UNKNOWN_SERVER_ERROR"
+"""Code of a refusal by a broker that stumbled over a batch: it may be malformed, or the broker may be ill."""
+
+
 class Refused(Exception):
     """Thrown into a procedure in place of an effect's result: it was refused for good, and is of no use if repeated.
 
@@ -394,6 +408,7 @@ Effect = (
     | EnsureNodes
     | Write
     | CreateTopics
+    | MendTopics
     | DeleteTopics
     | TopicIds
     | Seal
@@ -420,3 +435,6 @@ Effect = (
     | ReadCommitLog
     | ReadOrders
 )
+
+ROUND = (MergeFrames, AppendControl, AppendTogether, AppendMessages, SendOffsets, CommitRound)
+"""Effects that are part of a round; when one of them is refused, nothing of the round can be committed."""

@@ -15,6 +15,8 @@ from bridge.model.late import LateNotes
 from bridge.model.names import GroupName
 from bridge.model.records import Mark, StreamConfig
 from bridge.model.requests import Request
+from bridge.model.transaction import State
+from coordinator.faults import Faults
 from coordinator.forecast import Forecast
 from coordinator.housekeeping import Housekeeping
 from coordinator.late import LateWatch
@@ -158,6 +160,8 @@ class GroupState:
         housekeeping: When it was done last, and what is known from it.
         snapshots: The snapshots of its buffers.
         watch: Which sealed segments are still looked behind.
+        faults: Streams whose transactions wait because a broker refuses them.
+        failed_rounds: How many rounds of a transaction were refused as a whole; it is merged alone since.
         counts: What happened, for metrics.
     """
 
@@ -182,6 +186,8 @@ class GroupState:
     housekeeping: Housekeeping = field(default_factory=Housekeeping)
     snapshots: Snapshots = field(init=False)
     watch: LateWatch = field(init=False)
+    faults: Faults = field(default_factory=Faults)
+    failed_rounds: Counter[bytes] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -203,6 +209,14 @@ class GroupState:
     def partitions(self) -> dict[Partition, str]:
         """All buffer partitions of the group, with the stream each belongs to."""
         return {partition: name for name, stream in self.streams.items() for partition in stream.partitions()}
+
+    def waits_for(self, transaction: BufferedTransaction) -> str | None:
+        """A stream in an error state for which a transaction waits, if its commit was asked for."""
+        if not self.faults or transaction.state is not State.COMMITTING or transaction.manifest is None:
+            return None
+        names = list(transaction.begin.streams)
+        places = {piece.stream for piece in transaction.manifest.pieces}
+        return self.faults.first_of([names[place] for place in sorted(places) if place < len(names)])
 
     def is_folded(self, barrier: Mapping[Partition, int]) -> bool:
         """Whether everything below a barrier has been folded."""

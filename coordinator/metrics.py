@@ -87,6 +87,16 @@ def count_lines(group: str, counts: Mapping[str, int]) -> Iterator[str]:
         yield f'{PREFIX}_{name}_total{{group="{group}"}} {counts[name]}'
 
 
+def fault_lines(group: str, faults: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """The streams in an error state: how many there are, and each with the code of what it is refused for."""
+    found = list(faults)
+    yield f"# TYPE {PREFIX}_streams_in_error gauge"
+    yield f'{PREFIX}_streams_in_error{{group="{group}"}} {len(found)}'
+    yield f"# TYPE {PREFIX}_stream_error gauge"
+    for stream, code in found:
+        yield f'{PREFIX}_stream_error{{group="{group}",stream="{stream}",code="{code}"}} 1'
+
+
 def coordinator_lines(name: str, version: str, *, healthy: bool, groups: int, led: int) -> Iterator[str]:
     """Of the coordinator itself: who it is, whether it is fit to lead, and of how many groups it leads how many."""
     escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

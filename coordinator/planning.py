@@ -80,6 +80,9 @@ def plan_round(group: GroupState) -> Round:
         if transaction.state is State.COMMITTING:
             if held and line_of(transaction) in held:
                 continue
+            if group.faults and group.waits_for(transaction) is not None:
+                held.add(line_of(transaction))
+                continue
             if not transaction.is_complete():
                 incomplete.append(transaction)
                 held.add(line_of(transaction))
@@ -90,7 +93,7 @@ def plan_round(group: GroupState) -> Round:
                 return DirectRound(tuple(ready)) if ready else Refusal(transaction, fault)
             if rolls:
                 return DirectRound(tuple(ready)) if ready else _gather(group, transaction, rolls)
-            if conditions_of(transaction):
+            if conditions_of(transaction) or transaction.id in group.failed_rounds:
                 return DirectRound(tuple(ready) or (transaction,))
         if ready and (
             size + transaction.bytes > settings.round_bytes_max or len(ready) >= settings.round_transactions_max
@@ -203,12 +206,13 @@ def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]
     """
     chosen: list[BufferedTransaction] = []
     passed: set[Line] = set()
-    for transaction in [first] if conditions_of(first) else group.fold.decided.values():
+    for transaction in [first] if _is_alone(group, first) else group.fold.decided.values():
         if len(chosen) >= group.settings.rolling_transactions_max:
             break
-        alone = transaction is not first and conditions_of(transaction)
+        alone = transaction is not first and _is_alone(group, transaction)
         line = line_of(transaction)
-        if not alone and line not in passed and _is_served(group, transaction, rolls):
+        waits = group.waits_for(transaction) is not None
+        if not alone and not waits and line not in passed and _is_served(group, transaction, rolls):
             chosen.append(transaction)
         elif transaction.state is State.COMMITTING:
             passed.add(line)
@@ -218,6 +222,11 @@ def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]
         fresh = history.next_epoch
         planned.append(Roll(name, epoch, history.active.epoch, fresh, fresh + 1))
     return RollingRound(tuple(chosen), tuple(planned))
+
+
+def _is_alone(group: GroupState, transaction: BufferedTransaction) -> bool:
+    """Whether it has a round of its own."""
+    return bool(conditions_of(transaction)) or transaction.id in group.failed_rounds
 
 
 def _is_served(group: GroupState, transaction: BufferedTransaction, rolls: dict[str, int]) -> bool:

@@ -31,6 +31,7 @@ from coordinator.effects import (
     GroupCommits,
     LogSummary,
     Look,
+    MendTopics,
     MergeFrames,
     Messages,
     Query,
@@ -102,6 +103,12 @@ def create_topics(topics: Sequence[TopicSpec]) -> Steps[Mapping[str, str]]:
     """See :class:`CreateTopics`."""
     ids: Mapping[str, str] = yield CreateTopics(tuple(topics))
     return ids
+
+
+def mend_topics(topics: Sequence[TopicSpec]) -> Steps[Mapping[str, str]]:
+    """See :class:`MendTopics`."""
+    wrong: Mapping[str, str] = yield MendTopics(tuple(topics))
+    return wrong
 
 
 def delete_topics(topics: Sequence[str]) -> Steps[None]:

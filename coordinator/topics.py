@@ -19,6 +19,12 @@ COMPACTED_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 COMPACTED_SEGMENT_MS: Final = 10 * 60 * 1000
 """What is in the newest segment of a compacted topic is not compacted."""
 
+ANY_TIME: Final = {
+    "message.timestamp.before.max.ms": str(2**63 - 1),
+    "message.timestamp.after.max.ms": str(2**63 - 1),
+}
+"""Users give event times, of the past and of the future. Kafka's default takes none that is over an hour ahead."""
+
 _KEEP: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
 
@@ -38,6 +44,7 @@ def segment_topic_spec(config: StreamConfig, segment: SegmentId) -> TopicSpec:
         replication_factor=config.replication_factor,
         config={
             **_KEEP,
+            **ANY_TIME,
             "max.message.bytes": str(segment_bytes_max(config)),
             "message.timestamp.type": "CreateTime",
         },

@@ -41,6 +41,7 @@ NAMES: Final = (
     "snapshot_indexes",
     "snapshot_segment",
     "stream",
+    "stream_fault",
     "terminated_transactions",
     "transaction",
     "truncation",

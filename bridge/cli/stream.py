@@ -346,6 +346,8 @@ def _description_text(found: StreamDescription) -> str:
         ("keeps", retention_text(config.retention)),
     )
     lines = [f"{name:<9}{value}" for name, value in about]
+    if found.fault is not None:
+        lines += [f"ERROR    since {moment(found.fault.since_ms)} its transactions wait: {found.fault.reason}"]
     lines += ["", _segment_table(found.active), ""]
     if found.open_transactions:
         lines.append(transaction_table(found.open_transactions))
@@ -381,6 +383,14 @@ def _description_document(found: StreamDescription) -> dict[str, Any]:
         "first_epoch": found.first_epoch,
         "active": _epoch_document(found.config.name, found.active),
         "open_transactions": [transaction_document(record) for record in found.open_transactions],
+        "error": None
+        if found.fault is None
+        else {
+            "code": found.fault.code,
+            "reason": found.fault.reason,
+            "topic": found.fault.topic or None,
+            "since_ms": found.fault.since_ms,
+        },
     }
 
 

@@ -195,6 +195,12 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
         if stream.config.state is not StreamState.ACTIVE:
             yield warning("deleting", f"stream {name} is being deleted", "a coordinator finishes that")
             continue
+        if stream.error is not None:
+            yield problem(
+                "stream-error",
+                f"the transactions of stream {name} wait: {stream.error.reason}",
+                f"put topic {stream.error.topic} right" if stream.error.topic else "put right what is refused",
+            )
         if stream.history is None:
             yield problem(
                 "epoch-history", f"the epochs of stream {name} can not be read: {stream.fault}", "restore ZooKeeper"

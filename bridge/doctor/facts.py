@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from bridge.model.epochs import EpochHistory
+from bridge.model.faults import StreamFault
 from bridge.model.late import LateNotes
 from bridge.model.names import GroupName
 from bridge.model.records import Coordinator, Group, StreamConfig, TransactionRecord
@@ -117,12 +118,14 @@ class StreamFacts:
     """A stream; ``history`` is None if its epochs are gone or can not be read, and ``fault`` says why.
 
     ``late`` is what came in behind the ends of its sealed segments.
+    ``error`` is what keeps its transactions from being merged, if it is in an error state.
     """
 
     config: StreamConfig
     history: EpochHistory | None
     fault: str = ""
     late: LateNotes = field(default_factory=LateNotes)
+    error: StreamFault | None = None
 
 
 @dataclass(frozen=True, slots=True)

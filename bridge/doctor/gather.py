@@ -195,7 +195,8 @@ def _stream(metadata: Metadata, config: StreamConfig) -> StreamFacts:
     except (RollbridgeError, ValueError) as exc:
         fault = str(exc)
     late = metadata.session.get(paths.late(config.name))
-    return StreamFacts(config, history, fault, LateNotes() if late is None else LateNotes.from_json(late.value))
+    notes = LateNotes() if late is None else LateNotes.from_json(late.value)
+    return StreamFacts(config, history, fault, notes, metadata.stream_fault(config.name))
 
 
 def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, topics: Collection[str]) -> GroupFacts:

@@ -389,10 +389,14 @@ class TransactionalAppender:
                 )
 
     def _unknown(self, operation: Operation, exc: Exception) -> AppendUnknownError:
+        stumbled = isinstance(exc, PartitionRefused) and exc.error == ErrorCode.unknown_server_error
+        topic, batch = (exc.topic, exc.batch) if isinstance(exc, PartitionRefused) and stumbled else (None, None)
         return AppendUnknownError(
             f"outcome of {operation.value} with transactional id {self.transactional_id} is unknown: {exc}; "
             "init, then read the log",
             transactional_id=self.transactional_id,
+            topic=topic,
+            batch=batch,
         )
 
     def _fenced(self, kafka_error: str) -> ProducerFencedError:

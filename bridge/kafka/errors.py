@@ -80,14 +80,20 @@ class AppendUnknownError(RollbridgeError):
 
     Attributes:
         transactional_id: Identity to init again.
+        topic, batch: Of a batch over which a broker stumbled (``UNKNOWN_SERVER_ERROR``), as it does over malformed
+            compressed records: its topic, and its place among those given to ``append()``. Else None.
     """
 
     code = "append-unknown"
     exit_code = 6
 
-    def __init__(self, message: str, *, transactional_id: str) -> None:
+    def __init__(
+        self, message: str, *, transactional_id: str, topic: str | None = None, batch: int | None = None
+    ) -> None:
         super().__init__(message)
         self.transactional_id = transactional_id
+        self.topic = topic
+        self.batch = batch
 
 
 class ConnectionLostError(KafkaUnavailable):

@@ -48,6 +48,8 @@ Partition = str | tuple[str, int]
 
 _POLL_FIRST_S: Final = 0.01
 _POLL_MAX_S: Final = 0.1
+MENDABLE: Final = frozenset({"message.timestamp.before.max.ms", "message.timestamp.after.max.ms"})
+"""Settings in which a topic may differ from what is asked for, because versions before did not set them."""
 
 
 class TopicAdmin:
@@ -203,6 +205,23 @@ class TopicAdmin:
                 topics, lambda items: ask_to_configure(cluster, items, config), "configure topic {}", deadline
             )
 
+    def mend(self, specs: Iterable[TopicSpec]) -> dict[str, str]:
+        """What of each topic is not as specified, as text; a topic that is right, or missing, is left out.
+
+        Limits of timestamps are put right: only topics that an older version created have others.
+        """
+        wanted = {spec.name: spec for spec in specs}
+        found = {}
+        for name, actual in self.describe(wanted).items():
+            differences = _differences(wanted[name], actual)
+            old = {key: want for key, (want, _) in differences.items() if key in MENDABLE}
+            if old:
+                self.set_topic_config(name, old)
+                logger.info("topic %s: %s; put right", name, _listed({key: differences[key] for key in old}))
+            if differences:
+                found[name] = _listed(differences)
+        return found
+
     def end_offsets(
         self, topics: Iterable[Partition], isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> dict[Partition, int]:
@@ -313,15 +332,14 @@ class TopicAdmin:
 
     @staticmethod
     def _compare(spec: TopicSpec, actual: TopicDescription) -> None:
-        differences = {
-            key: (value, actual.config.get(key, ""))
+        settings = {
+            key: value
             for key, value in spec.config.items()
-            if actual.config.get(key) != value and not (actual.sealed and key in SEALED)
+            if key not in MENDABLE and not (actual.sealed and key in SEALED)
         }
-        if spec.partitions != actual.partitions:
-            differences["partitions"] = (str(spec.partitions), str(actual.partitions))
+        differences = _differences(replace(spec, config=settings), actual)
         if differences:
-            listed = ", ".join(f"{key} is {has}, not {want}" for key, (want, has) in sorted(differences.items()))
+            listed = _listed(differences)
             raise TopicMismatchError(
                 f"topic {spec.name} exists and is not as it should be: {listed}; it was left as it is",
                 topic=spec.name,
@@ -390,6 +408,22 @@ def _until_answered(
     if failure is not None:
         raise failure
     return frozenset(ignored)
+
+
+def _differences(spec: TopicSpec, actual: TopicDescription) -> dict[str, tuple[str, str]]:
+    """Setting (or ``partitions``) to what is specified and what is there, where they differ."""
+    differences = {
+        key: (value, actual.config.get(key, ""))
+        for key, value in spec.config.items()
+        if actual.config.get(key) != value
+    }
+    if spec.partitions != actual.partitions:
+        differences["partitions"] = (str(spec.partitions), str(actual.partitions))
+    return differences
+
+
+def _listed(differences: Mapping[str, tuple[str, str]]) -> str:
+    return ", ".join(f"{key} is {has}, not {want}" for key, (want, has) in sorted(differences.items()))
 
 
 def _address(partition: Partition) -> tuple[str, int]:

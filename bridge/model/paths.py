@@ -10,6 +10,7 @@
     /scopes/SCOPE/streams/STREAM/truncation  truncation: segments that were removed, epochs that were dropped
     /scopes/SCOPE/streams/STREAM/retention   retention: marks at which it may be truncated
     /scopes/SCOPE/former/STREAM#E.S       of a deleted stream: the first epoch and sequence id that it has not used
+    /scopes/SCOPE/streams/STREAM/fault       stream_fault: what keeps its transactions from being merged
     /groups/SCOPE.GROUP                   group
     /groups/SCOPE.GROUP/controller        controller epoch; every write of a leader checks its version
     /groups/SCOPE.GROUP/leader            ephemeral: name of the coordinator that leads
@@ -86,6 +87,11 @@ def formers(scope: str) -> str:
 def late(name: StreamName) -> str:
     """What came in behind the ends of a stream's sealed segments."""
     return f"{stream(name)}/late"
+
+
+def stream_fault(name: StreamName) -> str:
+    """What keeps the transactions of a stream from being merged; there is none while they are."""
+    return f"{stream(name)}/fault"
 
 
 def cas_slots(name: StreamName) -> str:

@@ -15,6 +15,7 @@ from typing import Final
 from bridge.errors import CoordinatorUnavailable, CorruptDataError, InvalidRequestError, WrongClusterError
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
+from bridge.model.faults import StreamFault
 from bridge.model.identifiers import PART_MAX, TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import CreateNode
@@ -67,6 +68,11 @@ class Metadata:
         """A stream's configuration; None if the stream does not exist."""
         node = self.session.get(paths.stream(name), watch)
         return None if node is None else StreamConfig.from_json(node.value)
+
+    def stream_fault(self, name: StreamName) -> StreamFault | None:
+        """What keeps a stream's transactions from being merged; None unless it is in an error state."""
+        node = self.session.get(paths.stream_fault(name))
+        return None if node is None else StreamFault.from_json(node.value)
 
     def history(
         self, name: StreamName, watch: Watch | None = None, known: EpochHistory | None = None

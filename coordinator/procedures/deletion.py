@@ -66,6 +66,7 @@ def delete_stream(group: state.GroupState, name: str, stream: state.StreamState)
             group.housekeeping.starts.pop(partition, None)
         group.snapshots.forget(stream.partitions())
         del group.streams[own]
+        group.faults.forget(own)
         group.doomed[own] = state.Doomed(marked)
 
 
@@ -144,7 +145,8 @@ def _step(group: state.GroupState, doomed: state.Doomed, now_ms: int) -> Steps[b
     taken, segments = yield from _newest(name, numbers, group.settings.write_bytes_max)
     more: Mapping[str, bytes | None] = {}
     if len(taken) == len(numbers):
-        more = yield from read_nodes([paths.truncation(name), paths.retention(name), paths.late(name)])
+        kept = (paths.truncation(name), paths.retention(name), paths.late(name), paths.stream_fault(name))
+        more = yield from read_nodes(kept)
         raw = more[paths.truncation(name)]
         segments |= Truncation.from_json(raw).removing if raw is not None else frozenset()
     topics = sorted(map(name.segment_topic, segments))

@@ -14,6 +14,7 @@ from bridge.model.control import ControlKind, ControlRecord, Run, add_run
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import parse_segment_topic
 from bridge.model.transaction import State
+from coordinator.effects import Refused
 from coordinator.group import GroupState
 from coordinator.planning import Target, conditions_of, targets
 from coordinator.procedures.conditions import (
@@ -25,15 +26,25 @@ from coordinator.procedures.conditions import (
     check_conditions,
 )
 from coordinator.procedures.outcomes import Outcomes, adopt
+from coordinator.procedures.refusals import absorb
 from coordinator.procedures.snapshots import note_settled
 from coordinator.steps import Steps, abort_round, append_together, commit_round, merge_frames, send_offsets
 
 
 def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
     """Commit a round of transactions into the active epochs, and log the aborted ones among them."""
-    yield from append_round(group, transactions, targets(group), now_ms)
-    yield from commit_round()
-    settle(group, transactions)
+    topics = targets(group)
+    while True:
+        items, ends = items_of(transactions, topics)
+        try:
+            yield from append_round(group, transactions, topics, now_ms)
+            yield from commit_round()
+        except Refused as refused:
+            if not (yield from absorb(group, transactions, items, ends, refused, now_ms, may_wait=True)):
+                return
+        else:
+            settle(group, transactions)
+            return
 
 
 def append_round(
@@ -54,7 +65,7 @@ def append_round(
         yield from _append_if(group, transaction, topics, now_ms, rolled)
         return
     with_offsets = yield from _append_offsets(group, transactions, now_ms)
-    items, spans = _items(transactions, topics)
+    items, spans = items_of(transactions, topics)
 
     def records(offsets: Sequence[int]) -> list[ControlRecord]:
         starts = [0, *spans[:-1]]
@@ -93,7 +104,7 @@ def _append_if(
     outcomes = Outcomes(group, [transaction])
     for _ in range(TRIES):
         with_offsets = yield from _append_offsets(group, [transaction], now_ms)
-        items, _ = _items([transaction], topics)
+        items, _ = items_of([transaction], topics)
         offsets = (yield from merge_frames(items)) if items else ()
         group.forecast.note(items, offsets)
         if transaction.state is not State.COMMITTING:
@@ -117,7 +128,9 @@ def _append_if(
     yield from outcomes.append([_control_record(group, transaction, (), (), 0, 0, now_ms)])
 
 
-def _items(transactions: Sequence[BufferedTransaction], topics: Target) -> tuple[list[tuple[str, FrameRef]], list[int]]:
+def items_of(
+    transactions: Sequence[BufferedTransaction], topics: Target
+) -> tuple[list[tuple[str, FrameRef]], list[int]]:
     """The frames of a round with their topics, and where in this list those of each transaction end."""
     items: list[tuple[str, FrameRef]] = []
     ends: list[int] = []
@@ -157,6 +170,9 @@ def settle(group: GroupState, transactions: Sequence[BufferedTransaction], *, ro
         outcome = "committed" if transaction.state is State.COMMITTING else "aborted"
         group.counts[f"transactions_{outcome}"] += 1
         note_settled(group, transaction, is_aborted=outcome == "aborted")
+        if outcome == "committed":
+            group.faults.worked(transaction.begin.streams)
+        group.failed_rounds.pop(transaction.id, None)
         group.fold.settle(transaction.id, rolled=rolled)
         group.barriers.pop(transaction.id, None)
         group.begun.discard(transaction.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bridge.errors import InvalidRequestError, RollbridgeError, StreamNotFound, TransactionNotFound
 from bridge.model import paths
+from bridge.model.frames import REASON_CHARACTERS_MAX
 from bridge.model.identifiers import TransactionId
 from bridge.model.nodes import CreateNode, DeleteNode
 from bridge.model.requests import Answer, Request, RequestKind, refusing
@@ -84,7 +85,12 @@ def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> None:
     identifier = TransactionId.parse(request.transaction)
     if identifier.bytes not in group.fold.open:
         raise TransactionNotFound(f"transaction {identifier} is not open in group {group.name}; nothing was written")
-    if not group.fold.request_abort(identifier.bytes, request.reason or "admin", now_ms):
+    stream = group.waits_for(group.fold.open[identifier.bytes])
+    if stream is not None:
+        # Nothing of it was appended, and nothing will be as long as its stream is in an error state.
+        why = f"{request.reason or 'admin'}; it waited for stream {stream}, which is in an error state"
+        group.fold.refuse(identifier.bytes, why[:REASON_CHARACTERS_MAX], now_ms)
+    elif not group.fold.request_abort(identifier.bytes, request.reason or "admin", now_ms):
         raise InvalidRequestError(f"the commit of transaction {identifier} is decided already; nothing was written")
     group.answers.setdefault(identifier.bytes, []).append(name)
 

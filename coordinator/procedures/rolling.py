@@ -32,12 +32,14 @@ from bridge.model.epochs import EpochRecord
 from bridge.model.nodes import CreateNode, DeleteNode, SetNode
 from bridge.model.records import epoch_to_json
 from bridge.model.under_way import Committing, Roll
+from coordinator.effects import ROUND, Look, Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.planning import conditions_of, targets
 from coordinator.procedures.conditions import Before
-from coordinator.procedures.merge import append_round, settle
-from coordinator.steps import Steps, commit_round, create_topics, seal, write
+from coordinator.procedures.merge import append_round, items_of, settle
+from coordinator.procedures.refusals import absorb, note_fault
+from coordinator.steps import Steps, abort_round, commit_round, create_topics, seal, write
 from coordinator.topics import segment_topic_spec
 
 _Plan = tuple[Roll, StreamState, EpochRecord, EpochRecord]
@@ -74,26 +76,23 @@ def finish_roll(
         (roll, group.streams[roll.stream], *_epochs(group, roll, committing.created_ms)) for roll in committing.rolls
     ]
     if transactions is not None:
-        yield from create_topics(
-            [
-                segment_topic_spec(stream.config, item.id)
-                for _, stream, duplicate, fresh in plans
-                for item in (*duplicate.segments, *fresh.segments)
-            ]
-        )
-        topics = targets(group, committing.rolls)
-        # Conditions are about what the active segments hold in the end, so these are sealed before they are looked at.
-        first_seal = any(map(conditions_of, transactions))
-        if first_seal:
-            yield from _publish_once(group, plans)
-        rolled = {
-            roll.stream: Before(stream.history.before(roll.duplicate_epoch), stream.history)
-            for roll, stream, _, _ in plans
-        }
-        yield from append_round(group, transactions, topics, committing.created_ms, rolled)
-        if not first_seal:
-            yield from _publish_once(group, plans)
-        yield from commit_round()
+        while True:
+            items, stops = items_of(transactions, targets(group, committing.rolls))
+            try:
+                yield from _append(group, committing, transactions, plans)
+                yield from commit_round()
+                break
+            except Refused as refused:
+                may_wait = not _is_published(plans)
+                if not isinstance(refused.effect, (*ROUND, Look)):
+                    yield from _leave(group, committing, refused, may_wait=may_wait)
+                    return
+                again = yield from absorb(
+                    group, transactions, items, stops, refused, committing.created_ms, may_wait=may_wait
+                )
+                if not again:
+                    yield from _undo(group, committing)
+                    return
         settle(group, transactions, rolled=True)
     duplicates = [
         stream.config.name.segment_topic(item.id) for _, stream, duplicate, _ in plans for item in duplicate.segments
@@ -111,9 +110,60 @@ def finish_roll(
     group.counts["rolling_commits"] += 1
 
 
+def _append(
+    group: GroupState, committing: Committing, transactions: Sequence[BufferedTransaction], plans: Sequence[_Plan]
+) -> Steps[None]:
+    """Everything up to the commit of the round."""
+    yield from create_topics(
+        [
+            segment_topic_spec(stream.config, item.id)
+            for _, stream, duplicate, fresh in plans
+            for item in (*duplicate.segments, *fresh.segments)
+        ]
+    )
+    topics = targets(group, committing.rolls)
+    # Conditions are about what the active segments hold in the end, so these are sealed before they are looked at.
+    first_seal = any(map(conditions_of, transactions))
+    if first_seal:
+        yield from _publish_once(group, plans)
+    rolled = {
+        roll.stream: Before(stream.history.before(roll.duplicate_epoch), stream.history) for roll, stream, _, _ in plans
+    }
+    yield from append_round(group, transactions, topics, committing.created_ms, rolled)
+    if not first_seal:
+        yield from _publish_once(group, plans)
+
+
+def _leave(group: GroupState, committing: Committing, refused: Refused, *, may_wait: bool) -> Steps[None]:
+    """A topic can not be made or sealed: the streams that were to be rolled wait, and all others go on.
+
+    Raises:
+        Refused: Their new epochs are published already.
+    """
+    if not may_wait:
+        raise refused
+    yield from abort_round()
+    group.log_end = group.draft = None
+    reason = f"its transactions need a rolling commit, and that is refused: {refused.reason}"
+    for roll in committing.rolls:
+        yield from note_fault(group, roll.stream, reason, refused, committing.created_ms)
+    yield from _undo(group, committing)
+
+
+def _undo(group: GroupState, committing: Committing) -> Steps[None]:
+    """Give up a rolling commit of which nothing is visible yet; its transactions are planned anew."""
+    if not (yield from write(DeleteNode(paths.committing(group.name)))):
+        raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
+    group.counts["rolling_commits_undone"] += 1
+
+
+def _is_published(plans: Sequence[_Plan]) -> bool:
+    return all(stream.history.active.epoch >= roll.duplicate_epoch for roll, stream, _, _ in plans)
+
+
 def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[None]:
     """Seal the active segments and publish both epochs of every stream in one multi, unless that has been done."""
-    if all(stream.history.active.epoch >= roll.duplicate_epoch for roll, stream, _, _ in plans):
+    if _is_published(plans):
         return
     topics = [
         stream.config.name.segment_topic(item.id)

@@ -10,6 +10,7 @@ Source: PDP-24 (the temporary node), PIP-196 (recovery); Kafka's controller epoc
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -17,6 +18,7 @@ from bridge.errors import CorruptDataError
 from bridge.model import paths
 from bridge.model.buffer import BufferFold
 from bridge.model.buffered import Partition
+from bridge.model.faults import StreamFault
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import SetNode
@@ -212,6 +214,10 @@ def _load_streams(group: GroupState) -> Steps[None]:
             group.doomed[str(name)] = Doomed(config)
         else:
             group.streams[str(name)] = yield from load_stream(config)
+            raw = yield from read_node(paths.stream_fault(name))
+            if raw is not None:
+                with suppress(CorruptDataError):  # it is found out again, or written anew
+                    group.faults.restore(str(name), StreamFault.from_json(raw))
 
 
 def _load_records(group: GroupState) -> Steps[None]:

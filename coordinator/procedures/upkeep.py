@@ -55,6 +55,8 @@ def record_long(group: GroupState, now_ms: int) -> Steps[None]:
     aged = group.fold.ages.come_of_age(now_ms - group.settings.record_after_ms)
     yield from drop_aborted(group, aged)
     aged = [item for item in aged if item.id in group.fold.open]
+    if group.faults:  # what waits for a stream in an error state has not ended, and can be looked at and aborted
+        aged += [item for item in group.fold.decided.values() if group.waits_for(item) is not None]
     due = [item for item in aged if item.id not in group.recorded]
     nodes: list[CreateNode] = []
     written = size = 0

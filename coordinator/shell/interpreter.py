@@ -33,7 +33,7 @@ from coordinator.shell.frame_feed import FrameFeed
 from coordinator.shell.late import LateRecords, late_batches
 from coordinator.shell.measures import Measures
 from coordinator.shell.outlook import Outlook
-from coordinator.shell.refusals import ROUND, refusal
+from coordinator.shell.refusals import refusal
 from coordinator.steps import Steps
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,9 @@ class Interpreter:
                     procedure.close()
                     raise
                 refused.__cause__ = fault
-                if isinstance(effect, ROUND):
+                if isinstance(fault, AppendUnknownError):
+                    self._current.init()  # this says for certain that nothing of the round is or will be committed
+                if isinstance(effect, fx.ROUND):
                     self._empty_round()
             if self._crash is not None:
                 self._crash.reach(procedure, effect, "after")
@@ -175,6 +177,9 @@ class Interpreter:
             case fx.CreateTopics(topics):
                 self._look_at_fence(effect)
                 return self._create_topics(topics)
+            case fx.MendTopics(topics):
+                self._look_at_fence(effect)
+                return self._admin.mend([_spec(spec) for spec in topics])
             case fx.DeleteTopics():
                 return self._delete_topics(effect)
             case fx.TopicIds(topics):
@@ -293,15 +298,7 @@ class Interpreter:
         return None
 
     def _create_topics(self, specs: Sequence[fx.TopicSpec]) -> Mapping[str, str]:
-        self._admin.create_topics(
-            TopicSpec(
-                name=spec.name,
-                partitions=spec.partitions,
-                replication_factor=spec.replication_factor,
-                config=spec.config,
-            )
-            for spec in specs
-        )
+        self._admin.create_topics(map(_spec, specs))
         return self._topic_ids([spec.name for spec in specs])
 
     def _topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
@@ -351,3 +348,9 @@ class Interpreter:
 
     def _end_offsets(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
         return {(topic, number): self._current.end_offset(topic, partition=number) for topic, number in partitions}
+
+
+def _spec(spec: fx.TopicSpec) -> TopicSpec:
+    return TopicSpec(
+        name=spec.name, partitions=spec.partitions, replication_factor=spec.replication_factor, config=spec.config
+    )

@@ -49,6 +49,7 @@ NOTABLE = (
     "late_records",
     "late_records_refused",
     "transactions_expired",
+    "transactions_refused",
     "requests_refused",
     "offsets_refused",
     "commits_forsaken",
@@ -371,6 +372,9 @@ class Leadership(threading.Thread):
         for text in group.snapshots.warnings:
             logger.warning("%s: %s", self._group, text)
         group.snapshots.warnings.clear()
+        for text in group.faults.news:
+            logger.warning("%s: %s", self._group, text)
+        group.faults.news.clear()
         self._metrics.write(lambda: leader_lines(group))
         for name in NOTABLE:
             if group.counts[name] != reported[name]:

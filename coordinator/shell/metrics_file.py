@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.group import GroupState
-from coordinator.metrics import count_lines
+from coordinator.metrics import count_lines, fault_lines
 
 logger = logging.getLogger(__name__)
 
@@ -82,4 +82,5 @@ def leader_lines(group: GroupState) -> Iterator[str]:
     """The metrics of a leader."""
     segments = sum(len(item.aborted.indexes) for item in group.snapshots.partitions.values())
     yield from count_lines(str(group.name), group.counts)
+    yield from fault_lines(str(group.name), ((name, fault.code) for name, fault in group.faults.items()))
     yield from group.snapshots.metrics.lines(str(group.name), segments)

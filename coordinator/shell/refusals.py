@@ -7,6 +7,7 @@ from typing import Final
 from bridge.errors import ConflictError, CorruptDataError, FencedError, InvalidRequestError, NotFoundError
 from bridge.kafka.errors import (
     AppendRefusedError,
+    AppendUnknownError,
     AuthenticationError,
     InvalidStateError,
     TopicMismatchError,
@@ -16,16 +17,6 @@ from bridge.kafka.errors import (
 from bridge.zookeeper.errors import ZooKeeperRefused
 from coordinator import effects as fx
 from coordinator.shell.frame_feed import FrameFeed
-
-ROUND: Final = (
-    fx.MergeFrames,
-    fx.AppendControl,
-    fx.AppendTogether,
-    fx.AppendMessages,
-    fx.SendOffsets,
-    fx.CommitRound,
-)
-"""Effects that are part of a round; when one of them is refused, nothing of the round can be committed."""
 
 _DEFINITE: Final = (AppendRefusedError, InvalidRequestError, NotFoundError, ConflictError)
 _DOUBTFUL: Final = (
@@ -52,6 +43,10 @@ def refusal(effect: fx.Effect, fault: Exception, feed: FrameFeed | None) -> fx.R
         return fx.Refused(effect, str(fault), code=fault.code, topic=topic, places=feed.at)
     if isinstance(fault, ZooKeeperRefused) and isinstance(effect, fx.Write):
         return fx.Refused(effect, str(fault), code=fault.code)
+    if isinstance(fault, AppendUnknownError) and fault.batch is not None and feed is not None:
+        # A round that was not to be committed yet leaves no doubt once it has been aborted.
+        places = feed.items_of(fault.batch)
+        return fx.Refused(effect, str(fault), code=fx.STUMBLED, topic=fault.topic, places=places) if places else None
     if isinstance(fault, _DOUBTFUL) or not isinstance(fault, _DEFINITE):
         return None
     if isinstance(fault, AppendRefusedError):

@@ -28,7 +28,6 @@ from bridge.model.records import Truncation
 from bridge.model.sequence import DLSN
 from bridge.model.sn import ANY, EMPTY, SN
 from coordinator import effects as fx
-from coordinator.shell.refusals import ROUND
 
 
 class Fenced(Exception):
@@ -196,6 +195,8 @@ class World:
         """All that ever stood in each list of removed segments."""
         self.refuses: Callable[[fx.Effect, int], fx.Refused | None] = lambda *_: None
         """Called with each effect and its leader; what it gives is the answer, and nothing of the effect is done."""
+        self.wrong: dict[str, str] = {}
+        """Topics that were reconfigured, and what is wrong with them."""
         self.in_between: Callable[[str], None] = lambda _: None
         """Called with a topic between two frames that are appended to it."""
         self.deletes = True
@@ -250,7 +251,7 @@ class World:
         """
         refused = self.refuses(effect, leader)
         if refused is not None:
-            if isinstance(effect, ROUND) and leader in self.open:
+            if isinstance(effect, fx.ROUND) and leader in self.open:
                 self._finish(self.open.pop(leader), "aborted")
             raise refused
         match effect:
@@ -299,7 +300,10 @@ class World:
             case fx.Look(queries):
                 return [self.look(query) for query in queries]
             case fx.AbortRound():
-                self.end(leader, "aborted")
+                if leader in self.open or leader != self.identity:
+                    self.end(leader, "aborted")
+            case fx.MendTopics(topics):
+                return self.mend(topics)
             case fx.AppendMessages(fx.Messages(topic, rows)):
                 return self.append_rows(topic, rows, leader)
             case fx.CommitRound():
@@ -385,6 +389,10 @@ class World:
             for number in range(partitions):
                 self.topics[shard(name, number)] = Topic(f"id-{self.made}")
         return self.topics[name].id
+
+    def mend(self, specs: Sequence[fx.TopicSpec]) -> dict[str, str]:
+        """What of topics is not as specified."""
+        return {spec.name: self.wrong[spec.name] for spec in specs if spec.name in self.wrong}
 
     def log(self, name: str) -> Topic:
         """A topic, or what is known of it after it was removed; all that ever stood in it."""

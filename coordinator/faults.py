@@ -1,0 +1,85 @@
+"""Streams in an error state: their transactions wait, those of all others go on. Pure.
+
+A broker may refuse a topic for good: a permission is missing, it was removed or reconfigured. What waits is tried again
+now and then, less and less often, so that the stream leaves this state by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from bridge.model.faults import StreamFault
+
+RETRY_FIRST_MS: Final = 1_000
+RETRY_MAX_MS: Final = 60_000
+
+
+@dataclass(slots=True)
+class _Pause:
+    """How long a stream that was found faulty is left alone, and until when."""
+
+    ms: int
+    until_ms: int
+
+
+class Faults:
+    """The streams of a group that are in an error state, by ``scope/stream``."""
+
+    def __init__(self) -> None:
+        self._present: dict[str, StreamFault] = {}
+        self._pauses: dict[str, _Pause] = {}
+        self.news: list[str] = []
+        """What is worth a line in the log and has not got one yet."""
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def items(self) -> list[tuple[str, StreamFault]]:
+        """All of them, by name."""
+        return sorted(self._present.items())
+
+    def get(self, stream: str) -> StreamFault | None:
+        """What is wrong with a stream, if anything is."""
+        return self._present.get(stream)
+
+    def first_of(self, streams: Collection[str]) -> str | None:
+        """One of these streams that is in an error state."""
+        return next((name for name in streams if name in self._present), None) if self._present else None
+
+    def note(self, stream: str, fault: StreamFault, now_ms: int) -> bool:
+        """A stream has been refused; whether that is new. The next try is twice as far away as the last one was."""
+        pause = self._pauses.get(stream)
+        length = RETRY_FIRST_MS if pause is None else min(2 * pause.ms, RETRY_MAX_MS)
+        self._pauses[stream] = _Pause(length, now_ms + length)
+        if stream in self._present:
+            return False
+        self._present[stream] = fault
+        if pause is None:
+            self.news.append(f"stream {stream} is in an error state, its transactions wait: {fault.reason}")
+        return True
+
+    def restore(self, stream: str, fault: StreamFault) -> None:
+        """An earlier leader has noted it; it is tried again at once."""
+        self._present[stream] = fault
+
+    def due(self, now_ms: int) -> list[str]:
+        """The streams that are to be tried again."""
+        return [name for name in self._present if name not in self._pauses or now_ms >= self._pauses[name].until_ms]
+
+    def lift(self, stream: str) -> None:
+        """It seems to be well again; what waits is tried."""
+        self._present.pop(stream, None)
+
+    def worked(self, streams: Iterable[str]) -> None:
+        """Transactions of these streams have been merged."""
+        if self._pauses:
+            for name in streams:
+                if self._pauses.pop(name, None) is not None:
+                    self.news.append(f"stream {name} has left its error state")
+
+    def forget(self, stream: str) -> None:
+        """The stream has been deleted."""
+        self._present.pop(stream, None)
+        self._pauses.pop(stream, None)

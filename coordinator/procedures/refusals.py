@@ -1,0 +1,224 @@
+"""Refusals of a round: the transaction or the stream at fault is found and set aside, and all others go on.
+
+Three things can be at fault, and Kafka's answer, or a closer look, tells which:
+
+- what is in the frames of one transaction: it ends as aborted, with Kafka's reason;
+- a topic: its stream is put into an error state, in which its transactions wait until it works again;
+- the native transaction as a whole, which a broker has aborted because it was open too long: it is done again for one
+  transaction at a time, and the one for which that happens again ends as aborted.
+
+What the commit log refuses stops the group, because nothing can be decided without it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+from bridge.model import paths
+from bridge.model.buffered import BufferedTransaction, FrameRef
+from bridge.model.faults import StreamFault
+from bridge.model.frames import REASON_CHARACTERS_MAX
+from bridge.model.names import parse_segment_topic
+from bridge.model.nodes import CreateNode, DeleteNode, SetNode
+from bridge.model.transaction import State
+from coordinator.effects import ROUND, STUMBLED, Look, Messages, Refused
+from coordinator.group import GroupState
+from coordinator.steps import (
+    Steps,
+    abort_round,
+    append_messages,
+    mend_topics,
+    merge_frames,
+    read_node,
+    topic_ids,
+    write,
+)
+from coordinator.topics import segment_topic_spec
+
+Items = Sequence[tuple[str, FrameRef]]
+
+ROUNDS_MAX: Final = 2
+"""How often the round of one transaction may be refused as a whole before the transaction is."""
+
+
+def absorb(
+    group: GroupState,
+    transactions: Sequence[BufferedTransaction],
+    items: Items,
+    ends: Sequence[int],
+    refused: Refused,
+    now_ms: int,
+    *,
+    may_wait: bool,
+) -> Steps[bool]:
+    """Set aside who is at fault for the refusal of a round; whether it is to be done again now, with the others.
+
+    Args:
+        group: State of the group.
+        transactions: Those of the round.
+        items: Their frames, with their topics.
+        ends: Where among the items those of each transaction end.
+        refused: What was refused.
+        now_ms: Clock of the leader.
+        may_wait: Whether the round can be given up, so that what it holds is planned anew. If not, the transactions
+            of a stream at fault are refused.
+
+    Raises:
+        Refused: Nobody can be set aside: the group's own topics are refused.
+    """
+    group.counts["rounds_refused"] += 1
+    group.log_end = group.draft = None
+    group.forecast.forget({topic for topic, _ in items})
+    if isinstance(refused.effect, Look):
+        yield from abort_round()  # what was appended is still there
+        (transaction,) = transactions
+        _refuse(group, transaction, f"its conditions can not be looked at: {refused.reason}", now_ms)
+        return True
+    if not isinstance(refused.effect, ROUND):
+        raise refused
+    if refused.topic is None:
+        return _whole(group, transactions, refused, now_ms, may_wait=may_wait)
+    if refused.topic not in {topic for topic, _ in items}:
+        raise refused
+    stream, _ = parse_segment_topic(refused.topic)
+    name = str(stream)
+    reason = f"refused by Kafka: {refused.code}: {refused.reason}"
+    if refused.places:
+        place, wrong = yield from _single_out(group, items, refused)
+        if place is not None:
+            _refuse(group, transactions[bisect_right(ends, place)], reason, now_ms)
+            return True
+        reason = f"{reason}; {wrong}" if wrong else reason
+    if may_wait:
+        yield from note_fault(group, name, reason, refused, now_ms)
+        return False
+    start = 0
+    for transaction, end in zip(transactions, ends, strict=True):
+        if any(topic == refused.topic for topic, _ in items[start:end]):
+            _refuse(group, transaction, reason, now_ms)
+        start = end
+    return True
+
+
+def _refuse(group: GroupState, transaction: BufferedTransaction, reason: str, now_ms: int) -> None:
+    group.fold.refuse(transaction.id, reason[:REASON_CHARACTERS_MAX], now_ms)
+    group.counts["transactions_refused"] += 1
+
+
+def _whole(
+    group: GroupState, transactions: Sequence[BufferedTransaction], refused: Refused, now_ms: int, *, may_wait: bool
+) -> bool:
+    """The native transaction was refused, and no part of it in particular."""
+    group.failed_rounds.update(item.id for item in transactions)
+    merging = [item for item in transactions if item.state is State.COMMITTING]
+    often = max((group.failed_rounds[item.id] for item in transactions), default=0)
+    if len(merging) == 1 and often >= ROUNDS_MAX:
+        reason = f"its merge was refused {often} times, it may take longer than a native transaction may: "
+        _refuse(group, merging[0], reason + refused.reason, now_ms)
+        return True
+    if often > ROUNDS_MAX:
+        raise refused
+    return len(transactions) == 1 or not may_wait
+
+
+def _single_out(group: GroupState, items: Items, refused: Refused) -> Steps[tuple[int | None, str]]:
+    """The place of one item that is at fault for what is in it; None, and why, if it is the topic.
+
+    Small frames of many transactions are joined in one batch, and Kafka refuses that. Halves of it are appended, and
+    aborted, until one frame is left: about as many appends as the number of frames has bits.
+    """
+    topic = refused.topic or ""
+    wrong = yield from _wrong_with(group, topic)
+    if wrong:
+        return None, wrong
+    places = list(refused.places)
+    known = len(places) == 1 and refused.code != STUMBLED
+    while len(places) > 1:
+        half = places[: len(places) // 2]
+        answer = yield from _try([items[place] for place in half])
+        if answer is None:
+            places, known = places[len(half) :], False
+        elif answer.places:
+            places = [half[place] for place in answer.places]
+            known = len(places) == 1 and answer.code != STUMBLED
+        else:
+            return None, answer.reason
+    if not known and (yield from _try([items[places[0]]])) is None:
+        return None, "each of its frames is taken alone"
+    return places[0], ""
+
+
+def _try(items: Items) -> Steps[Refused | None]:
+    """Append frames and abort; how they were refused, if they were."""
+    try:
+        yield from merge_frames(items)
+    except Refused as refused:
+        return refused
+    yield from abort_round()
+    return None
+
+
+def _wrong_with(group: GroupState, topic: str) -> Steps[str]:
+    """What of a segment's topic is not as this version makes it; empty if it is right, or gone."""
+    name, segment = parse_segment_topic(topic)
+    stream = group.streams[str(name)]
+    try:
+        wrong = yield from mend_topics([segment_topic_spec(stream.config, segment)])
+    except Refused:
+        return ""  # it may not be looked at; what was refused before says more
+    return f"topic {topic}: {wrong[topic]}" if topic in wrong else ""
+
+
+def note_fault(group: GroupState, stream: str, reason: str, refused: Refused, now_ms: int) -> Steps[None]:
+    """Put a stream into its error state, for all to see."""
+    fault = StreamFault(reason, refused.code, refused.topic or "", now_ms)
+    if stream not in group.streams or not group.faults.note(stream, fault, now_ms):
+        return
+    group.counts["stream_faults"] += 1
+    path = paths.stream_fault(group.streams[stream].config.name)
+    present = yield from read_node(path)
+    # Where it does not apply the stream goes on waiting, and only those who look do not see it.
+    yield from write(CreateNode(path, fault.to_json()) if present is None else SetNode(path, fault.to_json()))
+
+
+def try_again(group: GroupState, now_ms: int) -> Steps[None]:
+    """Let streams out of their error state, now and then, if a record can be appended to the topic that was refused."""
+    for name in group.faults.due(now_ms) if group.faults else ():
+        fault = group.faults.get(name)
+        stream = group.streams.get(name)
+        if fault is None or stream is None:
+            group.faults.forget(name)
+            continue
+        active = {stream.topic_of(item.id) for item in stream.history.active.segments}
+        if fault.topic in active and not (yield from _takes_records(group, fault.topic)):
+            group.faults.note(name, fault, now_ms)
+            continue
+        group.faults.lift(name)
+        path = paths.stream_fault(stream.config.name)
+        if (yield from read_node(path)) is not None:
+            yield from write(DeleteNode(path))
+
+
+def _takes_records(group: GroupState, topic: str) -> Steps[bool]:
+    if topic not in (yield from topic_ids([topic])) or (yield from _wrong_with(group, topic)):
+        return False
+    group.forecast.forget([topic])
+    try:
+        yield from append_messages(Messages(topic, [(b"rollbridge", b"")]))
+    except Refused:
+        return False
+    yield from abort_round()
+    return True
+
+
+def give_up_waiting(group: GroupState, now_ms: int) -> None:
+    """End the transactions that wait for a stream in an error state and whose leases have run out."""
+    if not group.faults:
+        return
+    for transaction in list(group.fold.decided.values()):
+        name = group.waits_for(transaction)
+        fault = None if name is None else group.faults.get(name)
+        if fault is not None and transaction.deadline_ms < now_ms:
+            _refuse(group, transaction, f"expired while stream {name} was in an error state: {fault.reason}", now_ms)
