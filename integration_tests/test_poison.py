@@ -44,7 +44,7 @@ class Group:
         self.topic = StreamName.parse(self.poisoned).segment_topic(
             client.admin.history(self.poisoned).active.segments[0].id
         )
-        self.buffer = StreamName.parse(self.poisoned).buffer_topic
+        self.buffer = StreamName.parse(self.poisoned).buffer_topic(0)
         self._producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "message.max.bytes": 16 << 20})
         self.commit(self.innocent)
         self.term = self.epoch()

@@ -204,7 +204,7 @@ def _check_ids(expected: Mapping[str, str]) -> Steps[None]:
 def _load_streams(group: GroupState) -> Steps[None]:
     scope = group.name.scope
     names = [StreamName(scope, item) for item in (yield from read_children(paths.streams(scope)))]
-    values = yield from read_nodes([paths.stream(name) for name in names])
+    values = yield from read_nodes([path for name in names for path in (paths.stream(name), paths.stream_fault(name))])
     for name in names:
         raw = values[paths.stream(name)]
         config = None if raw is None else StreamConfig.from_json(raw)
@@ -214,10 +214,10 @@ def _load_streams(group: GroupState) -> Steps[None]:
             group.doomed[str(name)] = Doomed(config)
         else:
             group.streams[str(name)] = yield from load_stream(config)
-            raw = yield from read_node(paths.stream_fault(name))
-            if raw is not None:
+            fault = values[paths.stream_fault(name)]
+            if fault is not None:
                 with suppress(CorruptDataError):  # it is found out again, or written anew
-                    group.faults.restore(str(name), StreamFault.from_json(raw))
+                    group.faults.restore(str(name), StreamFault.from_json(fault))
 
 
 def _load_records(group: GroupState) -> Steps[None]:
