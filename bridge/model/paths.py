@@ -10,6 +10,7 @@
     /scopes/SCOPE/streams/STREAM/truncation  truncation: segments that were removed, epochs that were dropped
     /scopes/SCOPE/streams/STREAM/retention   retention: marks at which it may be truncated
     /scopes/SCOPE/former/STREAM#E.S       of a deleted stream: the first epoch and sequence id that it has not used
+    /scopes/SCOPE/streams/STREAM/late        late: what came in behind the ends of its sealed segments
     /scopes/SCOPE/streams/STREAM/fault       stream_fault: what keeps its transactions from being merged
     /groups/SCOPE.GROUP                   group
     /groups/SCOPE.GROUP/controller        controller epoch; every write of a leader checks its version

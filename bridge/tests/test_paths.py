@@ -38,6 +38,9 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
         paths.epoch(StreamName("SCOPE", "STREAM"), 7).replace("0000000007", "E"),
         paths.truncation(StreamName("SCOPE", "STREAM")),
         paths.retention(StreamName("SCOPE", "STREAM")),
+        paths.stream_fault(StreamName("SCOPE", "STREAM")),
+        paths.late(StreamName("SCOPE", "STREAM")),
+        f"{paths.formers('SCOPE')}/STREAM#E.S",
     }
     group = GroupName("SCOPE", "GROUP")
     made |= {node(group) for node in (paths.group, paths.controller, paths.leader, paths.committing, paths.scaling)}
