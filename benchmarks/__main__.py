@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks import (
     bulk,
     conditional,
+    dead_broker,
     failover,
     jetstream,
     machine,
@@ -82,6 +83,7 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "snapshot-growth": lambda _site, _rounds, quick: recovery.growth(quick=quick),
     "standby": lambda site, rounds, quick: standby.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
     "failover": lambda site, rounds, quick: failover.experiment(site, rounds=rounds or (1 if quick else 5)),
+    "dead-broker": lambda _site, rounds, quick: dead_broker.experiment(rounds=rounds or 1, quick=quick),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Final
+from functools import wraps
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from bridge.errors import (
     InvalidRequestError,
@@ -31,6 +32,7 @@ from bridge.model.position import ReadPosition, StartLike, parse_start
 from bridge.model.records import FOREVER, Retention, StreamConfig, StreamState, TransactionRecord
 from bridge.model.requests import Answer, Request, RequestKind
 from bridge.starting import beginning, cut_before
+from bridge.within import answers_within
 from bridge.zookeeper.metadata import Metadata
 
 RangeLike = KeyRange | tuple[float, float]
@@ -71,6 +73,22 @@ class StreamDescription:
     fault: StreamFault | None = None
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _within_its_time(method: Callable[Concatenate[Admin, P], T]) -> Callable[Concatenate[Admin, P], T]:
+    """A method whose ``timeout_s`` is also all the time that ZooKeeper gets."""
+
+    @wraps(method)
+    def bounded(self: Admin, /, *arguments: P.args, **options: P.kwargs) -> T:
+        given = options.get("timeout_s")
+        with answers_within(given if isinstance(given, int | float) else self._timeout_s):
+            return method(self, *arguments, **options)
+
+    return bounded
+
+
 class Admin:
     """The admin requests of a connection; ``b.admin``. Streams are named ``scope/stream``."""
 
@@ -90,6 +108,7 @@ class Admin:
         self._client_name = client_name
         self._timeout_s = timeout_s
 
+    @_within_its_time
     def create_stream(
         self,
         stream: str,
@@ -152,6 +171,7 @@ class Admin:
         )
         return self._config(name)
 
+    @_within_its_time
     def scale(
         self, stream: str, *, seal: Iterable[int], ranges: Iterable[RangeLike], timeout_s: float | None = None
     ) -> EpochRecord:
@@ -183,6 +203,7 @@ class Admin:
         )
         return self.history(stream).record(answer.epoch)
 
+    @_within_its_time
     def update_stream(
         self,
         stream: str,
@@ -229,6 +250,7 @@ class Admin:
         self._ask(config.group, request, timeout_s)
         return self._config(name)
 
+    @_within_its_time
     def truncate(self, stream: str, before: StartLike, *, timeout_s: float | None = None) -> ReadPosition:
         """Delete the records of a stream before a position or time; return where it begins now.
 
@@ -266,6 +288,7 @@ class Admin:
         """Where a stream begins: the offset of the first record that was not deleted, in the first segments left."""
         return beginning(self._offsets(), StreamName.parse(stream), self.history(stream))
 
+    @_within_its_time
     def delete_stream(self, stream: str, *, timeout_s: float | None = None) -> None:
         """Delete a stream with all its topics and records. A deletion that was begun is waited for.
 
@@ -329,6 +352,7 @@ class Admin:
             raise TransactionNotFound(f"no open transaction {identifier} is recorded; it has ended, or never began")
         return record
 
+    @_within_its_time
     def abort_transaction(
         self,
         transaction: TransactionId | str,
@@ -357,6 +381,7 @@ class Admin:
         )
         self._ask(owner, request, timeout_s)
 
+    @_within_its_time
     def clear_snapshots(self, stream: str, *, timeout_s: float | None = None) -> None:
         """Delete the snapshots of a stream's buffer. The leader reads the buffer again, and takes new ones in time.
 
@@ -367,6 +392,7 @@ class Admin:
         """
         self._ask_about_snapshots(RequestKind.CLEAR_SNAPSHOTS, stream, timeout_s)
 
+    @_within_its_time
     def rebuild_snapshots(self, stream: str, *, timeout_s: float | None = None) -> None:
         """Have the leader make the snapshots of a stream anew from its buffer and the commit log, and wait for that.
 

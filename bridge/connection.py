@@ -45,6 +45,7 @@ from bridge.errors import (
     TransactionNotFound,
 )
 from bridge.kafka.log_offsets import LogOffsets
+from bridge.kafka.patience import Deadline
 from bridge.message import Origin
 from bridge.model.epochs import EpochHistory
 from bridge.model.frames import BeginFrame
@@ -60,6 +61,7 @@ from bridge.resuming import Resumer, Resuming
 from bridge.synchronizer import Synchronizer
 from bridge.timeouts import Timeout, as_seconds
 from bridge.transactions import LogStart, TransactionReader
+from bridge.within import answers_within
 from bridge.writer.engine import Engine
 from bridge.writer.options import WriterOptions
 from bridge.writer.writer import StreamWriter
@@ -72,6 +74,9 @@ JOIN_TIMEOUT_S: Final = 10.0
 _UNNAMED: Final = "rollbridge"
 """The client name of settings that name none; a process that begins transactions deserves one of its own."""
 _CLOSE_S: Final = 30.0
+_EXPLAIN_S: Final = 0.3
+"""How long ZooKeeper may take to say who leads, when the time of a call is over already."""
+_JOINED_S: Final = 0.5
 _HOUSEKEEPING_S: Final = 0.5
 _SHARED_MAX: Final = 100
 """Clients shared with other processes of which a connection keeps what it knows; the one used last goes last."""
@@ -145,8 +150,9 @@ class Bridge(Resuming):
         self._session.start(self.options.connect_timeout_s)
         try:
             metadata = Metadata(self._session)
-            metadata.claim_cluster(find_cluster_id(settings, deadline - time.monotonic()))
-            self._open(metadata)
+            with answers_within(deadline - time.monotonic()):
+                metadata.claim_cluster(find_cluster_id(settings, deadline - time.monotonic()))
+                self._open(metadata)
         except BaseException:
             self._session.close()
             raise
@@ -283,8 +289,12 @@ class Bridge(Resuming):
         """
         self._check_open()
         identifier = TransactionId.of_any(transaction)
-        record = self._find(identifier, as_seconds(timeout, JOIN_TIMEOUT_S))
-        self._outcomes.follow(record.group, self.options.connect_timeout_s)
+        with answers_within(as_seconds(timeout, JOIN_TIMEOUT_S)):
+            return self._join(identifier, Deadline(as_seconds(timeout, JOIN_TIMEOUT_S)))
+
+    def _join(self, identifier: TransactionId, deadline: Deadline) -> Part:
+        record = self._find(identifier, deadline.left())
+        self._outcomes.follow(record.group, min(self.options.connect_timeout_s, max(deadline.left(), _JOINED_S)))
         plan = Plan(
             group=record.group,
             begin=BeginFrame(record.client_name, record.client_epoch, record.label, record.lease_ms, record.streams),
@@ -621,6 +631,7 @@ class Bridge(Resuming):
         if not self._session.is_connected:
             return "ZooKeeper can not be reached either"
         try:
-            return self._metadata.who_leads(group)
+            with answers_within(_EXPLAIN_S):
+                return self._metadata.who_leads(group)
         except RollbridgeError as fault:
             return str(fault)

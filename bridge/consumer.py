@@ -44,6 +44,7 @@ from bridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
 from bridge.group_commits import GroupCommits
 from bridge.kafka.clients import open_consumer
 from bridge.kafka.log_offsets import LogOffsets
+from bridge.kafka.quiet import limited
 from bridge.kafka.translate import translate
 from bridge.membership import Membership, Owned, Phase
 from bridge.message import Origin, last_offsets
@@ -52,7 +53,7 @@ from bridge.model.names import StreamName, parse_segment_topic
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 
-logger = logging.getLogger(__name__)
+logger = limited(logging.getLogger(__name__))
 
 OnRebalance = Callable[["Consumer", list[TopicPartition]], None]
 

@@ -13,9 +13,10 @@ from bridge.consumer_message import Message
 from bridge.consumer_places import Places
 from bridge.consumer_settings import ConsumerSettings
 from bridge.errors import InvalidRequestError
+from bridge.kafka.quiet import limited
 from bridge.membership import Membership, Owned, Phase
 
-logger = logging.getLogger(__name__)
+logger = limited(logging.getLogger(__name__))
 
 
 class Commits:

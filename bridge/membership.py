@@ -31,6 +31,7 @@ from bridge.group_commits import Committed, GroupCommits
 from bridge.kafka.errands import Errand
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
+from bridge.kafka.quiet import limited
 from bridge.kafka.translate import kafka_error, translate
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
@@ -38,7 +39,7 @@ from bridge.model.lineage import Lineage, lineage
 from bridge.model.names import StreamName, parse_segment_topic
 from bridge.model.sharing import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
 
-logger = logging.getLogger(__name__)
+logger = limited(logging.getLogger(__name__))
 
 LoadHistory = Callable[[StreamName, Callable[[], None], EpochHistory | None], EpochHistory]
 """Reads the epochs of a stream; calls back when there may be more; may be given what was read before."""

@@ -7,7 +7,7 @@ frame, so that what has ended by then is not shown. Then the buffer is read agai
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from confluent_kafka import KafkaError, Message, TopicPartition
@@ -16,8 +16,10 @@ from bridge.config import ConnectionSettings
 from bridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable
 from bridge.kafka.batches import read_records, validate_frame
 from bridge.kafka.clients import assign_more, consumer_config, open_consumer
+from bridge.kafka.compacted import is_end
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
+from bridge.kafka.quiet import limited
 from bridge.kafka.translate import translate
 from bridge.message import Preview
 from bridge.model.buffered import BufferedTransaction, FrameRef
@@ -27,7 +29,7 @@ from bridge.model.preview import PreviewFold, aborted_in
 from bridge.model.records import StreamConfig
 from bridge.model.sequence import RECORD_HEADER, unpack_record_header
 
-logger = logging.getLogger(__name__)
+logger = limited(logging.getLogger(__name__))
 
 _BATCH: Final = 50
 """Frames may have a quarter of a megabyte each."""
@@ -138,15 +140,29 @@ class PreviewTail:
 
         # The log's end is taken before the buffer is read: outcomes from there on are followed.
         log_end = offsets.end([self._log], Isolation.READ_COMMITTED)[self._log]
-        self._read_to_end(self._buffer, aborts)
+        topic = self._topic
+        ends = {
+            (topic, item.partition): offsets.end([topic], Isolation.READ_COMMITTED, item.partition)[topic]
+            for item in self._buffer
+        }
+        self._read_to_end(self._buffer, ends, aborts)
         if oldest_ms:
             begin = offsets.since([self._log], max(oldest_ms[0] - _CLOCKS_DIFFER_MS, 0))[self._log]
             if begin is not None and begin < log_end:
-                self._read_to_end([TopicPartition(self._log, 0, begin)], outcomes)
+                self._read_to_end([TopicPartition(self._log, 0, begin)], {(self._log, 0): log_end}, outcomes)
         assign_more(self._consumer, [TopicPartition(self._log, 0, log_end)])
         return ended
 
-    def _read_to_end(self, partitions: list[TopicPartition], take: Callable[[Message], None]) -> None:
+    def _read_to_end(
+        self,
+        partitions: list[TopicPartition],
+        ends: Mapping[tuple[str, int], int],
+        take: Callable[[Message], None],
+    ) -> None:
+        """Read partitions up to ends that their leaders have told; see :mod:`bridge.kafka.compacted`."""
+        partitions = [item for item in partitions if item.offset < ends[item.topic, item.partition]]
+        if not partitions:
+            return
         assign_more(self._consumer, partitions)
         unread = {(item.topic, item.partition) for item in partitions}
         silent = 0
@@ -159,10 +175,11 @@ class PreviewTail:
                 error = message.error()
                 if error is None:
                     take(message)
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    unread.discard((message.topic() or "", message.partition() or 0))
-                else:
+                elif error.code() != KafkaError._PARTITION_EOF:
                     self._judge(error, message)
+                place = (message.topic() or "", message.partition() or 0)
+                if place in unread and is_end(message, ends[place]):
+                    unread.discard(place)
         self._consumer.incremental_unassign(partitions)
 
     def _judge(self, error: KafkaError, message: Message) -> None:

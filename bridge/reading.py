@@ -20,8 +20,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from bridge.config import ConnectionSettings
 from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError, TruncatedError, UnavailableError
 from bridge.kafka.clients import assign_more, consumer_config, open_consumer
+from bridge.kafka.errands import Errand
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
+from bridge.kafka.quiet import limited
 from bridge.kafka.standstill import Lookout, Partition
 from bridge.kafka.translate import translate
 from bridge.message import Batch, Origin, Preview, Record, last_offsets, record_of, records_of
@@ -33,7 +35,7 @@ from bridge.model.reading import ReadingPlan
 from bridge.previewing import PreviewTail
 from bridge.starting import locate, readable_ends
 
-logger = logging.getLogger(__name__)
+logger = limited(logging.getLogger(__name__))
 
 LoadHistory = Callable[[Callable[[], None] | None], EpochHistory]
 """Reads the epochs of the stream; what it is given is called once when there may be more of them."""
@@ -45,6 +47,8 @@ _PREVIEW_POLL_S: Final = 0.02
 _BATCH: Final = 500
 """Larger ones leave the processor's cache before they are looked at."""
 _REFRESH_S: Final = 0.02
+_AT_ONCE_S: Final = 0.02
+"""How long the epochs are waited for; those that take longer are looked at with the next poll."""
 _PENDING_ENDS_S: Final = 0.1
 _RETRY_S: Final = 1.0
 _QUEUE_FULL_MS: Final = 5
@@ -122,6 +126,7 @@ class Reader:
         self._before: dict[SegmentId, int] | None = None
         self._planned = -1
         self._refresh_at = 0.0
+        self._loading: Errand[EpochHistory] = Errand("rollbridge-epochs")
         self._batch: list[Message] = []
         self._rest: Iterator[Message] = iter(self._batch)
         self._previews: Iterator[Preview] = iter(())
@@ -326,27 +331,35 @@ class Reader:
         logger.info("reading %s: %s", self._stream, fault)
 
     def _refresh(self) -> None:
-        """Read the epochs again when there may be more, or the end of a segment is missing."""
-        now = time.monotonic()
-        if now < self._refresh_at:
-            return
-        self._refresh_at = now + _REFRESH_S
-        pending = now - self._loaded_at >= _PENDING_ENDS_S and self._plan.waits_for_ends()
-        if not (self._changed.is_set() or pending):
-            return
-        try:
+        """Read the epochs again when there may be more, or the end of a segment is missing.
+
+        Beside this thread, which whoever polls waits for: ZooKeeper may take long to answer.
+        """
+        if not self._loading.under_way:
+            now = time.monotonic()
+            if now < self._refresh_at:
+                return
+            self._refresh_at = now + _REFRESH_S
+            pending = now - self._loaded_at >= _PENDING_ENDS_S and self._plan.waits_for_ends()
+            if not (self._changed.is_set() or pending):
+                return
             watch = self._changed.set if self._changed.is_set() else None
             self._changed.clear()
-            history = self._load(watch)
-            self._plan.update(history)
-            self._history = history
-            self._loaded_at = time.monotonic()
+            self._loading.begin(lambda: self._load(watch))
+            self._loading.wait(_AT_ONCE_S)
+        try:
+            history = self._loading.take()
         except UnavailableError as exc:
             if not self._follow:
                 raise
             logger.warning("the epochs of %s can not be read now, trying again: %s", self._stream, exc)
             self._changed.set()
-            time.sleep(_RETRY_S)
+            self._refresh_at = time.monotonic() + _RETRY_S
+            return
+        if history is not None:
+            self._plan.update(history)
+            self._history = history
+            self._loaded_at = time.monotonic()
 
     def _assign(self) -> None:
         """Have the consumer read exactly what the plan says."""

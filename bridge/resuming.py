@@ -23,6 +23,7 @@ from bridge.model.known import KnownTransaction
 from bridge.model.names import GroupName
 from bridge.model.transaction import State
 from bridge.timeouts import Timeout, as_seconds
+from bridge.within import answers_within
 from bridge.zookeeper.metadata import Metadata
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,9 @@ class Resuming(ABC):
             CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
             InvalidRequestError: no id, and no label either; or both.
         """
-        return self._resumer_if_open().outcome(transaction, label, client, group, timeout)
+        resumer = self._resumer_if_open()
+        with answers_within(resumer.seconds(timeout)):
+            return resumer.outcome(transaction, label, client, group, timeout)
 
     def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> list[Outcome]:
         """The open transactions of this client name, oldest first, at most 500 of a group.
@@ -84,7 +87,9 @@ class Resuming(ABC):
             Fenced: a newer session of this client name has begun.
             CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
         """
-        return self._resumer_if_open().unfinished(group, timeout)
+        resumer = self._resumer_if_open()
+        with answers_within(resumer.seconds(timeout)):
+            return resumer.unfinished(group, timeout)
 
     def resume(self, transaction: TransactionId | str, timeout: Timeout = None) -> ResumedTransaction:
         """Take over a transaction that another process began, to go on writing, or to commit or abort it.
@@ -102,7 +107,9 @@ class Resuming(ABC):
             Fenced: a newer session of this client name has begun.
             CoordinatorUnavailable, KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
         """
-        return self._resumer_if_open().resume(transaction, timeout)
+        resumer = self._resumer_if_open()
+        with answers_within(resumer.seconds(timeout)):
+            return resumer.resume(transaction, timeout)
 
 
 class Resumer:
@@ -124,6 +131,10 @@ class Resumer:
         self._runtime = runtime
         self._sessions = sessions
         self._inquiry = Inquiry(metadata, client_name)
+
+    def seconds(self, timeout: Timeout) -> float:
+        """A time-out in seconds; the connection's ``commit_timeout`` where none is given."""
+        return as_seconds(timeout, self._options.commit_timeout_s)
 
     def outcome(
         self,
@@ -159,7 +170,7 @@ class Resumer:
         group, known = self._inquiry.transaction(identifier, _left(deadline))
         if known.state is State.OPEN:
             epoch = self._sessions.epoch(group, _left(deadline))
-            self._runtime.outcomes.follow(group, self._options.connect_timeout_s)
+            self._runtime.outcomes.follow(group, min(self._options.connect_timeout_s, _left(deadline)))
             self._await_record(identifier, deadline)
             # Asked again now that no older session of this client is heard any more, and the outcome would be told.
             group, known = self._inquiry.transaction(identifier, _left(deadline), group=group)

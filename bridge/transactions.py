@@ -32,6 +32,7 @@ from bridge.errors import (
 from bridge.kafka.clients import Config, assign_more, consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
+from bridge.kafka.quiet import limited
 from bridge.kafka.translate import translate
 from bridge.message import Origin, Record, record_of
 from bridge.model.control import ControlKind, ControlRecord, Run, decode_control
@@ -39,7 +40,7 @@ from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.position import Latest, LogPosition, Since, parse_log_start
 
-logger = logging.getLogger(__name__)
+logger = limited(logging.getLogger(__name__))
 
 LogStart = str | LogPosition | int | datetime
 """``"earliest"``, ``"latest"``, a position, a time (ms since 1970 if it is an int), or the text of these."""

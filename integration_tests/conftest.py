@@ -109,11 +109,17 @@ def _nothing_left_behind(_note_processes: None) -> Iterator[None]:
     """A process that a test has left behind is this test's failure, and not that of whoever comes next.
 
     What fixtures of a wider scope have started is there before, and what is left to be asked for its exit code is not
-    running any more.
+    running any more. Nor is a server of a wider scope that this test has killed and started again: its command, which
+    names its own directory, is that of one before.
     """
     before = set(_started)
+    commands = {str(process.args) for process in before}
     yield
-    left = [process for process in _started if process not in before and process.poll() is None]
+    left = [
+        process
+        for process in _started
+        if process not in before and process.poll() is None and str(process.args) not in commands
+    ]
     for process in left:
         process.kill()
         process.wait()

@@ -19,6 +19,7 @@ from bridge.kafka.fetch import LogReader
 from bridge.kafka.metadata import Cluster
 from bridge.kafka.states import State
 from bridge.model.names import StreamName
+from bridge.within import answers_within
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +168,8 @@ class EnginePool:
         for _, engine in self._idle:
             engine.close()
         self._idle.clear()
-        self._slot = self._take()
+        with answers_within(self._retry_timeout_ms / 1000):
+            self._slot = self._take()
         self._generation += 1
         for identifier in transactional_ids(self._stream, self._slot.number):
             self._idle.append((self._generation, self._make(identifier)))

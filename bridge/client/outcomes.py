@@ -19,13 +19,14 @@ from bridge.client.futures import Completion
 from bridge.errors import KafkaUnavailable, NotFoundError
 from bridge.kafka.clients import assign_more, consumer_config, open_consumer
 from bridge.kafka.metadata import Isolation
+from bridge.kafka.quiet import limited
 from bridge.kafka.standstill import Lookout, Partition, positions_of
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
 
-logger = logging.getLogger(__name__)
+logger = limited(logging.getLogger(__name__))
 
 _POLL_S: Final = 0.1
 _BATCH: Final = 5_000

@@ -25,9 +25,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.errors import BackpressureError, RollbridgeError
 from bridge.kafka.clients import library_logger, producer_config
+from bridge.kafka.quiet import limited
 from bridge.kafka.translate import kafka_error, translate
 
-logger = logging.getLogger(__name__)
+logger = limited(logging.getLogger(__name__))
 
 Delivered = Callable[[KafkaError | None, Message | None], None]
 """Takes the error of a delivery, or None, and the message; no message if it could not even be queued."""

@@ -15,13 +15,15 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from bridge.errors import ConfigError
 from bridge.kafka.metadata import Isolation, parse_bootstrap
+from bridge.kafka.patience import Deadline
+from bridge.kafka.quiet import limited, limited_child
 from bridge.kafka.security import SECURITY_KEYS, Security
 from bridge.kafka.translate import translate
 
 Config = dict[str, Any]
 
 _LEADERS_ASKED_MAX: Final = 8
-_LEADERS_TIMEOUT_S: Final = 1.0
+_LEADERS_TIMEOUT_S: Final = 0.5
 
 library_logger: Final = logging.getLogger("bridge.kafka.librdkafka")
 """Takes what librdkafka itself has to say."""
@@ -36,6 +38,7 @@ def _retries_are_information(record: logging.LogRecord) -> bool:
 
 
 library_logger.addFilter(_retries_are_information)
+limited(library_logger)
 
 _SHARED: Final = frozenset(
     {
@@ -172,7 +175,7 @@ def consumer_config(
 def open_consumer(config: Mapping[str, Any], doing: str, log: logging.Logger) -> Consumer:
     """A Consumer whose library logs to ``log``; what the library refuses is one of our errors, ``doing`` something."""
     try:
-        return Consumer(dict(config), logger=log)
+        return Consumer(dict(config), logger=limited_child(log))
     except (KafkaException, ValueError, TypeError) as fault:
         raise translate(fault, doing) from fault
 
@@ -186,7 +189,10 @@ def assign_more(consumer: Consumer, places: Sequence[TopicPartition]) -> None:
     """
     topics = {place.topic for place in places}
     if len(topics) <= _LEADERS_ASKED_MAX:
+        deadline = Deadline(_LEADERS_TIMEOUT_S)
         with suppress(KafkaException):
             for topic in sorted(topics):
-                consumer.list_topics(topic, timeout=_LEADERS_TIMEOUT_S)
+                if deadline.passed():
+                    break
+                consumer.list_topics(topic, timeout=deadline.left())
     consumer.incremental_assign(list(places))

@@ -21,9 +21,10 @@ from bridge.kafka.clients import consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.patience import Backoff, Deadline
+from bridge.kafka.quiet import limited
 from bridge.kafka.translate import translate
 
-logger = logging.getLogger(__name__)
+logger = limited(logging.getLogger(__name__))
 
 _AT_ONCE: Final = 500
 _TIMEOUT_S: Final = 30.0

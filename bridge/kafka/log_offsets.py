@@ -16,6 +16,7 @@ from kio.static.protocol import Payload
 from bridge.kafka.leaders import Place, Question, ask_leaders
 from bridge.kafka.metadata import Cluster, Clusters, Isolation
 from bridge.kafka.patience import Deadline
+from bridge.within import patience_s
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -74,7 +75,7 @@ class LogOffsets:
         timeout_s: float | None,
     ) -> dict[str, int]:
         places = [(topic, partition) for topic in topics]
-        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        deadline = Deadline(patience_s(self._timeout_s if timeout_s is None else timeout_s))
         with self._clusters.borrow(deadline) as cluster:
             found = list_offsets(cluster, places, timestamp, isolation, doing, deadline)
         return {topic: offset for (topic, _), offset in found.items()}

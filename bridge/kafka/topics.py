@@ -39,6 +39,8 @@ from bridge.kafka.views import TopicDescription, view_cluster, view_topic_names,
 
 __all__ = ["Partition", "TopicAdmin", "TopicDescription", "TopicSpec"]
 
+from bridge.within import patience_s
+
 logger = logging.getLogger(__name__)
 
 K = TypeVar("K")
@@ -292,7 +294,7 @@ class TopicAdmin:
         return {keys[place]: offset for place, offset in found.items()}
 
     def _deadline(self) -> Deadline:
-        return Deadline(self._timeout_s)
+        return Deadline(patience_s(self._timeout_s))
 
     def _cluster(self, deadline: Deadline) -> AbstractContextManager[Cluster]:
         return self._clusters.borrow(deadline)

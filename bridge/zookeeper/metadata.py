@@ -30,6 +30,7 @@ from bridge.model.records import (
     epoch_from_json,
 )
 from bridge.model.requests import Answer, Request, RequestKind
+from bridge.within import answers_within
 from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
 from bridge.zookeeper.session import Watch, ZooKeeperSession
 
@@ -279,6 +280,10 @@ class Metadata:
             CoordinatorUnavailable: nobody took the request in time; it is withdrawn, so nothing was done.
             UnknownWriteError: it was taken, or may have been, but no answer came in time; it may still be carried out.
         """
+        with answers_within(timeout_s):
+            return self._ask(group, request, timeout_s)
+
+    def _ask(self, group: GroupName, request: Request, timeout_s: float) -> Answer:
         deadline = time.monotonic() + timeout_s
         name = self._put_request(group, request)
         answer = self._await_answer(group, name, deadline)

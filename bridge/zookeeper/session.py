@@ -16,6 +16,7 @@ only learned after reconnecting, and must check a version in each of its writes.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -29,6 +30,7 @@ from kazoo.retry import KazooRetry
 
 from bridge.errors import RollbridgeError, ZooKeeperUnavailable
 from bridge.model.nodes import NodeOperation
+from bridge.within import patience_s
 from bridge.zookeeper.errors import (
     NodeExists,
     NodeMissing,
@@ -116,15 +118,20 @@ class ZooKeeperSession:
         """Connect.
 
         Raises:
-            ZooKeeperUnavailable: no server answered in time, or none that we trust; nothing is left running.
+            ZooKeeperUnavailable: no server answered in time, or none that we trust. Nothing is left running, save that
+                of a server that accepts connections and is silent a thread waits a few seconds more, in the background.
         """
         if why := self._security.tls_fault(self._servers):
             self.close()
             raise ZooKeeperUnavailable(f"no ZooKeeper server can be used at {self.address}: {why}")
+        fault: Exception | None = None
         try:
-            self._client.start(timeout=timeout_s)
-        except (KazooException, KazooTimeoutError) as fault:
-            self.close()
+            # Not kazoo's own start(): where that gives up, it waits for its thread, up to ten seconds more.
+            self._client.start_async().wait(timeout_s)
+        except (KazooException, KazooTimeoutError) as exc:
+            fault = exc
+        if not self._client.connected:
+            threading.Thread(target=self.close, name="rollbridge-zookeeper-close", daemon=True).start()
             raise ZooKeeperUnavailable(
                 f"no ZooKeeper server answered at {self.address} within {timeout_s:g} s: "
                 "is it running, and is the address right?"
@@ -329,7 +336,7 @@ class ZooKeeperSession:
 
     def _read(self, path: str, send: Callable[..., IAsyncResult], watch: Watch | None) -> Any:
         """Repeat a read until it is answered or the time is up."""
-        deadline = time.monotonic() + self._operation_timeout_s
+        deadline = time.monotonic() + patience_s(self._operation_timeout_s)
         arguments = (self._full(path),) if watch is None else (self._full(path), Once.event(watch))
         while True:
             left = deadline - time.monotonic()
@@ -354,14 +361,14 @@ class ZooKeeperSession:
             pending = [send(self._full(path)) for path in chunk]
             for path, result in zip(chunk, pending, strict=True):
                 try:
-                    found.append(convert(result.get(timeout=self._operation_timeout_s)))
+                    found.append(convert(result.get(timeout=patience_s(self._operation_timeout_s))))
                 except (KazooException, KazooTimeoutError):
                     found.append(one(path))
         return found
 
     def _write(self, path: str, send: Callable[[], IAsyncResult]) -> Any:
         try:
-            return send().get(timeout=self._operation_timeout_s)
+            return send().get(timeout=patience_s(self._operation_timeout_s))
         except (KazooException, KazooTimeoutError) as fault:
             raise self._fault(fault, path, writes=True) from fault
 
@@ -374,7 +381,7 @@ class ZooKeeperSession:
     def _finish_multi(self, operations: Sequence[NodeOperation], result: IAsyncResult) -> RollbridgeError | None:
         try:
             return translate_multi(
-                result.get(timeout=self._operation_timeout_s), operations, who=self._security.identity
+                result.get(timeout=patience_s(self._operation_timeout_s)), operations, who=self._security.identity
             )
         except (KazooException, KazooTimeoutError) as fault:
             error = self._fault(fault, operations[0].path, writes=True)

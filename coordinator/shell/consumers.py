@@ -12,17 +12,18 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.errors import CorruptDataError, KafkaUnavailable
-from bridge.kafka.clients import assign_more
+from bridge.kafka.clients import assign_more, library_logger
 from bridge.kafka.compacted import is_end
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
+from bridge.kafka.quiet import limited
 from bridge.kafka.standstill import Lookout, positions_of
 from bridge.model.buffered import FrameRef, Partition
 from bridge.model.commit_order import LineKey
 from bridge.model.control import ControlKind, decode_control, peek_kind
 from coordinator.effects import LogSummary
 
-logger = logging.getLogger(__name__)
+logger = limited(logging.getLogger(__name__))
 
 MESSAGES_AT_ONCE: Final = 2_000
 READ_AHEAD_KBYTES: Final = 16 * 1024
@@ -56,7 +57,8 @@ def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more:
             "socket.nagle.disable": True,
             "topic.metadata.refresh.interval.ms": 5_000,
             **more,
-        }
+        },
+        logger=library_logger,
     )
 
 
