@@ -11,7 +11,7 @@ from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.errors import TopicMismatchError
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import TopicAdmin, TopicSpec
-from integration_tests.adapter_tools import batch_of, read_values
+from integration_tests.adapter_tools import batch_of, eventually, read_values
 from integration_tests.backends.interface import AnyCluster
 
 
@@ -119,8 +119,13 @@ def test_more_replicas_than_brokers_is_refused_for_good(admin: TopicAdmin, topic
 def test_settings_change_alone(admin: TopicAdmin, topic_prefix: str) -> None:
     admin.create_topics([TopicSpec(name=topic_prefix, config={"retention.ms": "1000", "cleanup.policy": "compact"})])
     admin.set_topic_config(topic_prefix, {"retention.ms": "2000"})
-    config = admin.describe([topic_prefix])[topic_prefix].config
-    assert (config["retention.ms"], config["cleanup.policy"]) == ("2000", "compact")
+
+    def described() -> tuple[str, str]:
+        config = admin.describe([topic_prefix])[topic_prefix].config
+        return config["retention.ms"], config["cleanup.policy"]
+
+    # The controller has accepted it; the broker that is asked hears of it a little later.
+    eventually(lambda: described() == ("2000", "compact"), "the setting has changed, and no other")
     with pytest.raises(InvalidRequestError):
         admin.set_topic_config(topic_prefix, {"retention.ms": "soon"})
     with pytest.raises(NotFoundError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -339,10 +340,9 @@ class Clusters:
         # A fault in the settings is told here, not with the first question.
         self._idle: list[Cluster] = [self._open()]
         self._lock = threading.Lock()
-
-    def __del__(self) -> None:
-        for cluster in getattr(self, "_idle", ()):
-            cluster.close()
+        # Of objects that refer to each other, sockets may be finalized first, and complain that they were not closed;
+        # this is called before any of that.
+        weakref.finalize(self, _close_all, self._idle)
 
     @contextmanager
     def borrow(self, deadline: Deadline) -> Iterator[Cluster]:
@@ -365,3 +365,8 @@ class Clusters:
         with self._lock:
             for cluster in self._idle:
                 cluster.disconnect()
+
+
+def _close_all(clusters: list[Cluster]) -> None:
+    for cluster in clusters:
+        cluster.close()
