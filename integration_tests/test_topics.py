@@ -11,8 +11,9 @@ from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.errors import TopicMismatchError
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import TopicAdmin, TopicSpec
-from integration_tests.adapter_tools import batch_of, eventually, read_values
+from integration_tests.adapter_tools import batch_of, read_values
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.patience import eventually
 
 
 @pytest.fixture
