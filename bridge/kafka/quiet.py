@@ -19,7 +19,7 @@ _CAUSES_MAX: Final = 1_000
 # Numbers that differ from line to line: offsets, durations, counts. Those that follow a letter or a sign belong to a
 # name: a topic, an address, a client of the library ("rdkafka#consumer-2").
 _FIGURES: Final = re.compile(r"(?:(?<=[\s(=])|^)\d+(?:\.\d+)?")
-_HISTORY: Final = re.compile(r"\(after [^)]*\)")
+_HISTORY: Final = re.compile(r"\(after .*\)")
 
 
 @dataclass(slots=True)

@@ -38,6 +38,13 @@ def test_one_line_for_each_minute_with_the_number_of_those_left_out() -> None:
     assert f"({60 * 22 - 1} lines like this were left out in the last 60 s)" in told[1]
 
 
+def test_what_the_library_says_of_repetitions_makes_no_new_cause() -> None:
+    limiter = Limiter()
+    first = FAIL.format(client="consumer-1", port=9092, after=0, count=1)
+    assert said(limiter, first.replace(", 1 identical error(s) suppressed", "")) is not None
+    assert said(limiter, first) is None
+
+
 def test_clients_and_brokers_and_causes_are_told_apart() -> None:
     limiter = Limiter()
     lines = [
