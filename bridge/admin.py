@@ -173,18 +173,30 @@ class Admin:
 
     @_within_its_time
     def scale(
-        self, stream: str, *, seal: Iterable[int], ranges: Iterable[RangeLike], timeout_s: float | None = None
+        self,
+        stream: str,
+        *,
+        seal: Iterable[int],
+        ranges: Iterable[RangeLike],
+        abort_foreign: bool = False,
+        timeout_s: float | None = None,
     ) -> EpochRecord:
         """Replace active segments by new ones; open transactions go on undisturbed. Return the new epoch.
+
+        Native transactions of other Kafka clients are another matter: no segment can be sealed while one is open on it.
+        The scale waits for those, for ``SCALE_WAIT_MS`` of the coordinators, and holds nobody up meanwhile.
 
         Args:
             stream: ``scope/stream``.
             seal: Numbers of the active segments to seal.
             ranges: Key ranges of the new segments; together they must be what the sealed ones hold.
+            abort_foreign: Abort such native transactions instead. The coordinator needs Write on their transactional
+                ids, and for those that hang, which no transaction coordinator knows, ClusterAction on the cluster.
             timeout_s: How long to wait for the answer.
 
         Raises:
             StreamNotFound, InvalidRangesError: nothing was changed.
+            StreamBusy: native transactions of others, which are named, stayed open; nothing was changed.
             CoordinatorUnavailable: nobody answered; nothing was changed.
             UnknownWriteError: being carried out, but not answered yet.
         """
@@ -196,6 +208,7 @@ class Admin:
                 stream=str(name),
                 seal=tuple(seal),
                 ranges=tuple((item.low, item.high) for item in ranges_of(ranges)),
+                abort_foreign=abort_foreign,
                 client_name=self._client_name,
                 created_ms=_now_ms(),
             ),

@@ -15,7 +15,7 @@ from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.outcomes import forget_expired
 from coordinator.procedures.questions import answer_questions
 from coordinator.procedures.refusals import give_up_waiting, try_again
-from coordinator.procedures.requests import answer_waiting, handle_requests
+from coordinator.procedures.requests import answer_waiting, handle_requests, retry_held
 from coordinator.procedures.retention import retain_streams
 from coordinator.procedures.rolling import roll
 from coordinator.procedures.sessions import forget_sessions
@@ -42,6 +42,8 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     left = False
     if requests:
         left = yield from handle_requests(group, now_ms)
+    if group.held:
+        yield from retry_held(group, now_ms)
     deadline = group.fold.ages.next_deadline_ms()
     if deadline is not None and deadline < now_ms:
         yield from expire_overdue(group, now_ms)

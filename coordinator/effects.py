@@ -13,6 +13,7 @@ from bridge.model.buffered import FrameRef, Partition
 from bridge.model.cas import Condition
 from bridge.model.control import ControlRecord
 from bridge.model.course import Course
+from bridge.model.foreign import ForeignTransaction
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.late import LateRecord
 from bridge.model.names import GroupName, StreamName
@@ -99,6 +100,20 @@ class Seal:
     """No writer whatsoever can append to the topics any more; gives the end offset of each."""
 
     topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LookForForeign:
+    """Native transactions that are open on topics while the round is empty; left out where that is not told now."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndForeign:
+    """Native transactions of others are aborted; gives None, or why they could not be."""
+
+    transactions: tuple[ForeignTransaction, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +427,8 @@ Effect = (
     | DeleteTopics
     | TopicIds
     | Seal
+    | LookForForeign
+    | EndForeign
     | MergeFrames
     | AppendControl
     | AppendTogether

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from bridge.model.buffer import BufferFold
 from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.foreign import ForeignTransaction
 from bridge.model.frames import buffer_partition
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.late import LateNotes
@@ -65,6 +66,9 @@ class LeaderSettings:
     """For how long they are remembered, unless a transaction says otherwise. PIP-255's name."""
     transaction_meta_expire_check_interval_in_second: int = 300
     """How often those are looked for that are due to be forgotten. PIP-255's name."""
+    scale_wait_ms: int = 20_000
+    """How long a scale waits for native transactions of others before it is refused; below what clients wait for an
+    answer by default, so that they are told who holds it up."""
     late_watch_ms: int = 20 * 60 * 1000
     """For how long leaders look behind the end of a segment that was sealed: longer than any native transaction may be
     open (``transaction.max.timeout.ms``, 15 minutes), and than any request lives in a broker."""
@@ -136,6 +140,21 @@ class Question:
     barrier: Mapping[Partition, int]
 
 
+@dataclass(frozen=True, slots=True)
+class HeldScale:
+    """A scale that waits for native transactions of others; everything else goes on.
+
+    Attributes:
+        since_ms: Since when, by this leader's clock.
+        due_ms: When to look again.
+        seen: What was open at the last look. What is still open at the next is waited for: others end soon.
+    """
+
+    since_ms: int
+    due_ms: int
+    seen: frozenset[ForeignTransaction]
+
+
 @dataclass(slots=True)
 class GroupState:
     """A transaction group as its leader knows it.
@@ -151,6 +170,7 @@ class GroupState:
         begun: Open transactions that have a BEGIN record on the commit log.
         finished: Transactions whose ZooKeeper record is still to be removed.
         answers: Admin requests that wait for the end of a transaction.
+        held: Requests to scale that wait for native transactions of others.
         questions: Requests that are answered once the buffers have been folded up to where they ended.
         preserver: What is remembered of terminated transactions; None if that is switched off.
         log_end: Where the next control record will stand, if that can be foretold.
@@ -177,6 +197,7 @@ class GroupState:
     finished: list[bytes] = field(default_factory=list)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     questions: dict[str, Question] = field(default_factory=dict)
+    held: dict[str, HeldScale] = field(default_factory=dict)
     preserver: TransactionMetadataPreserver | None = None
     log_end: int | None = None
     draft: Draft | None = None

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from bridge.model.buffered import FrameRef, Partition
 from bridge.model.commit_order import LineKey
 from bridge.model.control import ControlRecord
+from bridge.model.foreign import ForeignTransaction
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.late import LateRecord
 from bridge.model.names import GroupName
@@ -24,6 +25,7 @@ from coordinator.effects import (
     DeleteTopics,
     DiskBytes,
     Effect,
+    EndForeign,
     EndOffsets,
     EnsureNodes,
     FindLate,
@@ -31,6 +33,7 @@ from coordinator.effects import (
     GroupCommits,
     LogSummary,
     Look,
+    LookForForeign,
     MendTopics,
     MergeFrames,
     Messages,
@@ -132,6 +135,18 @@ def seal(topics: Sequence[str]) -> Steps[Mapping[str, int]]:
     """See :class:`Seal`."""
     ends: Mapping[str, int] = yield Seal(tuple(topics))
     return ends
+
+
+def look_for_foreign(topics: Sequence[str]) -> Steps[Sequence[ForeignTransaction]]:
+    """See :class:`LookForForeign`."""
+    found: Sequence[ForeignTransaction] = yield LookForForeign(tuple(topics))
+    return found
+
+
+def end_foreign(transactions: Sequence[ForeignTransaction]) -> Steps[str | None]:
+    """See :class:`EndForeign`."""
+    failed: str | None = yield EndForeign(tuple(transactions))
+    return failed
 
 
 def merge_frames(items: Sequence[tuple[str, FrameRef]]) -> Steps[Sequence[int]]:

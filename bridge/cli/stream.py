@@ -137,6 +137,9 @@ def describe(context: CliContext, stream_name: str) -> None:
 )
 @click.option("--range", "ranges", type=key_range, multiple=True, metavar="LOW:HIGH", help="Keys of a new segment.")
 @click.option("--into", type=click.IntRange(1), metavar="COUNT", help="Cut what is sealed into COUNT even ranges.")
+@click.option(
+    "--abort-foreign", is_flag=True, help="Abort native transactions of others that are open on what is to be sealed."
+)
 @click.pass_obj
 def scale(
     context: CliContext,
@@ -144,10 +147,15 @@ def scale(
     seal: tuple[int, ...],
     ranges: tuple[tuple[float, float], ...],
     into: int | None,
+    abort_foreign: bool,
 ) -> None:
     """Replace active segments by new ones; open transactions go on undisturbed.
 
     The new ranges, given by --range or made by --into, must hold exactly what the sealed segments hold.
+
+    Native transactions that other Kafka clients have open on them are waited for, for a while, and named if they do not
+    end. --abort-foreign aborts them: the coordinator needs Write on their transactional ids, and ClusterAction on the
+    cluster for those that hang.
     """
     if bool(ranges) == (into is not None):
         raise click.UsageError("give either --range, once for each new segment, or --into")
@@ -155,7 +163,7 @@ def scale(
         wanted = [KeyRange(low, high) for low, high in ranges]
         if into is not None:
             wanted = divide(b.admin.history(stream_name).active, seal, into)
-        record = b.admin.scale(stream_name, seal=seal, ranges=wanted)
+        record = b.admin.scale(stream_name, seal=seal, ranges=wanted, abort_foreign=abort_foreign)
     context.answer(
         {"stream": stream_name, **_epoch_document(StreamName.parse(stream_name), record)},
         f"Epoch {record.epoch} of {stream_name}:\n{_segment_table(record)}",

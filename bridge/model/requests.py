@@ -56,6 +56,7 @@ class Request:
     label: str | None = None
     cut: Mapping[SegmentId, int] = field(default_factory=dict)
     retention: Retention | None = None
+    abort_foreign: bool = False
 
     def to_json(self) -> bytes:
         """Plain JSON."""
@@ -79,6 +80,7 @@ class Request:
                 "label": self.label,
                 "cut": [{"segment": int(segment), "offset": offset} for segment, offset in self.cut.items()],
                 "retention": None if self.retention is None else self.retention.datum(),
+                "abort_foreign": self.abort_foreign,
             }
         )
 

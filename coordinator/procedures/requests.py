@@ -24,12 +24,23 @@ def handle_requests(group: GroupState, now_ms: int) -> Steps[bool]:
     """Handle the oldest waiting requests; False when none are left."""
     names = yield from read_children(paths.requests(group.name))
     waiting = {name for names_of in group.answers.values() for name in names_of} | group.questions.keys()
+    waiting |= group.held.keys()
     todo = sorted(name for name in names if name not in waiting)
     for name in todo[: group.settings.requests_per_turn]:
         raw = yield from read_node(f"{paths.requests(group.name)}/{name}")
         if raw is not None:
             yield from _handle(group, name, raw, now_ms)
     return len(todo) > group.settings.requests_per_turn
+
+
+def retry_held(group: GroupState, now_ms: int) -> Steps[None]:
+    """Look again at scales that wait for native transactions of others."""
+    for name in [name for name, item in group.held.items() if item.due_ms <= now_ms]:
+        raw = yield from read_node(f"{paths.requests(group.name)}/{name}")
+        if raw is None:
+            group.held.pop(name, None)  # its client has withdrawn it
+        else:
+            yield from _handle(group, name, raw, now_ms)
 
 
 def answer_waiting(group: GroupState, now_ms: int) -> Steps[None]:

@@ -10,8 +10,11 @@ Source: PDP-24, "Update scale workflow to not wait on transaction completion".
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from typing import Final
 
+from bridge.errors import StreamBusy
 from bridge.model import paths
 from bridge.model.epochs import EpochRecord
 from bridge.model.keyspace import ranges_of
@@ -21,9 +24,16 @@ from bridge.model.requests import Answer, Request, refusing
 from bridge.model.under_way import Scaling
 from coordinator.effects import CreateTopics, Refused
 from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, StreamState
-from coordinator.steps import Steps, create_topics, seal, write
+from coordinator.group import GroupState, HeldScale, StreamState
+from coordinator.steps import Steps, create_topics, end_foreign, look_for_foreign, seal, write
 from coordinator.topics import segment_topic_spec
+
+logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_MS: Final = 200
+"""How soon it is looked again whether native transactions of others have ended."""
+NAMED_MAX: Final = 5
+"""How many of them a refusal names."""
 
 
 def scale(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
@@ -31,9 +41,13 @@ def scale(group: GroupState, stream: StreamState, name: str, request: Request, n
 
     Raises:
         InvalidRangesError: see :meth:`EpochHistory.plan_scale`.
+        StreamBusy: native transactions of others have been open for too long on what is to be sealed.
     """
     ranges = ranges_of(request.ranges)
     record = stream.history.plan_scale(request.seal, ranges, now_ms)
+    closed = stream.history.with_records(record).ended_with(record.epoch)
+    if (yield from _is_held(group, [stream.topic_of(item.id) for item in closed], name, request, now_ms)):
+        return
     scaling = Scaling(
         stream.config.name, name, record.epoch, request.seal, tuple(ranges), now_ms, group.controller_epoch
     )
@@ -42,6 +56,42 @@ def scale(group: GroupState, stream: StreamState, name: str, request: Request, n
     )
     if taken:
         yield from finish_scale(group, scaling)
+
+
+def _is_held(group: GroupState, topics: list[str], name: str, request: Request, now_ms: int) -> Steps[bool]:
+    """Whether native transactions of others keep a scale waiting; nothing has been closed, so nobody else waits.
+
+    One that is open at two looks is waited for. Others are of the kind that conditional writers make, which end within
+    milliseconds; there may always be one of these.
+    """
+    found = frozenset((yield from look_for_foreign(topics)))
+    before = group.held.get(name)
+    lasting = found if before is None else found & before.seen
+    if not lasting:
+        group.held.pop(name, None)
+        return False
+    since_ms = now_ms if before is None else before.since_ms
+    named = "; ".join(sorted(map(str, lasting))[:NAMED_MAX])
+    if before is not None and request.abort_foreign:
+        failed = yield from end_foreign(sorted(lasting, key=str))
+        if failed is not None:
+            group.held.pop(name, None)
+            raise StreamBusy(
+                "native transactions of others are open on what is to be sealed, and could not all be aborted: "
+                f"{failed}; the stream was not changed"
+            )
+        group.counts["foreign_aborted"] += len(lasting)
+    elif now_ms - since_ms >= group.settings.scale_wait_ms:
+        group.held.pop(name, None)
+        raise StreamBusy(
+            f"stream {request.stream} cannot be scaled while native transactions of others are open on what is to be "
+            f"sealed; {len(lasting)} did not end within {group.settings.scale_wait_ms / 1000:g} s: {named}. End them, "
+            "or have them aborted (--abort-foreign, abort_foreign=True); nothing was changed"
+        )
+    elif before is None:
+        logger.info("the scale of %s waits for native transactions of others: %s", request.stream, named)
+    group.held[name] = HeldScale(since_ms, now_ms + LOOK_AGAIN_MS, found)
+    return True
 
 
 def finish_scale(group: GroupState, scaling: Scaling) -> Steps[None]:

@@ -11,11 +11,14 @@ from typing import Any, Final, TypeVar, assert_never
 from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.compacted import read_latest, read_values
-from bridge.kafka.errors import AppendRefusedError, AppendUnknownError
+from bridge.kafka.errors import AppendRefusedError, AppendUnknownError, NotAuthorizedError
+from bridge.kafka.foreign import end_transactions, open_transactions
 from bridge.kafka.group_offsets import GroupMember
+from bridge.kafka.metadata import Cluster
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
 from bridge.model.buffered import FrameRef, Partition
+from bridge.model.foreign import ForeignTransaction
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.late import LateRecord
 from bridge.model.names import GroupName
@@ -43,6 +46,9 @@ IDENTITIES: Final = 3
 
 OFFSETS_S: Final = 15.0
 """How long the coordinator of a consumer group may fail to take offsets before their transaction is refused."""
+
+FOREIGN_S: Final = 5.0
+"""How long a broker may take to tell of native transactions of others."""
 
 DELETE_S: Final = 5.0
 """How long brokers may take to delete what nobody waits for, before that is left for another time."""
@@ -78,6 +84,7 @@ class Interpreter:
         self._outlook = Outlook(settings)
         self._measures = Measures(settings)
         self._late = LateRecords(settings)
+        self._foreign = Cluster(settings.bootstrap_servers, security=settings.security, request_timeout_s=FOREIGN_S)
         self._appenders = [
             TransactionalAppender(
                 settings.bootstrap_servers, group.transactional_id(number), security=settings.security
@@ -130,6 +137,7 @@ class Interpreter:
         self._outlook.close()
         self._measures.close()
         self._late.close()
+        self._foreign.close()
         self._reader.close()
 
     def _empty_round(self) -> None:
@@ -189,6 +197,10 @@ class Interpreter:
                 return self._admin.seal(
                     topics, timeout_s=self._settings.seal_timeout_s, transactional_id=self._group.sealing_id
                 )
+            case fx.LookForForeign(topics):
+                return open_transactions(self._foreign, topics)
+            case fx.EndForeign(transactions):
+                return self._end_foreign(transactions)
             case fx.EndOffsets(partitions):
                 return self._end_offsets(partitions)
             case fx.StartOffsets(partitions):
@@ -287,6 +299,14 @@ class Interpreter:
                 logger.info("%s: offsets are sent again: %s", self._group, fault)
             else:
                 return None
+
+    def _end_foreign(self, transactions: Sequence[ForeignTransaction]) -> str | None:
+        try:
+            end_transactions(self._foreign, transactions)
+        except (KafkaUnavailable, NotAuthorizedError) as fault:
+            logger.warning("%s: %s", self._group, fault)
+            return str(fault)
+        return None
 
     def _append_late(self, source: str, items: Sequence[tuple[str, LateRecord]]) -> str | None:
         try:

@@ -19,6 +19,7 @@ from bridge.model.buffered import FrameRef
 from bridge.model.cas import Scope
 from bridge.model.commit_order import LineKey
 from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.foreign import ForeignTransaction
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import SegmentId
 from bridge.model.late import LateRecord
@@ -167,7 +168,8 @@ class World:
     clients), ``timed-seal`` (where a segment ends is inferred, and nobody looks again), ``forgotten-late`` (what was
     forwarded is not remembered), ``denying-successor`` (who ends the deletion of another leader does not answer it),
     ``unbounded-multi`` (leaders write as much at once as there is), ``stubborn-request`` (what is refused for good is
-    tried again).
+    tried again), ``waiting-seal`` (scales do not look for native
+    transactions of others first).
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -223,6 +225,18 @@ class World:
             return None
         log.entries.append(Entry(item))
         return len(log.entries) - 1
+
+    def begin_foreign(self, topic: str, owner: int) -> None:
+        """Somebody else opens a native transaction on a topic, and leaves it open."""
+        if topic in self.topics and not self.topics[topic].sealed:
+            self.open[owner] = Native(owner, topics=[topic])
+
+    def end_foreign(self, owner: int) -> None:
+        """It ends, in whatever way."""
+        native = self.open.pop(owner, None)
+        if native is not None:
+            native.topics = [name for name in native.topics if name in self.topics]
+            self._finish(native, "aborted")
 
     def begin_append(self, append: Inside) -> bool:
         """Pass a broker's checks; False if the topic is sealed."""
@@ -320,6 +334,13 @@ class World:
                 return frozenset()
             case fx.StableEnds(names):
                 return {name: self.topics[name].stable_end() for name in names}
+            case fx.LookForForeign(names):
+                foreign = [(owner, native) for owner, native in self.open.items() if owner < 0]
+                known = [ForeignTransaction(name, owner, 0, 0) for owner, native in foreign for name in native.topics]
+                return [] if "waiting-seal" in self.faults else [item for item in known if item.topic in names]
+            case fx.EndForeign(transactions):
+                for item in transactions:
+                    self.end_foreign(item.producer_id)
             case fx.ReadLate(name, start, end, most):
                 late_rows = [item for item in self.topics[name].visible(start) if item[0] < end][:most]
                 found = [LateRecord(offset, 0, row.key.encode(), row.value.encode()) for offset, row in late_rows]

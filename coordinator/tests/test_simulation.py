@@ -16,6 +16,8 @@ from bridge.model import paths
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
 from bridge.model.records import Group, Truncation
 from bridge.model.requests import Request, RequestKind
+from bridge.model.under_way import Scaling
+from coordinator import effects as fx
 from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
 from coordinator.tests import sim_snapshots as snapshots
@@ -43,6 +45,10 @@ BUFFER_PARTITIONS = dict(zip(STREAMS, (2, 1), strict=True))
 STEPS = 4_000
 DRAIN_STEPS = 40_000
 UNSEEN_FRAGILITY = 0.3
+FOREIGN_MS = 4_000
+"""How long native transactions of others stay open."""
+LASTING_MS = 1_500
+"""A scale may not be caught by one that was open for so long when it was begun."""
 APPEND_MS = 3_000
 """How long an append can be inside of a broker."""
 
@@ -68,6 +74,7 @@ class Run:
         self.forgetful = "forgetful" in defects
         self.crash_points: Counter[str] = Counter()
         self.appends = 0
+        self.foreign: dict[int, int] = {}
         self.world.ensure(paths.GROUPS)
         self.world.ensure(paths.SCOPES)
         self.world.ensure(paths.requests(GROUP))
@@ -108,6 +115,7 @@ class Run:
             self._land(0.003)
             if self.administrator.rng.random() < 0.2:
                 self.administrator.step(self.clock_ms)
+            self._let_foreign_end()
             chance = self.rng.random()
             if chance < 0.012:
                 self._crash()
@@ -126,6 +134,8 @@ class Run:
                 self._meddle()
             elif chance < 0.075:
                 self._begin_append()
+            elif chance < 0.077:
+                self._begin_foreign()
             elif chance < 0.58:
                 self.rng.choice(self.clients).step(self.clock_ms, GROUP.commit_log_topic)
             else:
@@ -155,6 +165,29 @@ class Run:
         acknowledge = partial(self.clients[0].plain.append, (stream, record))
         self.world.begin_append(Inside(stream.segment_topic(segment), record, again, self.clock_ms, acknowledge))
 
+    def _begin_foreign(self) -> None:
+        """A native transaction of somebody else is open on a segment for a while."""
+        stream = self.rng.choice(STREAMS)
+        segment = self.rng.choice(history_of(self.world, stream).active.segments).id
+        owner = min(self.foreign, default=0) - 1
+        self.foreign[owner] = self.clock_ms
+        self.world.begin_foreign(stream.segment_topic(segment), owner)
+
+    def _let_foreign_end(self, after_ms: int = FOREIGN_MS) -> None:
+        for owner, began_ms in self.foreign.items():
+            if owner in self.world.open and self.clock_ms - began_ms > after_ms:
+                self.world.end_foreign(owner)
+
+    def _note_wait(self, leader: Leader) -> None:
+        """A scale that has closed a segment must not wait for what was open, and stayed open, before it began."""
+        raw = self.world.nodes.get(paths.scaling(GROUP))
+        if raw is None or leader.place() != "scale/Seal" or not isinstance(leader.effect, fx.Seal):
+            return
+        since_ms = Scaling.from_json(raw).created_ms - LASTING_MS
+        for owner, native in self.world.open.items():
+            if owner < 0 and self.foreign[owner] < since_ms and set(native.topics) & set(leader.effect.topics):
+                self.world.broken.append(f"a scale waits for native transaction {owner}, which was open before")
+
     def _land(self, share: float) -> None:
         for append in list(self.world.inside):
             if self.rng.random() < share or self.clock_ms - append.began_ms > APPEND_MS:
@@ -164,6 +197,7 @@ class Run:
         for client in self.clients:
             client.step(self.clock_ms, GROUP.commit_log_topic)
         self._land(0.1)
+        self._let_foreign_end()
         nodes = self.world.nodes
         group = self.leaders[-1].group
         if not self.administrator.idle:
@@ -239,6 +273,7 @@ class Run:
                 self._crash(leader)
                 return
             leader.step(self.clock_ms, self.rng)
+            self._note_wait(leader)
         except (Fenced, Gone, Refused, StaleStateError):
             self._replace(leader)
 
@@ -354,6 +389,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "first-guess",
         "forgotten-sessions",
         "timed-seal",
+        "waiting-seal",
         "forgotten-late",
         "unordered-session",
         "gaps-in-session",

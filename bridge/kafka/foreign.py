@@ -1,0 +1,143 @@
+"""Native transactions of others: which are open on topics, who holds them, and how they are ended.
+
+One that its coordinator knows is ended by taking its transactional id, as its next user would: it is aborted as a
+whole, and its owner is told at its next request. One that no coordinator knows hangs; a marker is written past the
+coordinator then, as ``kafka-transactions.sh abort`` does. A marker must not be written for one that is known: its owner
+could commit it afterwards, and would believe that everything was committed.
+
+Source: KIP-664 (DescribeProducers, ListTransactions, aborts of hanging transactions).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kio.schema.describe_producers.v0 import DescribeProducersRequest, DescribeProducersResponse
+from kio.schema.describe_producers.v0.request import TopicRequest
+from kio.schema.errors import ErrorCode
+from kio.schema.list_transactions.v1 import ListTransactionsRequest, ListTransactionsResponse
+from kio.schema.types import ProducerId, TopicName
+from kio.schema.write_txn_markers.v1 import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from kio.schema.write_txn_markers.v1.request import WritableTxnMarker, WritableTxnMarkerTopic
+from kio.static.primitive import i16, i32
+
+from bridge.kafka import codes
+from bridge.kafka.codes import Meaning
+from bridge.kafka.coordination import Coordination, RequestRefused
+from bridge.kafka.errors import KafkaUnavailable, NotAuthorizedError
+from bridge.kafka.metadata import Cluster, CodeError
+from bridge.kafka.views import view_cluster
+from bridge.model.foreign import ForeignTransaction
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_S: Final = 5.0
+_END_S: Final = 10.0
+_TRANSACTION_TIMEOUT_MS: Final = 60_000
+
+
+def open_transactions(cluster: Cluster, topics: Iterable[str]) -> list[ForeignTransaction]:
+    """Return the native transactions that are open on partition 0 of topics, with their transactional ids.
+
+    Topics of which that is not told now are left out.
+    """
+    found: list[ForeignTransaction] = []
+    for topic in topics:
+        request = DescribeProducersRequest(topics=(TopicRequest(name=TopicName(topic), partition_indexes=(i32(0),)),))
+        try:
+            node = cluster.leader(topic, 0)
+            partition = cluster.connection(node).call(request, DescribeProducersResponse).topics[0].partitions[0]
+        except (CodeError, KafkaUnavailable) as fault:
+            cluster.forget_leader(topic)
+            logger.info("the producers of topic %s are not told now: %s", topic, fault)
+            continue
+        if partition.error_code != ErrorCode.none:
+            cluster.forget_leader(topic)
+            logger.info("the producers of topic %s are not told now: %s", topic, codes.name(partition.error_code))
+            continue
+        found += [
+            ForeignTransaction(
+                topic,
+                item.producer_id,
+                item.producer_epoch,
+                item.current_txn_start_offset,
+                item.coordinator_epoch,
+            )
+            for item in partition.active_producers
+            if item.current_txn_start_offset >= 0
+        ]
+    if not found:
+        return found
+    names = _names(cluster, {item.producer_id for item in found})
+    return [replace(item, transactional_id=names.get(item.producer_id, "")) for item in found]
+
+
+def end_transactions(cluster: Cluster, found: Sequence[ForeignTransaction]) -> None:
+    """Abort native transactions of others.
+
+    Raises:
+        NotAuthorizedError: Write on a transactional id is missing, or ClusterAction, for one that hangs.
+        KafkaUnavailable: It is not known whether they have ended; look again.
+    """
+    for name in sorted({item.transactional_id for item in found if item.transactional_id}):
+        coordination = Coordination(
+            cluster, name, transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS, retry_timeout_s=_END_S
+        )
+        try:
+            coordination.take_over()
+        except RequestRefused as fault:
+            if fault.meaning is Meaning.DENIED:
+                raise NotAuthorizedError(
+                    f"not allowed to end the native transaction of transactional id {name}: {codes.name(fault.error)} "
+                    "(needed: Write on it)",
+                    resource=f"transactional id {name}",
+                ) from fault
+            raise KafkaUnavailable(f"the native transaction of {name} could not be ended: {fault}") from fault
+        logger.warning("the native transaction of transactional id %s was aborted as asked", name)
+    for item in found:
+        if not item.transactional_id:
+            _write_marker(cluster, item)
+
+
+def _write_marker(cluster: Cluster, item: ForeignTransaction) -> None:
+    topic = WritableTxnMarkerTopic(name=TopicName(item.topic), partition_indexes=(i32(0),))
+    marker = WritableTxnMarker(
+        producer_id=ProducerId(item.producer_id),
+        producer_epoch=i16(item.producer_epoch),
+        transaction_result=False,
+        topics=(topic,),
+        coordinator_epoch=i32(max(item.coordinator_epoch, 0)),
+    )
+    try:
+        connection = cluster.connection(cluster.leader(item.topic, 0))
+    except CodeError as fault:
+        raise KafkaUnavailable(f"the native transaction of {item} could not be ended: {fault}") from fault
+    answer = connection.call(WriteTxnMarkersRequest(markers=(marker,)), WriteTxnMarkersResponse)
+    code = answer.markers[0].topics[0].partitions[0].error_code
+    if code == ErrorCode.cluster_authorization_failed:
+        raise NotAuthorizedError(
+            f"not allowed to end the native transaction of {item}: {codes.name(code)} (needed: ClusterAction on the "
+            "cluster)",
+            resource="cluster",
+        )
+    if code != ErrorCode.none:
+        raise KafkaUnavailable(f"the native transaction of {item} could not be ended: {codes.name(code)}")
+    logger.warning("the hanging native transaction of %s was aborted as asked", item)
+
+
+def _names(cluster: Cluster, producers: Iterable[int]) -> dict[int, str]:
+    """Transactional ids by producer id, of those that a coordinator knows and may tell us."""
+    request = ListTransactionsRequest(
+        state_filters=(), producer_id_filters=tuple(ProducerId(item) for item in sorted(producers))
+    )
+    names: dict[int, str] = {}
+    try:
+        for node, broker in view_cluster(cluster, _ANSWER_S).brokers.items():
+            answer = cluster.broker_connection(node, broker).call(request, ListTransactionsResponse)
+            names.update({item.producer_id: item.transactional_id for item in answer.transaction_states})
+    except (KafkaUnavailable, NotAuthorizedError) as fault:
+        logger.info("not all transactional ids are told now: %s", fault)
+    return names

@@ -1,0 +1,32 @@
+"""Native transactions of others that are open on a segment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignTransaction:
+    """A native transaction that is open on a topic; no topic can be sealed before it has ended.
+
+    Attributes:
+        topic: The topic.
+        producer_id, producer_epoch: Who writes it.
+        start_offset: Where its first record stands.
+        coordinator_epoch: Of the transaction coordinator that wrote its last marker there; -1 if none did.
+        transactional_id: Its id; empty if no transaction coordinator knows it, or tells us.
+    """
+
+    topic: str
+    producer_id: int
+    producer_epoch: int
+    start_offset: int
+    coordinator_epoch: int = -1
+    transactional_id: str = ""
+
+    def __str__(self) -> str:
+        name = f"transactional id {self.transactional_id}" if self.transactional_id else "no known transactional id"
+        return (
+            f"producer {self.producer_id}, epoch {self.producer_epoch}, {name}, open on {self.topic} since offset "
+            f"{self.start_offset}"
+        )
