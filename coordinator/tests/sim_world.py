@@ -339,8 +339,8 @@ class World:
                 known = [ForeignTransaction(name, owner, 0, 0) for owner, native in foreign for name in native.topics]
                 return [] if "waiting-seal" in self.faults else [item for item in known if item.topic in names]
             case fx.EndForeign(transactions):
-                for item in transactions:
-                    self.end_foreign(item.producer_id)
+                for one in transactions:
+                    self.end_foreign(one.producer_id)
             case fx.ReadLate(name, start, end, most):
                 late_rows = [item for item in self.topics[name].visible(start) if item[0] < end][:most]
                 found = [LateRecord(offset, 0, row.key.encode(), row.value.encode()) for offset, row in late_rows]
