@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -115,7 +116,7 @@ def test_every_member_of_an_sn_can_be_expected_and_all_given_must_match(writer: 
     sn = writer.write(b"a", b"2", expected=sn.dlsn, transaction_id=42)
     sn = writer.write(b"a", b"3", expected=SN(transaction_id=42), transaction_id=43)
     assert sn.sequence_id is not None
-    sn = writer.write(b"a", b"4", expected=sn.sequence_id)
+    sn = writer.write(b"a", b"4", expected=SN(sequence_id=sn.sequence_id))
     wrong = SN(sn.dlsn, 7, sn.sequence_id)
     with pytest.raises(CasWriteError):
         writer.write(b"a", b"no", expected=wrong)
@@ -379,6 +380,20 @@ def test_what_is_no_sn_is_refused(writer: CasWriter, expected: object) -> None:
         writer.write(b"a", b"no", expected=expected)  # type: ignore[arg-type]
 
 
+def test_a_number_alone_is_refused_with_the_way_to_say_either_id(site: Site, writer: CasWriter, ledger: str) -> None:
+    said = r"SN\(sequence_id=5\).*SN\(transaction_id=5\).*nothing was written"
+    number: Any = 5
+    with pytest.raises(InvalidRequestError, match=said):
+        writer.write(b"a", b"no", expected=number)
+    with pytest.raises(InvalidRequestError, match=said):
+        writer.write_all([(b"a", b"no")], expected=number, scope="key")
+    with pytest.raises(InvalidRequestError, match=said):
+        writer.write_async(b"a", b"no", expected=number)
+    with pytest.raises(InvalidRequestError, match=said):
+        writer.token(b"a", expected=number)
+    assert values(site, ledger) == []
+
+
 @pytest.mark.parametrize("dlsn", [DLSN(0, 3, 0), DLSN(9, 0, 0)])
 @pytest.mark.parametrize("about", ["segment", "key"])
 def test_an_sn_of_another_stream_is_refused(site: Site, writer: CasWriter, ledger: str, dlsn: DLSN, about: str) -> None:
@@ -391,14 +406,14 @@ def test_an_sn_of_another_stream_is_refused(site: Site, writer: CasWriter, ledge
 def test_an_sn_beyond_the_tail_is_refused(writer: CasWriter, about: str) -> None:
     sn = writer.write(b"a", b"1", expected=EMPTY)
     with pytest.raises(CasWriteError) as caught:
-        writer.write(b"a", b"no", expected=1_000_000, scope=about)
+        writer.write(b"a", b"no", expected=SN(sequence_id=1_000_000), scope=about)
     assert caught.value.actual == sn
 
 
 def test_an_sn_where_no_record_stands_is_refused(writer: CasWriter) -> None:
     sn = writer.write(b"a", b"1", expected=EMPTY)
     with pytest.raises(CasWriteError) as caught:
-        writer.write(b"a", b"no", expected=1)  # the marker of the first write
+        writer.write(b"a", b"no", expected=SN(sequence_id=1))  # the marker of the first write
     assert caught.value.actual == sn
 
 

@@ -204,6 +204,8 @@ def test_impossible_conditions_are_refused_at_once(client: bridge.Bridge, ledger
         transaction.expect(orders, key=b"k", sn=SN(dlsn=DLSN(7, 9, 0)))
     with pytest.raises(InvalidRequestError, match="is nothing to expect"):
         transaction.expect(orders, key=b"k", sn="seq=1")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=r"SN\(sequence_id=5\).*SN\(transaction_id=5\)"):
+        transaction.expect(orders, key=b"k", sn=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="is no scope"):
         transaction.expect(orders, key=b"k", sn=EMPTY, scope="stream")
     for _ in range(CONDITIONS_MAX):

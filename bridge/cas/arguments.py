@@ -10,15 +10,16 @@ from bridge.model.sequence import DLSN
 from bridge.model.sn import SN
 from bridge.timeouts import as_seconds
 
-Expected = SN | DLSN | int
-"""An SN with any of its members, a DLSN alone, or a sequence id."""
+Expected = SN | DLSN
+"""An SN with any of its members, or a DLSN alone. Not a number alone: it might be either of two ids."""
 
 
 def as_sn(expected: object) -> SN:
     """The SN that a caller expects.
 
     Raises:
-        InvalidRequestError: it is none.
+        InvalidRequestError: it is none. A number alone is one of them: DistributedLog's proposal means a transaction id
+            by it, and a writer that numbers its records would not notice a condition on another number.
     """
     match expected:
         case SN():
@@ -28,9 +29,13 @@ def as_sn(expected: object) -> SN:
         case bool():
             pass
         case int():
-            return SN(sequence_id=expected)
+            raise InvalidRequestError(
+                f"{expected} alone does not say which id it is: say SN(sequence_id={expected}) for the sequence id "
+                f"that a tail or a write told, or SN(transaction_id={expected}) for the number that the writer gave the "
+                "record; nothing was written"
+            )
     raise InvalidRequestError(
-        f"{expected!r} is nothing to expect: an SN, a DLSN, a sequence id, ANY, EMPTY, or the future of a conditional "
+        f"{expected!r} is nothing to expect: an SN, a DLSN, ANY, EMPTY, or the future of a conditional "
         "write is; nothing was written"
     )
 

@@ -96,9 +96,9 @@ class CasWriter:
         Args:
             key: Chooses the segment.
             value: None is a tombstone.
-            expected: SN of the record that is expected to be the last, or only its DLSN, or its sequence id as a
-                number; ``EMPTY`` for "nothing was written yet", ``ANY`` for no condition; or the future of a write
-                that goes on, whose record is then expected to be the last.
+            expected: SN of the record that is expected to be the last, or only its DLSN, or an SN of one
+                of its ids, such as ``SN(sequence_id=5)``; ``EMPTY`` for "nothing was written yet", ``ANY`` for no
+                condition; or the future of a write that goes on, whose record is then expected to be the last.
             scope: ``segment``: the last record of the key's segment must be the expected one. ``key``: no record with
                 this key may stand after the expected one, which may be any record.
             headers: Kafka headers of the record.

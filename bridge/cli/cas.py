@@ -41,7 +41,11 @@ def tail(context: CliContext, stream_name: str, key: str | None, scope: str) -> 
 @_STREAM
 @click.argument("value", required=False)
 @_KEY
-@click.option("--expected", metavar="SN", help="SN of the last record; `empty` if there must be none, `any` for any.")
+@click.option(
+    "--expected",
+    metavar="SN",
+    help="SN of the last record, or one of its members (`seq=N`, `txid=N`); `empty`: there must be none; `any`.",
+)
 @_SCOPE
 @click.option("--transaction-id", type=int, metavar="N", help="A number of yours that becomes part of the SN.")
 @click.option("--rising-ids", is_flag=True, help="Refuse a --transaction-id that is lower than the last one.")

@@ -202,7 +202,7 @@ class Transaction(Writing):
         Args:
             stream: One of the transaction's streams; it need not write to it.
             key: Chooses the segment; may be left out for a stream of one segment.
-            sn: SN, DLSN or sequence id of the last record, as a conditional writer's ``tail`` or ``write`` gives it;
+            sn: SN or DLSN of the last record, as a conditional writer's ``tail`` or ``write`` gives it;
                 ``EMPTY``: there is none.
             scope: ``segment``: the last record of the key's segment; ``key``: the last one with this key.
 

@@ -93,6 +93,11 @@ class SN:
             elif name in ("txid", "seq") and name not in numbers and _is_number(value):
                 numbers[name] = int(value)
             else:
+                if _is_number(text):
+                    raise InvalidRequestError(
+                        f"{text} alone does not say which id it is: seq={text} is a sequence id, and txid={text} the "
+                        "transaction id that a writer gave its record"
+                    )
                 raise InvalidRequestError(
                     f"{text!r} is not an SN: any, empty, or some of dlsn=EPOCH-NUMBER:OFFSET:LOCAL, txid=N and seq=N "
                     "with commas between is expected, such as dlsn=4-0:17:0,seq=1017"

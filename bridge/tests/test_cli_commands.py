@@ -53,6 +53,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("cas s/t v", "VALUE and --expected are needed"),
         ("cas s/t --expected any", "VALUE and --expected are needed"),
         ("cas s/t v --expected seq=-1", "is not an SN"),
+        ("cas s/t v --expected 5", "seq=5 is a sequence id, and txid=5 the transaction id"),
         ("cas s/t v --expected any --scope stream", "Invalid value for '--scope'"),
         ("cas s/t v --outcome x", "goes with neither"),
         ("tail", "Missing argument 'SCOPE/STREAM'"),

@@ -52,6 +52,11 @@ def test_text_that_is_no_sn_is_refused(text: str) -> None:
         SN.parse(text)
 
 
+def test_the_text_of_a_number_alone_is_refused_with_the_way_to_say_either() -> None:
+    with pytest.raises(InvalidRequestError, match=r"seq=5 .* txid=5 "):
+        SN.parse("5")
+
+
 @pytest.mark.parametrize(
     "members",
     [
