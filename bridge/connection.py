@@ -198,7 +198,9 @@ class Bridge(Resuming):
             changed=self._housekeeper.poke,
         )
         self._resumer = Resumer(settings.client_name, options, metadata, self._catalog, self._runtime, self._sessions)
-        self._planner = Planner(settings.client_name, options, self._catalog, self._outcomes, self._sessions)
+        self._planner = Planner(
+            settings.client_name, options, self._catalog, self._outcomes, self._sessions, metadata.lease_limit
+        )
         self._shared: dict[tuple[str, str], SharedClient] = {}
         self._shared_lock = threading.Lock()
         self._engines: dict[WriterOptions, Engine] = {}
@@ -560,7 +562,7 @@ class Bridge(Resuming):
             self._catalog,
             self._runtime,
             sessions,
-            Planner(client_name, options, self._catalog, self._outcomes, sessions),
+            Planner(client_name, options, self._catalog, self._outcomes, sessions, self._metadata.lease_limit),
             self._counters,
             Resumer(client_name, options, self._metadata, self._catalog, self._runtime, sessions),
             options.connect_timeout_s,

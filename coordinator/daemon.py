@@ -288,4 +288,5 @@ class Daemon:
             address="" if self._presence is None else self._presence.address,
             life="" if self._presence is None else self._presence.life,
             ready=within(GROUPS_BYTES_MAX, (group for group, item in self._leaderships.items() if item.is_ready)),
+            lease_ms_max=self._settings.limits.lease_ms_max,
         ).to_json()

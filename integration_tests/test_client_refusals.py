@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from bridge.errors import (
     StreamBusy,
     StreamExists,
     StreamNotFound,
+    TransactionAborted,
     TransactionCommitted,
     TransactionExpired,
     WrongClusterError,
@@ -103,6 +105,36 @@ def test_unknown_and_invalid_streams_are_refused(
 def test_a_lease_must_be_positive_and_within_the_limit(client: bridge.Bridge, orders: str, lease: timedelta) -> None:
     with pytest.raises(InvalidTimeoutError):
         client.begin(orders, timeout=lease)
+
+
+def test_a_lease_over_the_coordinators_limit_is_refused_with_both_quoted(
+    cluster: AnyCluster,
+    unique_name: Callable[[str], str],
+    scope: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the begin where the leader tells its limit, and by the leader where the client does not know it."""
+    stream, minute = f"{scope}/orders", "60000"
+    both = r"0:01:00.*1:00:00"
+    with (
+        Site(cluster, f"/{unique_name('lease')}", tmp_path, ROLLBRIDGE_COORDINATOR_LEASE_MS_MAX=minute) as site,
+        site.connect("asker") as client,
+    ):
+        client.admin.create_stream(stream)
+        for _ in range(2):
+            with pytest.raises(InvalidTimeoutError, match=f"{both}.*nothing was written"):
+                client.begin(stream, timeout=timedelta(hours=1))
+        with client.transaction(stream, timeout=timedelta(seconds=60)) as allowed:
+            allowed.write(stream, value=b"yes")
+        monkeypatch.setattr(client._planner, "_lease_limit", lambda _: None)
+        unaware = client.begin(stream, timeout=timedelta(hours=1))
+        unaware.write(stream, value=b"no")
+        with pytest.raises(TransactionAborted, match=r"lease of 1:00:00.*lease_ms_max, is 0:01:00.*nothing of it"):
+            unaware.commit()
+        with client.transaction(stream, timeout=timedelta(seconds=60)) as again:
+            again.write(stream, value=b"yes")
+        assert [message.value() for message in site.committed(stream)] == [b"yes", b"yes"]
 
 
 def test_streams_of_another_group_are_refused(client: bridge.Bridge, scope: str, orders: str) -> None:

@@ -31,8 +31,8 @@ def as_sn(expected: object) -> SN:
         case int():
             raise InvalidRequestError(
                 f"{expected} alone does not say which id it is: say SN(sequence_id={expected}) for the sequence id "
-                f"that a tail or a write told, or SN(transaction_id={expected}) for the number that the writer gave the "
-                "record; nothing was written"
+                f"that a tail or a write told, or SN(transaction_id={expected}) for the number that the writer gave "
+                "the record; nothing was written"
             )
     raise InvalidRequestError(
         f"{expected!r} is nothing to expect: an SN, a DLSN, ANY, EMPTY, or the future of a conditional "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
@@ -10,8 +11,9 @@ from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
 from bridge.client.runtime import Plan
 from bridge.client.sessions import ClientSessions
-from bridge.errors import GroupMismatchError, InvalidRequestError, InvalidTimeoutError
+from bridge.errors import GroupMismatchError, InvalidRequestError, InvalidTimeoutError, UnavailableError
 from bridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
+from bridge.model.names import GroupName
 from bridge.model.terminated import RETAIN_DEFAULT
 
 _PLANS_MAX: Final = 1_000
@@ -29,12 +31,16 @@ class Planner:
         catalog: Catalog,
         outcomes: OutcomeTail,
         sessions: ClientSessions,
+        lease_limit: Callable[[GroupName], tuple[str, timedelta] | None],
     ) -> None:
+        """``lease_limit`` looks up which coordinator leads a group and the longest lease that it grants, if known."""
         self._client_name = client_name
         self._options = options
         self._catalog = catalog
         self._outcomes = outcomes
         self._sessions = sessions
+        self._lease_limit = lease_limit
+        self._lease_limits: dict[GroupName, timedelta] = {}
         self._plans: dict[_Wanted, Plan] = {}
 
     def plan(
@@ -81,6 +87,7 @@ class Planner:
                     f"{streams[0]} belongs to group {group} and {view.config.name} to group {view.config.group}; "
                     "a transaction spans streams of one group only; nothing was written"
                 )
+        self._check_lease(group, lease)
         self._outcomes.follow(group, self._options.connect_timeout_s)
         routes = tuple(view.route for view in views)
         begin = BeginFrame(
@@ -92,3 +99,24 @@ class Planner:
             RETAIN_DEFAULT if retain is None else retain // timedelta(milliseconds=1),
         )
         return Plan(group, begin, routes, generation)
+
+    def _check_lease(self, group: GroupName, lease: timedelta) -> None:
+        """Refuse a lease over the limit of the group's leader, if that can be told; the leader refuses it anyhow.
+
+        What was learnt before is enough to let a lease pass; it is looked up again before one is refused.
+        """
+        if lease <= self._lease_limits.get(group, timedelta(0)):
+            return
+        try:
+            found = self._lease_limit(group)
+        except UnavailableError:
+            return
+        if found is None:
+            return
+        leader, limit = found
+        self._lease_limits[group] = limit
+        if lease > limit:
+            raise InvalidTimeoutError(
+                f"coordinator {leader} lets a transaction of group {group} stay open for up to {limit} (its setting "
+                f"lease_ms_max), not for {lease}; nothing was written"
+            )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from bridge.errors import CorruptDataError
@@ -20,7 +20,7 @@ from bridge.model.ages import Ages
 from bridge.model.buffered import BufferedTransaction, FrameRef, LateBegin, Partition
 from bridge.model.chronicle import Chronicle
 from bridge.model.commit_order import CommitLines, LineKey
-from bridge.model.control import EXPIRED, FENCED, FORSAKEN, OVERTAKEN, resumed_reason
+from bridge.model.control import EXPIRED, FENCED, FORSAKEN, OVERTAKEN, long_lease_reason, resumed_reason
 from bridge.model.fences import Fences
 from bridge.model.frames import (
     FrameHeader,
@@ -52,7 +52,7 @@ class BufferLimits:
     open_transactions_max: int = 100_000
     """Most open transactions of a group; further ones are aborted at once."""
     lease_ms_max: int = 7 * 24 * 3600 * 1000
-    """Longest lease; a longer one is cut to it (clients refuse it before)."""
+    """Longest lease; a transaction that asks for a longer one is aborted (clients refuse it before)."""
 
 
 class BufferFold:
@@ -392,8 +392,6 @@ class BufferFold:
         if stream not in begin.places or header.part != OWNER_PART:
             self.dropped["foreign"] += 1
             return
-        if begin.lease_ms > self.limits.lease_ms_max:
-            begin = replace(begin, lease_ms=self.limits.lease_ms_max)
         item = self._open(
             BufferedTransaction(
                 header.transaction, begin, appended_ms, begun_in={stream}, log_position=self.log_position
@@ -405,6 +403,8 @@ class BufferFold:
             self.chronicle.changed(item.id, State.UNKNOWN, State.OPEN, Event.BEGIN, cause)
         if len(self.open) - len(self.decided) > self.limits.open_transactions_max:
             self.refuse(item.id, f"more than {self.limits.open_transactions_max} transactions are open", appended_ms)
+        if begin.lease_ms > self.limits.lease_ms_max:
+            self.refuse(item.id, long_lease_reason(begin.lease_ms, self.limits.lease_ms_max), appended_ms)
         if self.fences.refuses(item.owners.session):
             self.refuse(item.id, FENCED, appended_ms)
         else:

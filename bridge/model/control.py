@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
@@ -30,6 +31,20 @@ OVERTAKEN = "out of order: its connection had given this commit up, and asked fo
 FORSAKEN = "out of order: an earlier commit of its connection never arrived"
 """The reason of an ABORT record whose commit waited in vain for an earlier one."""
 _RESUMED: Final = "resumed as part "
+
+
+def long_lease_reason(asked_ms: int, allowed_ms: int) -> str:
+    """The reason of an ABORT record whose transaction asked for a longer lease than its leader grants."""
+    asked, allowed = (_duration(ms) for ms in (asked_ms, allowed_ms))
+    return f"it asked for a lease of {asked}; the coordinators' limit, lease_ms_max, is {allowed}"
+
+
+def _duration(ms: int) -> str:
+    """A text for any number that a frame may hold, which may be more than a ``timedelta`` takes."""
+    try:
+        return str(timedelta(milliseconds=ms))
+    except OverflowError:
+        return f"{ms} ms"
 
 
 def resumed_reason(part: int) -> str:

@@ -15,6 +15,7 @@ from bridge.errors import CorruptDataError
 from bridge.model.buffer import BufferFold, BufferLimits
 from bridge.model.buffered import BufferedTransaction, FrameRef, Partition
 from bridge.model.frames import FrameKind, unpack_bundle, unpack_header
+from bridge.model.sn import LONG_MAX
 from bridge.model.transaction import State
 
 ENDED_MAX: Final = 200_000
@@ -27,7 +28,7 @@ class PreviewFold:
     def __init__(self, check_batch: Callable[[bytes, int], str | None], ended: Iterable[bytes] = ()) -> None:
         """``ended`` are the ids of transactions whose end is known before the first frame is read."""
         self._ended: OrderedDict[bytes, None] = OrderedDict.fromkeys(ended)
-        self._fold = BufferFold(BufferLimits(cache_bytes_max=0), check_batch, self._ended)
+        self._fold = BufferFold(BufferLimits(cache_bytes_max=0, lease_ms_max=LONG_MAX), check_batch, self._ended)
 
     @property
     def open(self) -> int:

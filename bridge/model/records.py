@@ -311,6 +311,7 @@ class Coordinator:
         ready: The groups that it could lead with a short takeover.
         address: Where other coordinators hold a connection to it, ``HOST:PORT``; empty if there is none.
         life: What it says of itself there; another one after each start.
+        lease_ms_max: The longest lease that it grants; 0 if it does not say.
     """
 
     snapshot_transactions_max: int
@@ -318,6 +319,7 @@ class Coordinator:
     ready: tuple[GroupName, ...] = ()
     address: str = ""
     life: str = ""
+    lease_ms_max: int = 0
 
     def to_json(self) -> bytes:
         """Plain JSON."""
@@ -328,6 +330,7 @@ class Coordinator:
                 "ready": [str(name) for name in self.ready],
                 "address": self.address,
                 "life": self.life,
+                "lease_ms_max": self.lease_ms_max,
             }
         )
 

@@ -327,12 +327,23 @@ def test_one_open_transaction_too_many_is_aborted_and_room_is_free_again_after_a
     assert buffer.fold.open[buffer.begin(5)].state is State.ABORTING
 
 
-def test_a_lease_over_the_limit_is_cut() -> None:
+@pytest.mark.parametrize(
+    ("asked_ms", "asked"), [(86_400_001, "1 day, 0:00:00.001000"), (2**63 - 1, "9223372036854775807 ms")]
+)
+def test_a_lease_over_the_limit_is_refused_with_both_quoted(asked_ms: int, asked: str) -> None:
     buffer = Buffer(BufferLimits(lease_ms_max=100))
     buffer.now_ms = 7
-    long, short = buffer.begin(1, lease_ms=10**12), buffer.begin(2, lease_ms=99)
-    assert [buffer.fold.open[t].deadline_ms for t in (long, short)] == [107, 106]
-    assert buffer.fold.ages.next_deadline_ms() == 106
+    long, short = buffer.begin(1, lease_ms=asked_ms), buffer.begin(2, lease_ms=100)
+    buffer.data(long, 0, 1)
+    buffer.commit(long, {PieceKey(0, 0, 0): 1})
+    refused = buffer.fold.open[long]
+    assert refused.state is State.ABORTING
+    assert refused.reason == (
+        f"it asked for a lease of {asked}; the coordinators' limit, lease_ms_max, is 0:00:00.100000"
+    )
+    assert list(buffer.fold.decided) == [long]
+    assert buffer.fold.open[short].deadline_ms == 107
+    assert buffer.fold.ages.next_deadline_ms() == 107
 
 
 def test_a_lease_runs_out_after_its_deadline_in_order() -> None:
@@ -422,7 +433,7 @@ def test_the_memory_of_ended_transactions_is_bounded(monkeypatch: pytest.MonkeyP
 
 def test_deadlines_of_ended_transactions_are_forgotten_long_before_they_pass() -> None:
     buffer = Buffer()
-    stays = buffer.begin(0, lease_ms=10**9)
+    stays = buffer.begin(0, lease_ms=10**8)
     begin = buffer.log[0].value
     for counter in range(1, 3 * DEADLINES_MIN):
         t = TransactionId.of(0, counter).bytes

@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from bridge.errors import CoordinatorUnavailable, CorruptDataError, InvalidRequestError, WrongClusterError
@@ -168,6 +169,14 @@ class Metadata:
         """Name of the coordinator that leads a group; None if none does."""
         node = self.session.get(paths.leader(name))
         return None if node is None else node.value.decode(errors="replace")
+
+    def lease_limit(self, name: GroupName) -> tuple[str, timedelta] | None:
+        """The coordinator that leads a group, and the longest lease that it grants; None if nobody leads or says."""
+        leader = self.leader(name)
+        found = None if leader is None else self.coordinator(leader)
+        if leader is None or found is None or not found.lease_ms_max:
+            return None
+        return leader, timedelta(milliseconds=min(found.lease_ms_max, timedelta.max // timedelta(milliseconds=1)))
 
     def lead(self, name: GroupName) -> Lead | None:
         """Who leads a group, and since when; None if nobody does."""
