@@ -44,6 +44,7 @@ The tree::
     │  └─ BackpressureError           the client's buffer stayed full for the whole time allowed
     ├─ FencedError                    a newer user of the same identity exists; stop
     │  └─ Fenced                      a newer session of the same client name, or owner of the transaction
+    ├─ ZooKeeperOutdated              it was restored from a backup; repair it
     ├─ CorruptDataError               bytes that are not what they claim to be; carries where
     └─ EnvironmentProblem             this machine lacks something (Java, a free port, disk)
 
@@ -411,6 +412,16 @@ class Fenced(FencedError):
     """
 
     code = "client-fenced"
+
+
+class ZooKeeperOutdated(RollbridgeError):
+    """ZooKeeper holds less than it did, as after it was restored from a backup; nothing was written.
+
+    `rollbridge repair` puts it right.
+    """
+
+    code = "zookeeper-outdated"
+    exit_code = 1
 
 
 class CorruptDataError(RollbridgeError):

@@ -10,6 +10,7 @@ from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound,
 from coordinator.procedures.bookkeeping import expire_bookkeeping
 from coordinator.procedures.deletion import delete_further
 from coordinator.procedures.epochs import drop_epochs
+from coordinator.procedures.journal import keep_journal
 from coordinator.procedures.late import look_behind
 from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.outcomes import forget_expired
@@ -28,6 +29,9 @@ from coordinator.steps import Steps
 def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     """Do what is to be done now; True if there is more of what admin requests ask for.
 
+    What is stamped gets the latest time that it may be; what is judged by its age the earliest, see
+    :mod:`coordinator.times`.
+
     Args:
         group: State of the group; changed by what is done.
         now_ms: Clock of the leader, ms since 1970.
@@ -38,21 +42,23 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         group.counts["commits_forsaken"] += group.fold.forsake(now_ms, patience_ms)
     if group.faults:
         yield from try_again(group, now_ms)
-    yield from drain(group, now_ms)
+    stamp_ms = group.times.stamp(now_ms)
+    yield from drain(group, stamp_ms)
     left = False
     if requests:
-        left = yield from handle_requests(group, now_ms)
+        left = yield from handle_requests(group, stamp_ms)
     if group.held:
-        yield from retry_held(group, now_ms)
+        yield from retry_held(group, stamp_ms)
+    yield from keep_journal(group)
     deadline = group.fold.ages.next_deadline_ms()
-    if deadline is not None and deadline < now_ms:
+    if deadline is not None and deadline < group.times.lease(now_ms):
         yield from expire_overdue(group, now_ms)
     give_up_waiting(group, now_ms)
-    yield from drain(group, now_ms)
+    yield from drain(group, stamp_ms)
     if group.answers:
-        yield from answer_waiting(group, now_ms)
+        yield from answer_waiting(group, stamp_ms)
     if group.questions:
-        yield from answer_questions(group, now_ms)
+        yield from answer_questions(group, stamp_ms)
     yield from record_long(group, now_ms)
     if group.finished:
         yield from remove_records(group)
@@ -62,6 +68,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         left = (yield from delete_further(group, now_ms)) or left
     yield from retain_streams(group, now_ms)
     yield from drop_epochs(group, now_ms)
+    yield from keep_journal(group)
     yield from expire_bookkeeping(group, now_ms)
     yield from forget_expired(group, now_ms)
     yield from forget_sessions(group, now_ms)

@@ -317,6 +317,11 @@ class FindLate:
 
 
 @dataclass(frozen=True, slots=True)
+class Now:
+    """The leader's clock, ms since 1970, after everything before; a procedure may have waited since it began."""
+
+
+@dataclass(frozen=True, slots=True)
 class DiskBytes:
     """How many bytes each topic has on the disk of its leader; those that can not be told now are left out."""
 
@@ -444,6 +449,7 @@ Effect = (
     | ReadLate
     | AppendLate
     | FindLate
+    | Now
     | DiskBytes
     | GroupCommits
     | ReadCompacted

@@ -20,10 +20,12 @@ from bridge.model.transaction import State
 from coordinator.faults import Faults
 from coordinator.forecast import Forecast
 from coordinator.housekeeping import Housekeeping
+from coordinator.journal import JournalState
 from coordinator.late import LateWatch
 from coordinator.preserver import Draft, TransactionMetadataPreserver
 from coordinator.retention import ByteCounter
 from coordinator.snapshots import Snapshots, SnapshotSettings
+from coordinator.times import Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +184,8 @@ class GroupState:
         watch: Which sealed segments are still looked behind.
         faults: Streams whose transactions wait because a broker refuses them.
         failed_rounds: How many rounds of a transaction were refused as a whole; it is merged alone since.
+        journal: What of its nodes in ZooKeeper stands in Kafka once more.
+        times: By how much clocks differ.
         counts: What happened, for metrics.
     """
 
@@ -209,6 +213,8 @@ class GroupState:
     watch: LateWatch = field(init=False)
     faults: Faults = field(default_factory=Faults)
     failed_rounds: Counter[bytes] = field(default_factory=Counter)
+    journal: JournalState = field(default_factory=JournalState)
+    times: Times = field(default_factory=Times)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:

@@ -80,6 +80,13 @@ def standby_lines(group: str, lag: int | None, held: int) -> Iterator[str]:
         yield f'{PREFIX}_standby_{name}{{group="{group}"}} {value}'
 
 
+def clock_lines(group: str, spread_ms: int, *, differ: bool) -> Iterator[str]:
+    """By how much the clocks that a leader hears of differ, and whether it deletes nothing for its age by them."""
+    for name, value in (("clock_spread_seconds", f"{spread_ms / 1000:g}"), ("clocks_differ", int(differ))):
+        yield f"# TYPE {PREFIX}_{name} gauge"
+        yield f'{PREFIX}_{name}{{group="{group}"}} {value}'
+
+
 def count_lines(group: str, counts: Mapping[str, int]) -> Iterator[str]:
     """What else a leader counts."""
     for name in sorted(counts):

@@ -11,7 +11,7 @@ the outcome, and a horizon tells what is unknown from what has been forgotten.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -209,6 +209,10 @@ class TransactionMetadataPreserver:
         if found is not None:
             return found
         return Absence.FORGOTTEN if history.forgotten_below or self.gone_below else Absence.UNKNOWN
+
+    def committed(self) -> Iterator[Terminated]:
+        """Those that were committed."""
+        return (item for _, item in self._index.values() if item.committed)
 
     def contents(self) -> Mapping[str, tuple[Terminated, ...]]:
         """Everything that is remembered, by client."""

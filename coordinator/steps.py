@@ -37,6 +37,7 @@ from coordinator.effects import (
     MendTopics,
     MergeFrames,
     Messages,
+    Now,
     Query,
     ReadChildren,
     ReadCommitLog,
@@ -242,6 +243,12 @@ def append_late(source: str, items: Sequence[tuple[str, LateRecord]]) -> Steps[s
 def find_late(source: str, offset: int, targets: Mapping[str, int]) -> Steps[bool | None]:
     """See :class:`FindLate`."""
     found: bool | None = yield FindLate(source, offset, dict(targets))
+    return found
+
+
+def now() -> Steps[int]:
+    """See :class:`Now`."""
+    found: int = yield Now()
     return found
 
 

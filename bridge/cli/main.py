@@ -51,6 +51,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "images": _Entry("bridge.cli.images", "Container images: pull them, or build stand-ins."),
     "access": _Entry("bridge.cli.access", "Say who may use which transaction group; print Kafka ACLs."),
     "doctor": _Entry("bridge.cli.doctor", "Check the cluster, and say what to do."),
+    "repair": _Entry("bridge.cli.repair", "Repair ZooKeeper after it was restored from a backup."),
 }
 
 _FLAGS = frozenset({"--json", "-v", "-vv", "--verbose"})

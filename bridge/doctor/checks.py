@@ -27,6 +27,8 @@ SLOW: Final = timedelta(minutes=1)
 """What is under way for longer is stuck, or worth a look."""
 TAKEOVER: Final = timedelta(seconds=10)
 """A takeover that takes longer is worth a look: nothing is committed meanwhile."""
+CLOCKS_DIFFER: Final = timedelta(minutes=1)
+"""Leaders that see their clock differ by more delete nothing for its age."""
 HANGING: Final = timedelta(minutes=16)
 """Brokers end native transactions after 15 minutes at most, unless they are set otherwise."""
 REPLICAS: Final = 3
@@ -149,6 +151,30 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
                 "overdue",
                 f"{len(overdue)} transactions of {group.name} have outlived their leases, such as {overdue[0].id}",
                 "the leader does not come to end them: look into its log",
+            )
+
+
+def outdated(facts: ClusterFacts) -> Iterator[Finding]:
+    """ZooKeeper was not set back."""
+    for group in facts.groups:
+        if group.outdated is not None:
+            yield problem(
+                "zookeeper-outdated",
+                f"ZooKeeper was set back, as from a backup, so nobody leads group {group.name}: {group.outdated}",
+                "rollbridge repair --dry-run shows what is to be done, rollbridge repair does it",
+            )
+
+
+def clocks(facts: ClusterFacts) -> Iterator[Finding]:
+    """The clocks of leaders and of ZooKeeper show about the same."""
+    for group in facts.groups:
+        if abs(group.clock_ms) > CLOCKS_DIFFER / timedelta(milliseconds=1):
+            yield problem(
+                "clock",
+                f"the clock of {group.leader or 'the last leader'} was {abs(group.clock_ms) // 1000} s "
+                f"{'ahead of' if group.clock_ms > 0 else 'behind'} ZooKeeper's when it took over group {group.name}: "
+                "nothing is deleted for its age",
+                "set the clocks of coordinators, brokers and ZooKeeper servers by NTP; then restart the coordinator",
             )
 
 
@@ -350,6 +376,8 @@ CHECKS: Final = (
     cluster,
     replication,
     leadership,
+    outdated,
+    clocks,
     internal_topics,
     epochs,
     late_records,

@@ -96,6 +96,8 @@ class GroupFacts:
         coordinator: What its leader says of itself.
         outcome_faults: What is wrong with records of terminated transactions.
         taking_over_ms: Since when its leader has been taking over; None if it serves.
+        clock_ms: By how much its leader's clock was ahead of ZooKeeper's when it took over; below 0 if behind.
+        outdated: What ZooKeeper has lost, as a leader has found; None if nothing.
     """
 
     record: Group
@@ -106,6 +108,8 @@ class GroupFacts:
     coordinator: Coordinator | None = None
     outcome_faults: Sequence[str] = ()
     taking_over_ms: int | None = None
+    clock_ms: int = 0
+    outdated: str | None = None
 
     @property
     def name(self) -> GroupName:

@@ -34,15 +34,16 @@ from bridge.kafka.translate import refusal
 from bridge.kafka.views import view_cluster, view_topics
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory
+from bridge.model.journal import split
 from bridge.model.late import LateNotes
 from bridge.model.names import GroupName, is_compacted_topic
-from bridge.model.records import StreamConfig, StreamState
+from bridge.model.records import ControllerEpoch, StreamConfig, StreamState
 from bridge.model.terminated import decode_terminated
 from bridge.model.under_way import Committing, Scaling
 from bridge.snapshots import SnapshotReader
 from bridge.zookeeper.access import open_nodes
 from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
+from bridge.zookeeper.session import Node, ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
@@ -179,9 +180,9 @@ def _outcome_faults(settings: ConnectionSettings, topic: str) -> list[str]:
     except NotAuthorizedError as fault:
         logger.warning("outcomes that are remembered can not be looked at: %s", fault)
         return faults
-    for key, item in records.items():
+    for key in split({key: item.value for key, item in records.items()})[0]:
         try:
-            decode_terminated(item.value)
+            decode_terminated(records[key].value)
         except CorruptDataError as fault:
             faults.append(f"client {key.decode(errors='replace')}: {fault}")
     return faults
@@ -206,6 +207,7 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
     committing, scaling = metadata.session.get_many([paths.committing(name), paths.scaling(name)])
     lead = metadata.lead(name)
     leader = None if lead is None else lead.name
+    raised, outdated = metadata.session.get_many([paths.controller(name), paths.outdated(name)])
     return GroupFacts(
         record,
         leader,
@@ -215,7 +217,14 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
         None if leader is None else metadata.coordinator(leader),
         _outcome_faults(settings, name.terminated_topic) if name.terminated_topic in topics else (),
         None if lead is None or lead.is_serving else lead.since_ms,
+        0 if not (raised and raised.value) else _clock_ms(raised),
+        None if outdated is None else outdated.value.decode("utf-8", "replace"),
     )
+
+
+def _clock_ms(raised: Node) -> int:
+    known = ControllerEpoch.from_json(raised.value)
+    return known.since_ms - raised.modified_ms if known.epoch else 0
 
 
 def _open_natives(cluster: Cluster, topic: str) -> Iterator[OpenNative]:

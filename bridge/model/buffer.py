@@ -68,6 +68,7 @@ class BufferFold:
         positions: per buffer partition the next offset to fold.
         dropped: counts of messages that changed nothing, by reason.
         fences: the newest session of each client, and so whose frames are refused.
+        appended_ms: the latest append time that was met, ms since 1970; 0 before.
         log_position: an offset that the commit log had reached before what is folded next was folded.
         chronicle: what happened to the transactions, for the log of whoever folds.
         late: while it is not None, the ``terminated`` transactions whose BEGIN frames were met.
@@ -99,6 +100,7 @@ class BufferFold:
         self.fences = Fences()
         self.lines = CommitLines()
         self.log_position = 0
+        self.appended_ms = 0
         self.late: dict[bytes, LateBegin] | None = None
         self.chronicle = Chronicle()
 
@@ -119,6 +121,8 @@ class BufferFold:
             self.dropped["repeated"] += 1
             return
         self.positions[partition] = offset + 1
+        if appended_ms > self.appended_ms:
+            self.appended_ms = appended_ms
         header = unpack_header(key)
         if header is None or value is None:
             self.dropped["foreign"] += 1

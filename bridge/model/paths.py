@@ -18,6 +18,7 @@
     /groups/SCOPE.GROUP/requests/R        ephemeral, request: an admin request, sequential; goes with who asks
     /groups/SCOPE.GROUP/answers/R         answer to it
     /groups/SCOPE.GROUP/committing        committing: a rolling commit that is being carried out
+    /groups/SCOPE.GROUP/outdated          why ZooKeeper is known to have been set back; nobody leads until it is gone
     /groups/SCOPE.GROUP/scaling           scaling: a scale that is being carried out
     /groups/SCOPE.GROUP/transactions/B/ID transaction: an open transaction that outlived a moment; B is a bucket
     /groups/SCOPE.GROUP/sessions/CLIENT   client_session: the newest session of a client name
@@ -133,6 +134,11 @@ def committing(name: GroupName) -> str:
 def scaling(name: GroupName) -> str:
     """The scale that is being carried out."""
     return f"{group(name)}/scaling"
+
+
+def outdated(name: GroupName) -> str:
+    """That ZooKeeper was set back, and must be repaired before anybody leads; the value says why."""
+    return f"{group(name)}/outdated"
 
 
 def transactions(name: GroupName) -> str:

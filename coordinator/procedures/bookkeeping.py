@@ -20,7 +20,8 @@ def expire_bookkeeping(group: GroupState, now_ms: int) -> Steps[None]:
     """Remove what is of no use to anybody any more, now and then."""
     settings = group.settings
     if group.housekeeping.is_due("bookkeeping", now_ms, settings.bookkeeping_ms):
-        yield from _expire_answers(group, now_ms - settings.answers_keep_ms)
+        if not group.times.differ:
+            yield from _expire_answers(group, group.times.earliest(now_ms) - settings.answers_keep_ms)
         yield from _expire_parts(group)
 
 

@@ -25,6 +25,7 @@ from bridge.model.requests import Answer, refusing
 from coordinator import group as state
 from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
+from coordinator.procedures.journal import note_deletion
 from coordinator.procedures.retention import load_stream
 from coordinator.procedures.snapshots import clear_snapshots
 from coordinator.steps import (
@@ -137,6 +138,8 @@ def _step(group: state.GroupState, doomed: state.Doomed, now_ms: int) -> Steps[b
     if not doomed.has_begun:
         # What an earlier leader has removed of it are its newest epochs, so what is left is a history, too.
         yield from _keep_numbers((yield from load_stream(doomed.config)))
+        formers = yield from read_children(paths.formers(name.scope))
+        yield from note_deletion(group, name, former_among(formers, name).node(name.stream))
         if not (yield from try_to_delete_topics([doomed.config.buffer_topic])):
             return False
         yield from clear_snapshots(group, doomed.partitions())

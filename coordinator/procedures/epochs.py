@@ -21,7 +21,7 @@ from coordinator.steps import Steps
 def drop_epochs(group: GroupState, now_ms: int) -> Steps[None]:
     """Drop, now and then, the epochs that nobody needs any more."""
     settings = group.settings
-    if not group.housekeeping.is_due("epochs", now_ms, settings.bookkeeping_ms):
+    if group.times.differ or not group.housekeeping.is_due("epochs", now_ms, settings.bookkeeping_ms):
         return
     truncated = [item for item in group.streams.values() if item.history.removed]
     references = group.fold.references() if truncated else {}
@@ -32,7 +32,7 @@ def drop_epochs(group: GroupState, now_ms: int) -> Steps[None]:
         first = first_needed(
             stream.history,
             topics_left=stream.removing,
-            since_ms=now_ms - settings.epochs_keep_ms,
+            since_ms=group.times.earliest(now_ms) - settings.epochs_keep_ms,
             references=() if reference is None else (reference,),
             named=[segment for mark in stream.marks for segment in mark.cut] if limited else (),
         )

@@ -18,6 +18,7 @@ from bridge.model import paths
 from bridge.model.buffered import BufferedTransaction
 from bridge.model.control import ControlKind, ControlRecord
 from bridge.model.frames import REASON_CHARACTERS_MAX
+from bridge.model.journal import split
 from bridge.model.names import GroupName
 from bridge.model.nodes import SetNode
 from bridge.model.records import Group
@@ -123,7 +124,7 @@ def forget_expired(group: GroupState, now_ms: int) -> Steps[None]:
     if preserver is None or not (preserver.is_crowded or now_ms >= group.expiry_checked_ms + interval_ms):
         return
     group.expiry_checked_ms = now_ms
-    draft = preserver.expire(now_ms)
+    draft = preserver.expire(0 if group.times.differ else group.times.earliest(now_ms))
     if draft is not None:
         yield from append_messages(_messages(group.name, draft))
         yield from commit_round()
@@ -133,8 +134,10 @@ def forget_expired(group: GroupState, now_ms: int) -> Steps[None]:
 
 def open_preserver(
     name: GroupName, settings: LeaderSettings, replication_factor: int
-) -> Steps[TransactionMetadataPreserver | None]:
+) -> Steps[tuple[TransactionMetadataPreserver | None, dict[str, bytes]]]:
     """What is remembered of terminated transactions, as earlier leaders left it; None if that is switched off.
+
+    The journal stands in the same topic, and is given as well.
 
     If the topic is new, but the group is not, or part of it can not be read, then it is remembered that outcomes have
     been forgotten: whoever asks for one is not told that there was none.
@@ -143,24 +146,26 @@ def open_preserver(
     if raw is None:
         raise StaleStateError(f"group {name} is gone")
     known = Group.from_json(raw)
+    topic = name.terminated_topic
+    identity = (yield from topic_ids([topic])).get(topic)
+    is_known = identity is not None and identity == known.terminated_topic_id
+    clients: dict[bytes, bytes] = {}
+    journal: dict[str, bytes] = {}
+    if identity is None:
+        ids = yield from create_topics([terminated_topic_spec(name, replication_factor)])
+        identity = ids[topic]
+    else:
+        clients, journal = split((yield from read_compacted(topic)))
     if not settings.transaction_meta_persist_count:
         if known.terminated_topic_id:
             yield from _note_topic(replace(known, terminated_topic_id=""))
-        return None
+        return None, journal
     preserver = TransactionMetadataPreserver(
         settings.transaction_meta_persist_count,
         settings.transaction_meta_persist_time_in_hour,
         settings.transaction_meta_persist_total,
     )
-    topic = name.terminated_topic
-    identity = (yield from topic_ids([topic])).get(topic)
-    is_known = identity is not None and identity == known.terminated_topic_id
-    if identity is None:
-        ids = yield from create_topics([terminated_topic_spec(name, replication_factor)])
-        identity = ids[topic]
-        faults = []
-    else:
-        faults = preserver.restore((yield from read_compacted(topic)))
+    faults = preserver.restore(clients)
     if known.terminated_topic_id and not is_known:
         faults.append(f"topic {topic} was deleted or made again; the outcomes in it are forgotten")
     for fault in faults:
@@ -174,7 +179,7 @@ def open_preserver(
         preserver.adopt(draft)
     if not is_known:
         yield from _note_topic(replace(known, terminated_topic_id=identity))
-    return preserver
+    return preserver, journal
 
 
 def log_end_after(positions: Sequence[int]) -> int:

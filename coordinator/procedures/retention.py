@@ -45,6 +45,7 @@ from coordinator.steps import (
     delete_records,
     disk_bytes,
     group_commits,
+    now,
     read_children,
     read_node,
     read_nodes,
@@ -149,25 +150,34 @@ def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
     limited = [
         item
         for item in group.streams.values()
-        if item.config.retention.is_limited and item.config.state is Lifecycle.ACTIVE
+        if item.config.retention.is_limited
+        and item.config.state is Lifecycle.ACTIVE
+        and not (group.times.differ and item.config.retention.ms != FOREVER)
     ]
     if not limited:
         return
     ends = yield from stable_ends(
         [stream.topic_of(item) for stream in limited for item in stream.history.active.segment_ids]
     )
+    noted_ms = group.times.stamp(max(now_ms, (yield from now())))
     by_size = [stream for stream in limited if stream.config.retention.bytes != FOREVER]
     sizes: Mapping[str, int] = {}
     if by_size:
         wanted = [stream.topic_of(item) for stream in by_size for item in stream.counter.wanted(stream.history)]
         sizes = yield from disk_bytes(wanted)
     for stream in limited:
-        yield from _retain(group, stream, ends, sizes, now_ms)
+        yield from _retain(group, stream, ends, sizes, now_ms, noted_ms)
 
 
 def _retain(
-    group: GroupState, stream: StreamState, ends: Mapping[str, int], sizes: Mapping[str, int], now_ms: int
+    group: GroupState,
+    stream: StreamState,
+    ends: Mapping[str, int],
+    sizes: Mapping[str, int],
+    now_ms: int,
+    noted_ms: int,
 ) -> Steps[None]:
+    """Delete what its retention does not keep at ``now_ms``; the ends were there at ``noted_ms`` at the latest."""
     policy, history = stream.config.retention, stream.history
     wanted = {item: stream.topic_of(item) for item in stream.counter.wanted(history)}
     found = {item: sizes[topic] for item, topic in wanted.items() if topic in sizes}
@@ -175,10 +185,10 @@ def _retain(
     cut = {item: ends.get(stream.topic_of(item), -1) for item in history.active.segment_ids}
     if min(cut.values()) < 0:
         return
-    changed = is_mark_due(stream.marks, now_ms, written, cut, policy)
+    changed = is_mark_due(stream.marks, noted_ms, written, cut, policy)
     if changed:
-        stream.marks.append(Mark(now_ms, written, cut))
-    place = place_to_truncate(stream.marks, now_ms, written, policy)
+        stream.marks.append(Mark(noted_ms, written, cut))
+    place = place_to_truncate(stream.marks, group.times.earliest(now_ms), written, policy)
     if place is not None:
         floors = consistent(history, floors_of(history, stream.marks[place].cut))
         for spared in (yield from _read_by_groups(group, stream)).values():

@@ -39,7 +39,7 @@ def load_sessions(group: GroupState) -> Steps[None]:
 
 def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
     """Remove the records of sessions that registered long ago, once a day; such a client may register again."""
-    if now_ms < group.sessions_checked_ms + LOOK_MS:
+    if group.times.differ or now_ms < group.sessions_checked_ms + LOOK_MS:
         return
     group.sessions_checked_ms = now_ms
     writing = {item.owners.session[0] for item in group.fold.open.values()}

@@ -28,6 +28,7 @@ from bridge.model.under_way import Committing, Scaling
 from coordinator.effects import LogSummary
 from coordinator.errors import StaleStateError
 from coordinator.group import Doomed, GroupState, LeaderSettings
+from coordinator.procedures.journal import check_counters, check_journal, check_mark, open_journal
 from coordinator.procedures.outcomes import open_preserver
 from coordinator.procedures.restore import finish_restore, restore_ongoing, restore_snapshots
 from coordinator.procedures.retention import load_stream
@@ -75,14 +76,18 @@ def take_over(
 
     Raises:
         CorruptDataError: an internal topic was deleted and made again behind our back.
+        ZooKeeperOutdated: ZooKeeper was set back.
     """
     yield from take_identity(name)
     yield from ensure_nodes(paths.group_skeleton(name))
-    preserver = yield from open_preserver(name, settings, replication_factor)
+    preserver, journal = yield from open_preserver(name, settings, replication_factor)
     yield from _check_commit_log(name, replication_factor)
     terminated: dict[bytes, int] = {}
     group = GroupState(name, controller_epoch, make_fold(terminated), settings)
     group.preserver = preserver
+    group.journal.nodes = journal
+    yield from check_mark(group)
+    yield from check_journal(group)
     yield from _load_streams(group)
     raw = yield from read_node(paths.scaling(name))
     yield from _load_records(group)
@@ -90,6 +95,9 @@ def take_over(
     yield from confirm_leadership()
     yield from _check_buffers(group)
     yield from _read_logs(group, terminated, replication_factor, tail)
+    said = group.snapshots.summary
+    if said is not None:
+        yield from check_counters(group, (item for item in said.terminated if item not in said.aborted))
     if raw is not None:
         yield from finish_scale(group, Scaling.from_json(raw))
     ends = yield from end_offsets(sorted(group.partitions()))
@@ -119,6 +127,7 @@ def finish_pending(group: GroupState) -> Steps[None]:
     group.finished.extend(gone)
     group.recorded.difference_update(gone)
     group.begun &= group.fold.open.keys()
+    yield from open_journal(group)
 
 
 def _read_logs(

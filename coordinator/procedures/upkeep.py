@@ -26,7 +26,7 @@ def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
 
     The end is asked for after the deadline, so a commit that was asked for in time is always seen first.
     """
-    overdue = group.fold.ages.overdue(now_ms)
+    overdue = group.fold.ages.overdue(group.times.lease(now_ms))
     yield from _set_barriers(group, overdue)
     for transaction in overdue:
         barrier = group.barriers.get(transaction.id)

@@ -19,3 +19,7 @@ class Clock:
     def now_ms(self) -> int:
         """Milliseconds since 1970."""
         return int((self._offset_s + time.monotonic()) * 1000)
+
+    def wall_ms(self) -> int:
+        """What the machine's clock shows by now."""
+        return int(time.time() * 1000)

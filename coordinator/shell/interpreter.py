@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, cycle
 from typing import Any, Final, TypeVar, assert_never
 
@@ -64,7 +64,12 @@ class Interpreter:
     """
 
     def __init__(
-        self, settings: CoordinatorSettings, group: GroupName, session: ZooKeeperSession, controller_version: int
+        self,
+        settings: CoordinatorSettings,
+        group: GroupName,
+        session: ZooKeeperSession,
+        controller_version: int,
+        now_ms: Callable[[], int],
     ) -> None:
         """Prepare a term.
 
@@ -73,10 +78,12 @@ class Interpreter:
             group: Which group is led.
             session: The ZooKeeper session that holds the leadership.
             controller_version: Version of the controller node that makes this leader the newest.
+            now_ms: The leader's clock.
         """
         self._settings = settings
         self._group = group
         self._session = session
+        self._now_ms = now_ms
         self._fence = CheckNode(paths.controller(group), controller_version)
         self._admin = TopicAdmin(settings.bootstrap_servers, security=settings.security)
         self._keeper = TopicAdmin(settings.bootstrap_servers, security=settings.security, timeout_s=DELETE_S)
@@ -216,6 +223,8 @@ class Interpreter:
                 return self._append_late(source, items)
             case fx.FindLate(source, offset, targets):
                 return self._late.find(source, offset, targets)
+            case fx.Now():
+                return self._now_ms()
             case fx.DiskBytes(topics):
                 return self._measures.disk_bytes(topics)
             case fx.GroupCommits(groups):

@@ -37,6 +37,7 @@ from coordinator.shell.pulse import Pulse
 from coordinator.shell.standby import Standby
 from coordinator.succession import Candidates, gives_way_in_s, stands_in_s
 from coordinator.tail import WarmTail
+from coordinator.times import SPREAD_MAX_MS, Times
 
 logger = logging.getLogger(__name__)
 
@@ -211,8 +212,8 @@ class Leadership(threading.Thread):
             return True
         return False
 
-    def _raise_epoch(self) -> tuple[int, int]:
-        """The next controller epoch, ours now, and the version of its node."""
+    def _raise_epoch(self, clock: Clock, times: Times) -> tuple[int, int]:
+        """The next controller epoch, ours now, and the version of its node; ZooKeeper's clock is a witness of it."""
         path = paths.controller(self._group)
         self._session.ensure(path, ControllerEpoch(0, "", 0).to_json())
         self._session.sync()
@@ -220,8 +221,15 @@ class Leadership(threading.Thread):
         if node is None:
             raise StaleStateError(f"group {self._group} is gone")
         epoch = ControllerEpoch.from_json(node.value).epoch + 1 if node.value else 1
-        fresh = ControllerEpoch(epoch, self._settings.name, Clock().now_ms())
-        return epoch, self._session.set(path, fresh.to_json(), node.version)
+        before_ms = clock.now_ms()
+        fresh = ControllerEpoch(epoch, self._settings.name, before_ms)
+        version = self._session.set(path, fresh.to_json(), node.version)
+        after_ms = clock.now_ms()
+        stat = self._session.exists(path)
+        if stat is None or stat.version != version:
+            raise DeposedError("a newer leader has raised the controller epoch")
+        times.witness(before_ms, stat.modified_ms, after_ms)
+        return epoch, version
 
     def _begin_standby(self) -> None:
         if not self._is_rival:
@@ -248,8 +256,9 @@ class Leadership(threading.Thread):
 
     def _serve(self, warm: WarmTail | None) -> None:
         started = time.monotonic()
-        epoch, version = self._raise_epoch()
-        interpreter = Interpreter(self._settings, self._group, self._session, version)
+        clock, times = Clock(), Times()
+        epoch, version = self._raise_epoch(clock, times)
+        interpreter = Interpreter(self._settings, self._group, self._session, version, clock.now_ms)
         tail = BufferTail(self._settings.bootstrap_servers, self._settings.security)
         try:
             group, ends = interpreter.run(
@@ -262,6 +271,9 @@ class Leadership(threading.Thread):
                     tail=warm,
                 )
             )
+            group.times = times
+            if times.differ:
+                self._warn_of_clocks(times)
             unread = sum(ends.values()) - sum(group.fold.positions.get(partition, 0) for partition in ends)
             self._fold_until(tail, group, ends)
             interpreter.run(finish_pending(group))
@@ -282,7 +294,7 @@ class Leadership(threading.Thread):
             )
             self.is_leading = True
             with Pulse(self._settings) as pulse:
-                self._loop(interpreter, tail, group, pulse, took_s)
+                self._loop(interpreter, tail, group, pulse, took_s, clock)
         finally:
             # First of all let others begin: closing takes long if the servers do not answer.
             self._yield_lead()
@@ -298,11 +310,18 @@ class Leadership(threading.Thread):
         except UnknownWriteError as fault:
             logger.info("%s: the takeover may still seem to be under way: %s", self._group, fault)
 
-    def _loop(self, interpreter: Interpreter, tail: BufferTail, group: GroupState, pulse: Pulse, took_s: float) -> None:
+    def _loop(
+        self,
+        interpreter: Interpreter,
+        tail: BufferTail,
+        group: GroupState,
+        pulse: Pulse,
+        took_s: float,
+        clock: Clock,
+    ) -> None:
         since = time.monotonic()
         give_way_at = float("inf")
         holder = self._session.session_id
-        clock = Clock()
         requested = threading.Event()
         requested.set()
         reported: Counter[str] = Counter()
@@ -327,6 +346,7 @@ class Leadership(threading.Thread):
                 self._session.children(paths.requests(self._group), requested.set)
             self._fold(tail, group, 0.0 if asked else self._settings.poll_s)
             self._tell(group)
+            self._look_at_clocks(group, clock)
             if interpreter.run(work(group, clock.now_ms(), requests=asked)):
                 requested.set()
             self._tell(group)
@@ -418,6 +438,26 @@ class Leadership(threading.Thread):
                 served_s,
             )
         return left
+
+    def _look_at_clocks(self, group: GroupState, clock: Clock) -> None:
+        """Hear what brokers and the machine say of the time; one line in each term if that does not fit together."""
+        times, knew, now_ms = group.times, group.times.differ, clock.now_ms()
+        times.witness_append(group.fold.appended_ms, now_ms)
+        times.witness_wall(clock.wall_ms(), now_ms)
+        if times.differ and not knew:
+            self._warn_of_clocks(times)
+
+    def _warn_of_clocks(self, times: Times) -> None:
+        logger.warning(
+            "%s: the clocks of this machine, ZooKeeper and the brokers differ by %.0f s, %.0f s are allowed: nothing "
+            "is deleted for its age, and leases may end late, until they are set right and the group has a new leader; "
+            "they are behind this machine's by %.0f s, and ahead of it by %.0f s, at most",
+            self._group,
+            times.spread_ms / 1000,
+            SPREAD_MAX_MS / 1000,
+            -times.earliest(0) / 1000,
+            times.latest(0) / 1000,
+        )
 
     def _yield_lead(self) -> None:
         """Remove the leader node if it is ours."""

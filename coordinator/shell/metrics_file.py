@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.group import GroupState
-from coordinator.metrics import count_lines, fault_lines
+from coordinator.metrics import clock_lines, count_lines, fault_lines
 
 logger = logging.getLogger(__name__)
 
@@ -83,4 +83,5 @@ def leader_lines(group: GroupState) -> Iterator[str]:
     segments = sum(len(item.aborted.indexes) for item in group.snapshots.partitions.values())
     yield from count_lines(str(group.name), group.counts)
     yield from fault_lines(str(group.name), ((name, fault.code) for name, fault in group.faults.items()))
+    yield from clock_lines(str(group.name), group.times.spread_ms, differ=group.times.differ)
     yield from group.snapshots.metrics.lines(str(group.name), segments)

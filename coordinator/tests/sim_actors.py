@@ -39,7 +39,11 @@ from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import WRITE_BYTES_MAX, Blocked, Fenced, Gone, Record, World, shard
 
 LEASE_MS = 4_000
+NEVER_MS = 1 << 60
 NEWS_TAKE_MS = 1_500
+DAY_MS = 24 * 3_600_000
+SKEWS_MS = (0, 0, 1_500, 0, -1_500, 40 * DAY_MS, -3 * DAY_MS)
+"""By how much the clocks of leaders are ahead, one term after the other."""
 PROCEDURES = (
     "clear_snapshots",
     "take_snapshots",
@@ -52,6 +56,7 @@ PROCEDURES = (
     "delete_stream",
     "delete_further",
     "record_long",
+    "expire_overdue",
     "remove_records",
     "truncate_buffers",
     "truncate_stream",
@@ -108,6 +113,8 @@ class Attempt:
     sent: dict[PieceKey, list[tuple[StreamName, Record]]] = field(default_factory=dict)
     outcome: ControlRecord | None = None
     order: CommitOrder | None = None
+    begun_ms: int = 0
+    asked_ms: int = 0
 
 
 class Client:
@@ -179,7 +186,7 @@ class Client:
         return epoch
 
     def _begin(self, identifier: TransactionId, begin: BeginFrame) -> Attempt:
-        attempt = Attempt(identifier, begin)
+        attempt = Attempt(identifier, begin, begun_ms=self.world.clock_ms)
         self.attempts.append(attempt)
         for name in begin.streams:
             self._send(attempt, name, FrameHeader(FrameKind.BEGIN, identifier.bytes), begin.encode())
@@ -191,7 +198,7 @@ class Client:
         if chance < 0.75:
             self._write(self.current)
         elif chance < 0.93:
-            self.current.ended = "commit"
+            self.current.ended, self.current.asked_ms = "commit", self.world.clock_ms
             if self.rng.random() < 0.4:
                 self.current.offsets = (self._offsets(),)
             if self.rng.random() < 0.4:
@@ -361,6 +368,7 @@ class Leader:
         world.controller_epoch += 1
         self.world = world
         self.epoch = world.controller_epoch
+        self.skew_ms = SKEWS_MS[self.epoch % len(SKEWS_MS)]
         self.alive = True
         self.group: GroupState | None = None
         self.barrier: dict[Partition, int] = {}
@@ -387,14 +395,20 @@ class Leader:
                     return
                 self.procedure = finish_pending(self.group)
             else:
-                self.procedure = work(self.group, clock_ms, requests=True)
+                now_ms = clock_ms + self.skew_ms
+                if "trusts-its-clock" not in self.world.faults:
+                    self.group.times.witness_append(self.group.fold.appended_ms, now_ms)
+                self.procedure = work(self.group, now_ms, requests=True)
             self.result = None
             self.look_ahead()
             return
         self.look_ahead()
         if self.effect is not None:
             try:
+                self.world.acting = self.place()
                 self.result = self.world.execute(self.effect, self.epoch)
+                if isinstance(self.effect, fx.Now):
+                    self.result += self.skew_ms
                 self.effect = None
             except Blocked:
                 return
@@ -421,6 +435,9 @@ class Leader:
             self.group, self.barrier = value
             if "timed-seal" in self.world.faults:
                 self.group.watch = BlindWatch(0)
+            if "trusts-its-clock" not in self.world.faults:
+                now_ms = self.world.clock_ms + self.skew_ms
+                self.group.times.witness(now_ms, self.world.clock_ms, now_ms)
             self.fences = deepcopy(self.group.fold.fences)
             self.world.takeovers.update(self.group.counts)
         elif not self.pending_done:
@@ -435,6 +452,7 @@ class Leader:
         try:
             self.look_ahead()
             if self.effect is not None:
+                self.world.acting = self.place()
                 self.world.execute_partly(self.effect, self.epoch, share)
         except (Blocked, Fenced, fx.Refused):
             return
@@ -458,7 +476,7 @@ class Leader:
                 raise Gone
             entries = log.entries[start : start + rng.randint(0, 12)]
             for offset, entry in enumerate(entries, start):
-                self.group.fold.fold(stream, (topic, number), offset, clock_ms, *entry.item)
+                self.group.fold.fold(stream, (topic, number), offset, entry.appended_ms, *entry.item)
 
 
 def scale_request(world: World, stream: StreamName, rng: random.Random, clock_ms: int) -> Request | None:

@@ -7,9 +7,11 @@ from collections import Counter
 from bridge.model.control import FENCED, ControlKind, ControlRecord
 from bridge.model.epochs import check_chain
 from bridge.model.identifiers import SegmentId
+from bridge.model.journal import split
 from bridge.model.names import GroupName, StreamName
 from bridge.model.terminated import decode_terminated
 from coordinator.tests.sim_actors import REMEMBERED, Client
+from coordinator.tests.sim_clocks import lease_faults
 from coordinator.tests.sim_conditions import condition_faults, refusal_faults
 from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_pipelines import PipeliningClient, may_be_forsaken, order_faults
@@ -50,6 +52,7 @@ def faults(world: World, group: GroupName, streams: list[StreamName], clients: l
             if numbers != sorted(numbers):
                 found.append(f"records of key {key} in {stream} are out of order: {numbers}")
     _check_clients(world, streams, clients, outcomes, placed, found)
+    _check_leases(world, group, clients, outcomes, found)
     _check_memory(world, group, log, found)
     ended = {str(record.transaction): (record.kind is ControlKind.COMMIT, offset) for offset, record in log}
     for client in clients:
@@ -58,6 +61,19 @@ def faults(world: World, group: GroupName, streams: list[StreamName], clients: l
         if isinstance(client, PipeliningClient):
             found.extend(order_faults(client, outcomes))
     return found
+
+
+def _check_leases(
+    world: World, group: GroupName, clients: list[Client], outcomes: dict[str, ControlRecord], found: list[str]
+) -> None:
+    decided = {
+        str(entry.item.transaction): entry.appended_ms
+        for entry in world.topics[group.commit_log_topic].entries
+        if entry.item is not None and entry.item.kind is not ControlKind.BEGIN
+    }
+    for attempt in (attempt for client in clients for attempt in client.attempts):
+        if str(attempt.id) in outcomes:
+            found.extend(lease_faults(attempt, outcomes[str(attempt.id)], decided[str(attempt.id)]))
 
 
 def _check_memory(world: World, group: GroupName, log: list[tuple[int, ControlRecord]], found: list[str]) -> None:
@@ -71,7 +87,7 @@ def _check_memory(world: World, group: GroupName, log: list[tuple[int, ControlRe
         key.decode(): [
             (str(item.transaction), item.committed, item.position, item.records) for item in decode_terminated(value)[0]
         ]
-        for key, value in world.latest(group.terminated_topic).items()
+        for key, value in split(world.latest(group.terminated_topic))[0].items()
     }
     for client in ended.keys() | remembered.keys():
         expected = ended.get(client, [])[-REMEMBERED:]

@@ -13,7 +13,7 @@ from bridge.model.names import GroupName, StreamName
 from bridge.model.records import ClientSession
 from bridge.model.requests import Answer, Request, RequestKind
 from bridge.model.transaction import State
-from coordinator.tests.sim_actors import LEASE_MS, Attempt, Client, commit_frame
+from coordinator.tests.sim_actors import LEASE_MS, NEVER_MS, Attempt, Client, commit_frame
 from coordinator.tests.sim_world import World
 
 Answered = Callable[[Answer], None]
@@ -65,7 +65,7 @@ class RestartingClient(Client):
         self.epoch += 1
         path = paths.session(self.group, self.name)
         self.world.ensure(path)
-        self.world.nodes[path] = ClientSession(self.name, self.epoch, 0).to_json()
+        self.world.nodes[path] = ClientSession(self.name, self.epoch, self.world.clock_ms).to_json()
 
     def _ask(self, answered: Answered, kind: RequestKind, **what: object) -> None:
         request = Request(kind=kind, owner=self.name, created_ms=0, **what)  # type: ignore[arg-type]
@@ -76,6 +76,7 @@ class RestartingClient(Client):
 
     def _restart(self, attempt: Attempt) -> None:
         self.restarts += 1
+        attempt.asked_ms = NEVER_MS  # by this session; what an older one has asked for need not be heard
         before = self.epoch
         self._register()
         self._ask(lambda _: self._fenced(attempt, before), RequestKind.FENCE, owner_epoch=self.epoch)

@@ -90,6 +90,7 @@ class Entry:
 
     item: Any
     native: Native | None = None
+    appended_ms: int = 0
 
 
 def shard(topic: str, partition: int) -> str:
@@ -163,6 +164,7 @@ class World:
     ``deaf-retention`` (what a group has read is not asked), ``greedy-expiry`` (more epochs are dropped than nobody
     needs), ``careless-expiry`` (open transactions are not asked for), ``baseless-expiry`` (where sequence ids begin is
     not kept), ``forgetful-expiry`` (nor where records were),
+    ``trusts-its-clock`` (a leader asks nobody else for the time),
     ``untied-outcomes`` (what is remembered of outcomes is written outside of the round), ``first-guess`` (positions
     that were foretold wrongly are not put right), ``forgotten-sessions`` (a new leader does not know of the sessions of
     clients), ``timed-seal`` (where a segment ends is inferred, and nobody looks again), ``forgotten-late`` (what was
@@ -178,6 +180,10 @@ class World:
         """What ZooKeeper takes in one multi."""
         self.topics: dict[str, Topic] = {}
         self.nodes = Nodes()
+        self.clock_ms = 0
+        """What the clocks of brokers and ZooKeeper show; each leader has another one."""
+        self.acting = ""
+        """Procedure and effect that are being carried out."""
         self.controller_epoch = 0
         self.identity = 0
         self.open: dict[int, Native] = {}
@@ -207,6 +213,8 @@ class World:
         """Called with a topic and an offset before what is below it is deleted; raises if that must not be."""
         self.may_drop: Callable[[str, bytes], None] = lambda *_: None
         """Called with path and value of what a stream has lost before epochs of it are dropped; raises likewise."""
+        self.may_remove: Callable[[str, set[SegmentId]], None] = lambda *_: None
+        """Called with the path of what a stream has lost and segments before these are noted there; raises likewise."""
         self.spoil_write: Callable[[Sequence[NodeOperation]], Sequence[NodeOperation]] = list
         """Changes what is written."""
         self.takeovers: Counter[str] = Counter()
@@ -223,7 +231,7 @@ class World:
         log = self.topics.get(topic)
         if log is None or (log.sealed and "open-seal" not in self.faults):
             return None
-        log.entries.append(Entry(item))
+        log.entries.append(Entry(item, None, self.clock_ms))
         return len(log.entries) - 1
 
     def begin_foreign(self, topic: str, owner: int) -> None:
@@ -251,7 +259,7 @@ class World:
         self.inside.remove(append)
         log = self.topics.get(append.topic)
         if log is not None:
-            log.entries.append(Entry(append.item))
+            log.entries.append(Entry(append.item, None, self.clock_ms))
             self.late[append.item.value] = append.topic, len(log.entries) - 1
             append.landed()
 
@@ -354,6 +362,8 @@ class World:
                 if any(row.origin == (source, offset) for log in logs for _, row in log.visible()):
                     return True
                 return None if any(log.stable_end() < len(log.entries) for log in logs) else False
+            case fx.Now():
+                return self.clock_ms
             case fx.DiskBytes(names):
                 return {name: 100 * len(self.topics[name].entries) for name in names}
             case fx.GroupCommits(groups):
@@ -493,7 +503,10 @@ class World:
             if "/epochs/" in operation.path:
                 self.past[operation.path] = operation.value
             elif operation.path.endswith("/truncation"):
-                self.lost.setdefault(operation.path, set()).update(Truncation.from_json(operation.value).removed)
+                lost = self.lost.setdefault(operation.path, set())
+                removed = set(Truncation.from_json(operation.value).removed)
+                self.may_remove(operation.path, removed - lost)
+                lost.update(removed)
                 if drops:
                     self.may_drop(operation.path, operation.value)
 
@@ -675,7 +688,7 @@ class World:
         native = self.open.setdefault(leader, Native(leader))
         if topic not in native.topics:
             native.topics.append(topic)
-        log.entries.append(Entry(item, native))
+        log.entries.append(Entry(item, native, self.clock_ms))
         if topic in self.late_markers:
             self.late_markers.discard(topic)
             log.entries.append(Entry(None))

@@ -63,7 +63,7 @@ class House:
     def open(self, **settings: int) -> None:
         """Begin a term."""
         self.group.settings = replace(LeaderSettings(), **settings)  # type: ignore[arg-type]
-        self.group.preserver = self.do(open_preserver(GROUP, self.group.settings, -1))
+        self.group.preserver, _ = self.do(open_preserver(GROUP, self.group.settings, -1))
         self.group.log_end = None
         known = Group.from_json(self.world.nodes[paths.group(GROUP)])
         if not known.commit_log_topic_id:

@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 
 from bridge.model import paths
+from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
 from bridge.model.records import Group, Truncation
 from bridge.model.requests import Request, RequestKind
@@ -24,6 +25,7 @@ from coordinator.tests import sim_snapshots as snapshots
 from coordinator.tests.sim_actors import Client, Leader, fold_of, scale_request
 from coordinator.tests.sim_admin import ADMIN_DEFECTS, Administrator, denying, make_old_stream
 from coordinator.tests.sim_checks import faults
+from coordinator.tests.sim_clocks import RETENTION_MS, check_age
 from coordinator.tests.sim_expiry import check_drop, spoiled, whole_history_of
 from coordinator.tests.sim_pipelines import PipeliningClient
 from coordinator.tests.sim_sessions import RestartingClient
@@ -70,7 +72,7 @@ class Run:
         self.world = World(defects)
         self.world.write_bytes_max = WRITE_BYTES_MAX
         self.world.spoil = lambda value: snapshots.spoil(value, defects)
-        self.clock_ms = 1_000_000
+        self.clock_ms = 10_000_000_000
         self.forgetful = "forgetful" in defects
         self.crash_points: Counter[str] = Counter()
         self.appends = 0
@@ -103,8 +105,18 @@ class Run:
         self.world.may_delete = self._check_deletion
         self.world.may_drop = self._check_drop
         self.world.spoil_write = lambda operations: denying(self.world, spoiled(self.world, operations))
-        self.world.request(GROUP, retention_request(STREAMS[0], -1, -1).to_json())
+        self.world.may_remove = self._check_removal
+        self.world.request(GROUP, retention_request(STREAMS[0], RETENTION_MS, -1).to_json())
         self.world.request(GROUP, retention_request(STREAMS[1], 2_000, 3_000).to_json())
+
+    @property
+    def clock_ms(self) -> int:
+        """The time that all clocks but those of leaders show."""
+        return self.world.clock_ms
+
+    @clock_ms.setter
+    def clock_ms(self, value: int) -> None:
+        self.world.clock_ms = value
 
     def go(self) -> list[str]:
         """Run with crashes, then let everything end; gives the broken promises."""
@@ -232,6 +244,14 @@ class Run:
             check_buffer(self.world, GROUP, topic, before)
         else:
             check_deletion(self.world, topic, before)
+            stream, segment = parse_segment_topic(topic)
+            if stream == STREAMS[0] and topic in self.world.topics and not self.world.acting.endswith("/DeleteTopics"):
+                check_age(self.world, stream, segment, before)
+
+    def _check_removal(self, path: str, segments: set[SegmentId]) -> None:
+        if path == paths.truncation(STREAMS[0]):
+            for segment in segments:
+                check_age(self.world, STREAMS[0], segment)
 
     def _check_drop(self, path: str, value: bytes) -> None:
         stream = next(item for item in STREAMS if paths.truncation(item) == path)
@@ -393,6 +413,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "forgotten-late",
         "unordered-session",
         "gaps-in-session",
+        "trusts-its-clock",
         *snapshots.SNAPSHOT_DEFECTS,
         *snapshots.ONGOING_DEFECTS,
         *STANDBY_DEFECTS,

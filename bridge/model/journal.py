@@ -1,0 +1,101 @@
+"""The journal of a group: what its leader has last written to ZooKeeper, once more, in Kafka.
+
+ZooKeeper may be restored from a backup; Kafka then knows of what ZooKeeper has forgotten. So a leader keeps a copy of
+the nodes that say what there is: the group's streams with their epochs and what was removed of them, its controller
+epoch, and the transaction counter as it was when it took over. The copy follows ZooKeeper and is never ahead of it, so
+whatever it knows and ZooKeeper does not has been lost there.
+
+It stands in the compacted topic of terminated transactions, beside the client names: the key of a record is a zero byte
+and the path of the node. In place of a stream that was deleted stands the name of the node that keeps the numbers which
+it has used (:mod:`bridge.model.lives`), or nothing. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from bridge.model import paths
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import GroupName, StreamName
+from bridge.model.records import ControllerEpoch, Truncation
+
+_MARK: Final = b"\0"
+DELETED: Final = b""
+"""Stands for a stream that was deleted, and of which no numbers are known."""
+
+Journal = Mapping[str, bytes]
+"""Values of nodes by their paths."""
+
+
+def key_of(path: str) -> bytes:
+    """The key of a node's record."""
+    return _MARK + path.encode()
+
+
+def is_deleted(value: bytes) -> bool:
+    """Whether this stands for a stream that was deleted; others have a configuration, which is JSON."""
+    return not value.startswith(b"{")
+
+
+def split(records: Mapping[bytes, bytes]) -> tuple[dict[bytes, bytes], dict[str, bytes]]:
+    """The records of client names, and the journal, of what stands in the topic."""
+    clients = {key: value for key, value in records.items() if not key.startswith(_MARK)}
+    journal = {key[1:].decode("utf-8", "replace"): value for key, value in records.items() if key.startswith(_MARK)}
+    return clients, journal
+
+
+def streams_of(journal: Journal) -> dict[StreamName, bytes]:
+    """The values of all streams that it knows, deleted ones included."""
+    found = {}
+    for path, value in journal.items():
+        parts = path.split("/")
+        if len(parts) == 5 and parts[1] == "scopes" and parts[3] == "streams":
+            found[StreamName(parts[2], parts[4])] = value
+    return found
+
+
+def epochs_of(journal: Journal, stream: StreamName) -> dict[int, bytes]:
+    """The values of a stream's epochs, by their numbers, in order."""
+    prefix = f"{paths.epochs(stream)}/"
+    found = {int(path.removeprefix(prefix)): value for path, value in journal.items() if path.startswith(prefix)}
+    return dict(sorted(found.items()))
+
+
+def lost(journal: Journal, nodes: Mapping[str, bytes | None], name: GroupName, controller_epoch: int) -> list[str]:
+    """What the journal knows and ZooKeeper does not, as sentences; empty unless ZooKeeper was set back.
+
+    Args:
+        journal: Of the group.
+        nodes: The nodes of the group's streams as ZooKeeper has them, and the transaction counter.
+        name: The group.
+        controller_epoch: The new leader's.
+    """
+    found = []
+    raised = journal.get(paths.controller(name))
+    if raised is not None and (epoch := ControllerEpoch.from_json(raised).epoch) >= controller_epoch:
+        found.append(f"the group was led with controller epoch {epoch}, ZooKeeper gives out {controller_epoch}")
+    counter, known = journal.get(paths.TRANSACTION_COUNTER), nodes.get(paths.TRANSACTION_COUNTER)
+    if counter is not None and int(counter) > int(known or b"0"):
+        found.append(f"the transaction counter was {int(counter)}, ZooKeeper has {int(known or b'0')}")
+    for stream, value in streams_of(journal).items():
+        if is_deleted(value):
+            continue
+        if nodes.get(paths.stream(stream)) is None:
+            found.append(f"ZooKeeper does not know stream {stream}")
+            continue
+        prefix = f"{paths.epochs(stream)}/"
+        last = max((int(path.removeprefix(prefix)) for path in nodes if path.startswith(prefix)), default=-1)
+        newest = max(epochs_of(journal, stream), default=-1)
+        if newest > last:
+            found.append(f"stream {stream} has epoch {newest}, ZooKeeper knows {last} at most")
+        gone = _removed(journal.get(paths.truncation(stream)))
+        here = Truncation.from_json(raw) if (raw := nodes.get(paths.truncation(stream))) else Truncation()
+        missing = [item for item in gone if here.keeps(item.epoch) and item not in here.removed]
+        if missing:
+            found.append(f"{len(missing)} segments of stream {stream} were removed, such as {min(missing)}")
+    return found
+
+
+def _removed(raw: bytes | None) -> frozenset[SegmentId]:
+    return frozenset() if raw is None else Truncation.from_json(raw).removed

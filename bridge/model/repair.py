@@ -1,0 +1,251 @@
+"""The repair of a ZooKeeper that was set back: what is to be written there, told from what Kafka knows. Pure.
+
+What Kafka knows: the journal of each group (:mod:`bridge.model.journal`), the ids in its commit log and its buffers,
+and which topics there are. What counts up is raised beyond anything that may have been given out meanwhile; what was
+lost is written again; what was under way at the time of the backup and is finished since is taken out, so that nobody
+does it a second time.
+
+A repair begins with a mark that keeps every leader away, and ends with taking it out; each step can be done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bridge.errors import CorruptDataError, InvalidNameError
+from bridge.model import paths
+from bridge.model.identifiers import TransactionId
+from bridge.model.journal import Journal, epochs_of, is_deleted, streams_of
+from bridge.model.names import GroupName, StreamName, parse_segment_topic
+from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.records import ClientSession, ControllerEpoch, StreamConfig, epoch_from_json
+from bridge.model.under_way import Committing, Scaling
+
+COUNTER_JUMP: Final = 1 << 48
+"""Clients reserve counters in blocks, and nobody knows which of them they have not used yet."""
+VERSION_JUMP: Final = 2_000
+"""How often a node is written whose version counts: by more than may have been given out since the backup."""
+NODES_AT_ONCE: Final = 200
+
+Nodes = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do: what for, and the multis, each of which is carried out whole or not at all."""
+
+    what: str
+    batches: tuple[tuple[NodeOperation, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupEvidence:
+    """What Kafka knows of a group.
+
+    Attributes:
+        journal: Its journal.
+        counter: The highest transaction counter that was seen in use; -1 if none was.
+        ongoing: Transactions that have begun and have no outcome.
+        sessions: The newest session of each client name that has written to its buffers.
+        topics: All topics there are, with their ids.
+    """
+
+    name: GroupName
+    journal: Journal
+    counter: int = -1
+    ongoing: Collection[TransactionId] = ()
+    sessions: Mapping[str, int] = field(default_factory=dict)
+    topics: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Step]:
+    """What is to be done, in this order.
+
+    Args:
+        nodes: All of ZooKeeper below the root path, by path.
+        groups: The groups that ZooKeeper knows.
+        now_ms: The time.
+
+    Raises:
+        CorruptDataError: something was lost that nobody knows any more; nothing can be repaired.
+    """
+    steps = [step for group in groups for step in _mark(nodes, group.name)]
+    for group in groups:
+        _check_epochs(nodes, group)
+        steps += _group(nodes, group, now_ms)
+    known = int(nodes.get(paths.TRANSACTION_COUNTER) or b"0")
+    journaled = [int(group.journal.get(paths.TRANSACTION_COUNTER, b"0")) for group in groups]
+    counter = max([known, *journaled, *(group.counter + 1 for group in groups)]) + COUNTER_JUMP
+    raised = _put(nodes, paths.TRANSACTION_COUNTER, b"%d" % counter)
+    steps.append(Step(f"raise the transaction counter from {known} to {counter}", ((raised,),)))
+    unmarked = tuple(DeleteNode(paths.outdated(group.name)) for group in groups)
+    steps.append(Step("let coordinators lead again", (unmarked,)))
+    return steps
+
+
+def _mark(nodes: Nodes, name: GroupName) -> Iterator[Step]:
+    if paths.outdated(name) not in nodes:
+        why = b"a repair has begun and has not ended; run it again"
+        yield Step(f"keep coordinators from leading {name}", ((CreateNode(paths.outdated(name), why),),))
+
+
+def _group(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
+    name = group.name
+    yield _controller(nodes, group, now_ms)
+    for stream, value in streams_of(group.journal).items():
+        if is_deleted(value):
+            yield from _forget_stream(nodes, group, stream, value.decode())
+        else:
+            yield from _restore_stream(nodes, group, stream)
+    yield from _under_way(nodes, group)
+    yield from _delete(nodes, f"drop admin requests of {name}, which would be carried out again", paths.requests(name))
+    for number in range(paths.BUCKETS):
+        bucket = f"{paths.transactions(name)}/{number:02x}"
+        yield from _delete(nodes, f"drop records of transactions of {name}; its leader makes them anew", bucket)
+    yield from _sessions(nodes, group, now_ms)
+    wanted = {paths.parts(name, item) for item in group.ongoing} | set(_children(nodes, paths.parts_of(name)))
+    for path in sorted(wanted):
+        created = () if path in nodes else (CreateNode(path, b""),)
+        again = (SetNode(path, b""),) * VERSION_JUMP
+        yield Step(f"raise the part numbers of {path.rpartition('/')[2]} by {VERSION_JUMP}", ((*created, *again),))
+
+
+def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Step:
+    """Its version counts as well: a leader of before must not find the one that it knew."""
+    path = paths.controller(group.name)
+    raw, journaled = nodes.get(path), group.journal.get(path)
+    known = ControllerEpoch.from_json(raw).epoch if raw else 0
+    last = ControllerEpoch.from_json(journaled).epoch if journaled else 0
+    epoch = max(known, last) + VERSION_JUMP
+    value = ControllerEpoch(epoch, "repair", now_ms).to_json()
+    batch: tuple[NodeOperation, ...] = (SetNode(path, value),) * (epoch - known)
+    what = f"raise the controller epoch of {group.name} from {known} to {epoch}"
+    sizes = range(0, len(batch), VERSION_JUMP)
+    created = () if path in nodes else (CreateNode(path, value),)
+    return Step(
+        what,
+        tuple((*created, *batch[at : at + VERSION_JUMP]) if at == 0 else batch[at : at + VERSION_JUMP] for at in sizes),
+    )
+
+
+def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> Iterator[Step]:
+    journal = group.journal
+    prefix = paths.stream(stream)
+    wanted = {path: value for path, value in journal.items() if path == prefix or path.startswith(f"{prefix}/")}
+    first = min(epochs_of(journal, stream), default=0)
+    parents = () if paths.epochs(stream) in nodes else (CreateNode(paths.epochs(stream), b""),)
+    changed = [_put(nodes, path, value) for path, value in sorted(wanted.items()) if nodes.get(path) != value]
+    dropped = [
+        DeleteNode(path) for path in _children(nodes, paths.epochs(stream)) if int(path.rpartition("/")[2]) < first
+    ]
+    operations = [*changed[:1], *parents, *changed[1:]] if paths.stream(stream) not in nodes else [*parents, *changed]
+    operations += dropped
+    if operations:
+        known = sum(isinstance(item, CreateNode) and "/epochs/" in item.path for item in changed)
+        what = f"restore stream {stream}: {known} epochs, {len(changed) - known} other nodes, {len(dropped)} go"
+        yield Step(what, _batches(operations))
+
+
+def _forget_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName, former: str) -> Iterator[Step]:
+    parent = paths.formers(stream.scope)
+    if former and f"{parent}/{former}" not in nodes:
+        created = [CreateNode(path, b"") for path in (parent, f"{parent}/{former}") if path not in nodes]
+        yield Step(f"keep the numbers that stream {stream} has used, which was deleted", (tuple(created),))
+    raw = nodes.get(paths.stream(stream))
+    config = None if raw is None else StreamConfig.from_json(raw)
+    if config is None or group.topics.get(config.buffer_topic) == config.buffer_topic_id:
+        return
+    below = [path for path in nodes if path.startswith(f"{paths.stream(stream)}/")]
+    doomed = sorted([paths.stream(stream), *below], key=lambda path: (-path.count("/"), path))
+    yield Step(f"delete stream {stream}, which has been deleted since", _batches([*map(DeleteNode, doomed)]))
+
+
+def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[Step]:
+    """What was finished since the backup must not be finished again."""
+    path = paths.scaling(group.name)
+    if path in nodes:
+        scaling = Scaling.from_json(nodes[path])
+        if scaling.epoch <= _newest(group.journal, scaling.stream):
+            yield Step(
+                f"drop the scale of {scaling.stream} to epoch {scaling.epoch}: it is done", ((DeleteNode(path),),)
+            )
+    path = paths.committing(group.name)
+    if path in nodes:
+        committing = Committing.from_json(nodes[path])
+        if all(_is_rolled(group.journal, item.stream, item.new_active_epoch) for item in committing.rolls):
+            count = len(committing.transactions)
+            yield Step(f"drop the rolling commit of {count} transactions: it is done", ((DeleteNode(path),),))
+
+
+def _is_rolled(journal: Journal, stream: str, epoch: int) -> bool:
+    """Whether the duplicates that ended with this epoch have got their ends: that is the last thing that is written."""
+    known = epochs_of(journal, StreamName.parse(stream))
+    raw = known.get(epoch)
+    if raw is None:
+        return bool(known) and min(known) > epoch
+    return bool(epoch_from_json(raw).sealed_ends)
+
+
+def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
+    """Nobody knows which of them is the newest, so each is over: whoever goes on begins a new one."""
+    operations = []
+    parent = paths.sessions(group.name)
+    known = {path: ClientSession.from_json(nodes[path]) for path in _children(nodes, parent) if nodes[path]}
+    names = {item.client_name for item in known.values()} | {item for item, epoch in group.sessions.items() if epoch}
+    for client in sorted(names):
+        path = paths.session(group.name, client)
+        session = known.get(path, ClientSession(client, 0, now_ms))
+        epoch = max(session.epoch, group.sessions.get(client, 0), now_ms // 60_000) + 1
+        value = ClientSession(client, epoch, now_ms, session.shared).to_json()
+        operations.append(_put(nodes, path, value))
+    if operations:
+        yield Step(f"end all sessions of the {len(names)} named clients of {group.name}", _batches(operations))
+
+
+def _check_epochs(nodes: Nodes, group: GroupEvidence) -> None:
+    """Raise CorruptDataError if there are segments of epochs that nobody has written down."""
+    begun: dict[StreamName, int] = {}
+    path = paths.scaling(group.name)
+    if path in nodes:
+        scaling = Scaling.from_json(nodes[path])
+        begun[scaling.stream] = scaling.epoch
+    if paths.committing(group.name) in nodes:
+        for item in Committing.from_json(nodes[paths.committing(group.name)]).rolls:
+            begun[StreamName.parse(item.stream)] = item.new_active_epoch
+    streams = {name for name, value in streams_of(group.journal).items() if not is_deleted(value)}
+    for topic in sorted(group.topics):
+        try:
+            stream, segment = parse_segment_topic(topic)
+        except InvalidNameError:
+            continue
+        newest = max(_newest(group.journal, stream), begun.get(stream, -1))
+        if stream in streams and segment.epoch > newest:
+            raise CorruptDataError(
+                f"topic {topic} belongs to an epoch whose key ranges nobody has written down: the journal of "
+                f"{group.name} ends at epoch {newest} of {stream}; nothing was changed. If the topic is empty, a scale "
+                "was interrupted: delete it, and repair again; else restore ZooKeeper from a later backup"
+            )
+
+
+def _newest(journal: Journal, stream: StreamName) -> int:
+    return max(epochs_of(journal, stream), default=-1)
+
+
+def _delete(nodes: Nodes, what: str, parent: str) -> Iterator[Step]:
+    doomed = _children(nodes, parent)
+    if doomed:
+        yield Step(f"{what} ({len(doomed)})", _batches([*map(DeleteNode, doomed)]))
+
+
+def _children(nodes: Nodes, parent: str) -> list[str]:
+    return sorted(path for path in nodes if path.rpartition("/")[0] == parent)
+
+
+def _put(nodes: Nodes, path: str, value: bytes) -> NodeOperation:
+    return SetNode(path, value) if path in nodes else CreateNode(path, value)
+
+
+def _batches(operations: Sequence[NodeOperation]) -> tuple[tuple[NodeOperation, ...], ...]:
+    return tuple(tuple(operations[at : at + NODES_AT_ONCE]) for at in range(0, len(operations), NODES_AT_ONCE))

@@ -1,0 +1,117 @@
+"""The shell of ``rollbridge repair``: reads ZooKeeper and Kafka, and does what :mod:`bridge.model.repair` plans."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from bridge.config import ConnectionSettings
+from bridge.errors import CorruptDataError
+from bridge.kafka.compacted import read_all, read_latest
+from bridge.kafka.topics import TopicAdmin
+from bridge.model import paths
+from bridge.model.control import ControlKind, peek_kind
+from bridge.model.frames import FrameKind, decode_begin, unpack_bundle, unpack_header
+from bridge.model.identifiers import TransactionId
+from bridge.model.journal import Journal, is_deleted, split, streams_of
+from bridge.model.names import GroupName
+from bridge.model.records import StreamConfig
+from bridge.model.repair import GroupEvidence, Step
+from bridge.zookeeper.metadata import Metadata
+from bridge.zookeeper.session import ZooKeeperSession
+
+logger = logging.getLogger(__name__)
+
+
+def outdated_groups(session: ZooKeeperSession) -> list[GroupName]:
+    """The groups of which a leader has found, or a repair has said, that ZooKeeper was set back."""
+    return [name for name in Metadata(session).groups() if session.exists(paths.outdated(name)) is not None]
+
+
+def read_nodes(session: ZooKeeperSession) -> dict[str, bytes]:
+    """Everything that stands in ZooKeeper about streams and groups, by path."""
+    waiting = [paths.SCOPES, paths.GROUPS, paths.TRANSACTION_COUNTER]
+    found: dict[str, bytes] = {}
+    while waiting:
+        values = session.get_many(waiting)
+        there = [(path, node) for path, node in zip(waiting, values, strict=True) if node is not None]
+        found.update((path, node.value) for path, node in there if node.owner_session_id is None)
+        children = session.children_many([path for path, _ in there])
+        waiting = [f"{path}/{name}" for (path, _), names in zip(there, children, strict=True) for name in names]
+    return found
+
+
+def gather_evidence(settings: ConnectionSettings, names: Sequence[GroupName]) -> list[GroupEvidence]:
+    """What Kafka knows of some groups; their commit logs and buffers are read from end to end.
+
+    Raises:
+        KafkaUnavailable, NotAuthorizedError
+        CorruptDataError: a group has no journal.
+    """
+    admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+    topics = {name: str(identity) for name, identity in admin.topic_ids(admin.list_topics()).items()}
+    return [_evidence(settings, name, topics) for name in names]
+
+
+def carry_out(session: ZooKeeperSession, steps: Sequence[Step], tell: Callable[[str], None]) -> None:
+    """Do what was planned, one step after the other."""
+    for step in steps:
+        tell(step.what)
+        for batch in step.batches:
+            session.multi(batch)
+
+
+def _evidence(settings: ConnectionSettings, name: GroupName, topics: dict[str, str]) -> GroupEvidence:
+    if name.terminated_topic not in topics:
+        raise CorruptDataError(
+            f"group {name} has no journal: topic {name.terminated_topic} does not exist; nothing was changed; restore "
+            "ZooKeeper from a later backup"
+        )
+    latest = read_latest(settings.bootstrap_servers, settings.kafka, name.terminated_topic)
+    _, journal = split({key: item.value for key, item in latest.items()})
+    counter, ongoing = -1, set[TransactionId]()
+    if name.commit_log_topic in topics:
+        for message in read_all(settings.bootstrap_servers, settings.kafka, name.commit_log_topic):
+            key = message.key() or b""
+            if len(key) != 16:
+                continue
+            transaction = TransactionId.from_bytes(key)
+            counter = max(counter, transaction.counter)
+            kind = peek_kind(message.value())
+            if kind is ControlKind.BEGIN:
+                ongoing.add(transaction)
+            else:
+                ongoing.discard(transaction)
+    highest, sessions = _read_buffers(settings, journal, topics)
+    return GroupEvidence(
+        name=name,
+        journal=journal,
+        counter=max(counter, highest),
+        ongoing=ongoing,
+        sessions=sessions,
+        topics=topics,
+    )
+
+
+def _read_buffers(settings: ConnectionSettings, journal: Journal, topics: dict[str, str]) -> tuple[int, dict[str, int]]:
+    """The highest counter, and the newest session of each client, that has written to the buffers."""
+    counter, sessions = -1, dict[str, int]()
+    for raw in streams_of(journal).values():
+        if is_deleted(raw) or (config := StreamConfig.from_json(raw)).buffer_topic not in topics:
+            continue
+        for partition in range(config.buffer_partitions):
+            for message in read_all(settings.bootstrap_servers, settings.kafka, config.buffer_topic, partition):
+                header, value = unpack_header(message.key()), message.value()
+                if header is None or value is None:
+                    continue
+                try:
+                    is_bundle = header.kind is FrameKind.BUNDLE
+                    frames = unpack_bundle(header, value) if is_bundle else [(header, 0, value)]
+                    for inner, _, content in frames:
+                        counter = max(counter, int.from_bytes(inner.transaction[4:], "big"))
+                        if inner.kind is FrameKind.BEGIN:
+                            begin = decode_begin(content)
+                            sessions[begin.client_name] = max(sessions.get(begin.client_name, 0), begin.client_epoch)
+                except CorruptDataError as fault:
+                    logger.info("a frame in %s says nothing: %s", config.buffer_topic, fault)
+    return counter, sessions

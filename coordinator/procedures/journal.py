@@ -1,0 +1,134 @@
+"""The journal of a group: kept while leading, and compared with ZooKeeper before anything is done.
+
+A leader that finds that ZooKeeper was set back writes that down there, so that nobody tries again until somebody has
+repaired it: each attempt raises the controller epoch, and in the end it would not look set back any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from bridge.errors import ZooKeeperOutdated
+from bridge.model import paths
+from bridge.model.journal import Journal, key_of, lost, streams_of
+from bridge.model.names import StreamName
+from bridge.model.nodes import CreateNode
+from bridge.model.records import ControllerEpoch
+from coordinator.effects import Messages
+from coordinator.group import GroupState
+from coordinator.steps import (
+    Steps,
+    append_messages,
+    commit_round,
+    confirm_leadership,
+    read_children,
+    read_node,
+    read_nodes,
+    write,
+)
+
+RECORDS_PER_ROUND: Final = 1_000
+_COUNTER_BYTES: Final = slice(4, 16)
+"""Of a transaction id."""
+
+
+def check_mark(group: GroupState) -> Steps[None]:
+    """Raise ZooKeeperOutdated if an earlier leader has found that ZooKeeper was set back."""
+    found = yield from read_node(paths.outdated(group.name))
+    if found is not None:
+        raise _outdated(group, found.decode("utf-8", "replace"))
+
+
+def check_journal(group: GroupState) -> Steps[None]:
+    """Compare ZooKeeper with the journal, and with the outcomes that are remembered.
+
+    Raises:
+        ZooKeeperOutdated: it has lost something that it knew.
+    """
+    journal = group.journal.nodes
+    faults = yield from _compare(group, journal)
+    if faults:
+        yield from confirm_leadership()  # what any server has acknowledged is seen by reads that come after a write
+        faults = yield from _compare(group, journal)
+    if faults:
+        yield from _refuse(group, faults)
+    if group.preserver is not None:
+        yield from check_counters(group, (item.transaction.bytes for item in group.preserver.committed()))
+
+
+def check_counters(group: GroupState, committed: Iterable[bytes]) -> Steps[None]:
+    """Compare the transaction counter with the ids of transactions that were committed.
+
+    Raises:
+        ZooKeeperOutdated: one of them has not been given out yet, so it will be given out again.
+    """
+    highest = max((item[_COUNTER_BYTES] for item in committed), default=None)
+    if highest is None:
+        return
+    used = int.from_bytes(highest, "big")
+    known = yield from read_node(paths.TRANSACTION_COUNTER)
+    if known is None or used < int(known or b"0"):
+        return  # without the node nothing was ever begun by a client of this ZooKeeper
+    yield from confirm_leadership()
+    known = yield from read_node(paths.TRANSACTION_COUNTER)
+    if used >= int(known or b"0"):
+        yield from _refuse(group, [f"transaction counter {used} was in use, ZooKeeper gives out {int(known or b'0')}"])
+
+
+def open_journal(group: GroupState) -> Steps[None]:
+    """Write down that this leader has taken over, and what earlier ones have not come to write down."""
+    counter = yield from read_node(paths.TRANSACTION_COUNTER)
+    fresh = {paths.controller(group.name): ControllerEpoch(group.controller_epoch, "", 0).to_json()}
+    if counter is not None:
+        fresh[paths.TRANSACTION_COUNTER] = counter
+    yield from _append(group, fresh | group.journal.changes(group.streams))
+
+
+def keep_journal(group: GroupState) -> Steps[None]:
+    """Write down what has changed since."""
+    changes = group.journal.changes(group.streams)
+    if changes:
+        yield from _append(group, changes)
+
+
+def note_deletion(group: GroupState, stream: StreamName, former: str) -> Steps[None]:
+    """Write down that a stream is being deleted, before ZooKeeper forgets it: the journal must not know more.
+
+    ``former`` is the name of the node that keeps the numbers which it has used.
+    """
+    yield from keep_journal(group)
+    yield from _append(group, {paths.stream(stream): former.encode()})
+
+
+def _append(group: GroupState, changes: Mapping[str, bytes | None]) -> Steps[None]:
+    rows = [(key_of(path), value) for path, value in changes.items()]
+    for first in range(0, len(rows), RECORDS_PER_ROUND):
+        yield from append_messages(Messages(group.name.terminated_topic, rows[first : first + RECORDS_PER_ROUND]))
+        yield from commit_round()
+    group.journal.adopt(changes, group.streams)
+
+
+def _compare(group: GroupState, journal: Journal) -> Steps[list[str]]:
+    wanted = [paths.TRANSACTION_COUNTER]
+    for name in streams_of(journal):
+        numbers = yield from read_children(paths.epochs(name))
+        wanted += [paths.stream(name), paths.truncation(name)]
+        wanted += [f"{paths.epochs(name)}/{number}" for number in numbers[-1:]]
+    nodes = yield from read_nodes(wanted)
+    there = {path: value for path, value in nodes.items() if value is not None}
+    return lost(journal, there, group.name, group.controller_epoch)
+
+
+def _refuse(group: GroupState, faults: list[str]) -> Steps[None]:
+    why = "; ".join(faults[:5])
+    yield from write(CreateNode(paths.outdated(group.name), why.encode()))
+    raise _outdated(group, why)
+
+
+def _outdated(group: GroupState, why: str) -> ZooKeeperOutdated:
+    return ZooKeeperOutdated(
+        f"ZooKeeper holds less of group {group.name} than it did, as after it was restored from a backup: {why}; "
+        "nothing is led, and nothing was written to Kafka, until `rollbridge repair` has put it right "
+        "(`rollbridge repair --dry-run` shows what it would do)"
+    )

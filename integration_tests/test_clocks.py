@@ -1,0 +1,57 @@
+"""Clocks that differ between the terms of a group: nothing is deleted, and no lease ends, by a clock that is ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import bridge
+from bridge.config import load_settings
+from bridge.doctor.checks import find
+from bridge.doctor.gather import gather
+from bridge.kafka.topics import TopicAdmin
+from bridge.model import paths
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import StreamName
+from bridge.model.records import marks_from_json
+from bridge.zookeeper.session import ZooKeeperSession
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import Site, until
+
+DAY_S = 86_400
+RECORDS = 100
+
+
+def test_a_leader_whose_clock_is_a_day_ahead_deletes_nothing_that_is_young(
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    stream, root, late = StreamName(unique_name("ahead"), "s"), f"/{unique_name('ahead')}", unique_name("clocked")
+    topics = TopicAdmin(cluster.bootstrap_servers)
+    with (
+        Site(cluster, root, tmp_path, ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS="100") as site,
+        site.connect("tester", bridge.ClientOptions(admin_timeout_s=120)) as b,
+        cluster.clocked_coordinator(root, late, tmp_path) as clock,
+    ):
+        b.admin.create_stream(str(stream))
+        with b.transaction(str(stream)) as transaction:
+            for number in range(RECORDS):
+                transaction.write(str(stream), key=b"k", value=b"%d" % number)
+        long = b.begin(str(stream), timeout=timedelta(hours=1))
+        long.write(str(stream), key=b"k", value=b"long")
+        long.flush()
+        b.admin.update_stream(str(stream), retention_time=timedelta(hours=1))
+        with ZooKeeperSession(cluster.zookeeper, root=root) as session:
+            until(lambda: (node := session.get(paths.retention(stream))) and marks_from_json(node.value))
+        clock.set(DAY_S)
+        site.stop_coordinator()
+        until(lambda: "the clocks of this machine" in (tmp_path / f"{late}.log").read_text() or _start(topics, stream))
+        assert _start(topics, stream) == 0, "what is minutes old was deleted with an hour of retention"
+        assert long.commit().position, "a lease of an hour has ended within minutes"
+        found = find(gather(load_settings(environ=site.environment())))
+        assert "clock" in [item.check for item in found]
+
+
+def _start(topics: TopicAdmin, stream: StreamName) -> int:
+    topic = stream.segment_topic(SegmentId.of(0, 0))
+    return topics.start_offsets([topic])[topic]

@@ -1,0 +1,116 @@
+"""ZooKeeper restored from a backup: nobody leads, and gives ids out again, until it has been repaired from Kafka."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bridge
+from bridge.cli.main import main
+from bridge.config import load_settings
+from bridge.doctor.checks import find
+from bridge.doctor.gather import gather
+from bridge.errors import RollbridgeError
+from integration_tests.backends.local import LocalCluster
+from integration_tests.clients import Site, until
+
+ROOT = "/restored"
+STREAM = "restored/orders"
+
+
+class Rewound:
+    """A cluster whose ZooKeeper can be copied, and set back to the copy."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.site = Site(cluster, ROOT, folder)
+        self._data = cluster.home / "zookeeper" / "data"
+        self._copy = folder / "backup"
+
+    def back_up(self) -> None:
+        """Copy its files while it is down."""
+        self.cluster.kill("zookeeper")
+        shutil.copytree(self._data, self._copy)
+        self.cluster.restart("zookeeper")
+
+    def restore(self) -> None:
+        """Put the copy in place of what there is."""
+        self.cluster.kill("zookeeper")
+        shutil.rmtree(self._data)
+        shutil.copytree(self._copy, self._data)
+        self.cluster.restart("zookeeper")
+
+
+@pytest.fixture
+def rewound(tmp_path: Path) -> Iterator[Rewound]:
+    with LocalCluster() as cluster:
+        yield Rewound(cluster, tmp_path)
+
+
+def commit(client: bridge.Bridge, value: bytes) -> bridge.TransactionId:
+    with client.transaction(STREAM) as transaction:
+        for key in (b"a", b"b", b"c", b"d"):
+            transaction.write(STREAM, key=key, value=key + value)
+    return transaction.id
+
+
+def rows(values: list[bytes]) -> list[bytes]:
+    return sorted(key + value for value in values for key in (b"a", b"b", b"c", b"d"))
+
+
+def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
+    rewound: Rewound, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = rewound.site
+    options = bridge.ClientOptions(admin_timeout_s=120)
+    with site:
+        with site.connect("app", options) as client:
+            client.admin.create_stream(STREAM, segments=2)
+            used = [commit(client, b"1")]
+        site.stop_coordinator()
+        rewound.back_up()
+        site.start_coordinator()
+        with site.connect("app", options) as client:
+            used.append(commit(client, b"2"))
+            client.admin.scale(STREAM, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+            used.append(commit(client, b"3"))
+            old = client.begin(STREAM)
+            old.write(STREAM, key=b"z", value=b"open")
+            old.flush()
+            client.admin.scale(STREAM, seal=[1], ranges=[(0.5, 1.0)])
+            used.append(commit(client, b"4"))
+            history = client.admin.history(STREAM)
+            site.stop_coordinator()
+        rewound.restore()
+        site.start_coordinator()
+        log = tmp_path / "coordinator-3.log"
+        until(lambda: "rollbridge repair" in log.read_text())
+        for name, value in site.environment().items():
+            monkeypatch.setenv(name, value)
+        until(lambda: "zookeeper-outdated" in [item.check for item in find(gather(load_settings()))])
+        with site.connect("other", bridge.ClientOptions(commit_timeout_s=3)) as client:
+            transaction = client.begin(STREAM)
+            transaction.write(STREAM, key=b"a", value=b"early")
+            with pytest.raises(RollbridgeError) as raised:
+                transaction.commit()
+            assert raised.value.code == "outcome-unknown", "nobody leads, so it is not told another one's outcome"
+        assert main(["repair", "--dry-run"]) == 0
+        assert f"restore stream {STREAM}: 2 epochs" in capsys.readouterr().out
+        assert "no longer" not in log.read_text()
+        assert main(["repair"]) == 0
+        with site.connect("app", options) as client:
+            fresh = [commit(client, b"5"), commit(client, b"6")]
+            assert not set(used).intersection(fresh), "an id was given out again"
+            assert client.admin.history(STREAM).records[: len(history.records)] == history.records
+            assert [client.outcome(item).state for item in (*used, *fresh)] == ["committed"] * 6
+            resumed = client.resume(old.id)
+            resumed.commit()
+            client.admin.scale(STREAM, seal=[4], ranges=[(0.5, 0.75), (0.75, 1.0)])
+            fresh.append(commit(client, b"7"))
+            with client.reader(STREAM, follow=False) as reader:
+                found = sorted(record.value or b"" for record in reader)
+            expected = [*rows([b"1", b"2", b"3", b"4", b"5", b"6", b"7"]), b"open"]
+            assert sorted([*expected, b"early"]) == found or sorted(expected) == found
