@@ -250,8 +250,9 @@ class Run:
 
     def _check_removal(self, path: str, segments: set[SegmentId]) -> None:
         if path == paths.truncation(STREAMS[0]):
-            for segment in segments:
-                check_age(self.world, STREAMS[0], segment)
+            history = whole_history_of(self.world, STREAMS[0])
+            for segment in segments:  # what stands behind its end has been forwarded
+                check_age(self.world, STREAMS[0], segment, history.sealed_end(segment))
 
     def _check_drop(self, path: str, value: bytes) -> None:
         stream = next(item for item in STREAMS if paths.truncation(item) == path)
