@@ -39,7 +39,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     """
     if group.fold.lines:
         patience_ms = group.settings.commit_order_patience_ms
-        group.counts["commits_forsaken"] += group.fold.forsake(now_ms, patience_ms)
+        group.counts["commits_forsaken"] += group.fold.forsake(group.times.lease(now_ms), patience_ms)
     if group.faults:
         yield from try_again(group, now_ms)
     stamp_ms = group.times.stamp(now_ms)
@@ -53,7 +53,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     deadline = group.fold.ages.next_deadline_ms()
     if deadline is not None and deadline < group.times.lease(now_ms):
         yield from expire_overdue(group, now_ms)
-    give_up_waiting(group, now_ms)
+    give_up_waiting(group, group.times.lease(now_ms))
     yield from drain(group, stamp_ms)
     if group.answers:
         yield from answer_waiting(group, stamp_ms)

@@ -43,19 +43,20 @@ class LateWatch:
     known: dict[str, int] = field(default_factory=dict)
     _courses: dict[Watched, _Course] = field(default_factory=dict)
 
-    def take_up(self, stream: str, history: EpochHistory, now_ms: int) -> None:
+    def take_up(self, stream: str, history: EpochHistory, now_ms: int, earliest_ms: int | None = None) -> None:
         """Watch the segments that ended with epochs made since the last time.
 
         A new leader takes up all whose epochs were planned not too long ago: sealing takes its time after that, and
-        clocks differ.
+        clocks differ. ``earliest_ms`` is the lowest of the times that they show; None: it is ``now_ms``.
         """
+        judged_ms = now_ms if earliest_ms is None else earliest_ms
         since = self.known.get(stream)
         if since == history.active.epoch:
             return
         for record in reversed(history.records[1:]):
             if record.epoch <= (-1 if since is None else since):
                 break
-            if since is None and now_ms - record.created_ms > self.watch_ms * _SPARE:
+            if since is None and judged_ms - record.created_ms > self.watch_ms * _SPARE:
                 break
             for segment in record.sealed_ends or ():
                 course = _Course(now_ms, now_ms + self.watch_ms, FIRST_MS // 2)

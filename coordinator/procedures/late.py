@@ -34,8 +34,9 @@ _MAY_PASS: Final = "_AUTHORIZATION_FAILED"
 
 def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
     """Look behind the ends of segments that were sealed not long ago, and forward what is there."""
+    earliest_ms = 0 if group.times.differ else group.times.earliest(now_ms)
     for name, stream in group.streams.items():
-        group.watch.take_up(name, stream.history, now_ms)
+        group.watch.take_up(name, stream.history, now_ms, earliest_ms)
     due = group.watch.due(now_ms)
     if not due:
         return

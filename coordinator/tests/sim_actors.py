@@ -356,7 +356,7 @@ def commit_frame(attempt: Attempt) -> tuple[FrameHeader, bytes]:
 class BlindWatch(LateWatch):
     """A defect: nobody looks behind the end of a sealed segment."""
 
-    def take_up(self, stream: str, history: EpochHistory, now_ms: int) -> None:
+    def take_up(self, stream: str, history: EpochHistory, now_ms: int, earliest_ms: int | None = None) -> None:
         """Not what it promises."""
         self.known[stream] = history.active.epoch
 
