@@ -22,7 +22,7 @@ from coordinator.procedures.rolling import roll
 from coordinator.procedures.sessions import forget_sessions
 from coordinator.procedures.snapshots import take_snapshots
 from coordinator.procedures.truncation import truncate_buffers
-from coordinator.procedures.upkeep import await_frames, expire_overdue, record_long, remove_records
+from coordinator.procedures.upkeep import await_frames, expire_overdue, forsake_held, record_long, remove_records
 from coordinator.steps import Steps
 
 
@@ -38,8 +38,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         requests: Whether admin requests may be waiting.
     """
     if group.fold.lines:
-        patience_ms = group.settings.commit_order_patience_ms
-        group.counts["commits_forsaken"] += group.fold.forsake(group.times.lease(now_ms), patience_ms)
+        yield from forsake_held(group, group.times.lease(now_ms))
     if group.faults:
         yield from try_again(group, now_ms)
     stamp_ms = group.times.stamp(now_ms)

@@ -166,15 +166,22 @@ class BufferFold:
         They are those of sessions that a newer one has fenced, so that nothing more of theirs is heard, and those whose
         lease has run out and that have been held for longer than the patience.
         """
-        forsaken = [
+        forsaken = self._forsaken(now_ms, patience_ms)
+        for item, reason in forsaken:
+            self.refuse(item.id, reason, now_ms)
+        return len(forsaken)
+
+    def has_forsaken(self, now_ms: int, patience_ms: int) -> bool:
+        """Whether :meth:`forsake` would refuse any."""
+        return bool(self._forsaken(now_ms, patience_ms))
+
+    def _forsaken(self, now_ms: int, patience_ms: int) -> list[tuple[BufferedTransaction, str]]:
+        return [
             (item, FENCED if is_fenced else FORSAKEN)
             for item in self.lines.held()
             if (is_fenced := self.fences.holds_off(item.ended_by))
             or now_ms > max(item.deadline_ms, item.decided_ms + patience_ms)
         ]
-        for item, reason in forsaken:
-            self.refuse(item.id, reason, now_ms)
-        return len(forsaken)
 
     def learn_order(self, numbers: Mapping[LineKey, int]) -> None:
         """By line, the highest number of which the commit log says that it was committed."""

@@ -47,6 +47,19 @@ def await_frames(group: GroupState, transactions: Sequence[BufferedTransaction],
             group.barriers.pop(transaction.id)
 
 
+def forsake_held(group: GroupState, now_ms: int) -> Steps[None]:
+    """Refuse commits that wait for an earlier one of their connection which never comes, as :meth:`forsake` does.
+
+    Only once everything has been read that stood in the buffers after their time was up: the earlier one may be there,
+    in another partition, however long the leader has not come to read it.
+    """
+    patience_ms = group.settings.commit_order_patience_ms
+    if group.fold.has_forsaken(now_ms, patience_ms):
+        ends = yield from end_offsets(sorted(group.partitions()))
+        if group.is_folded(ends):
+            group.counts["commits_forsaken"] += group.fold.forsake(now_ms, patience_ms)
+
+
 def record_long(group: GroupState, now_ms: int) -> Steps[None]:
     """Give transactions that outlive a moment a BEGIN record and a ZooKeeper record.
 

@@ -14,7 +14,7 @@ from bridge.model.control import FORSAKEN, ControlKind, ControlRecord
 from bridge.model.frames import FrameHeader, FrameKind, encode_abort, unpack_header
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import StreamName
-from coordinator.tests.sim_actors import Attempt, Client, commit_frame
+from coordinator.tests.sim_actors import LEASE_MS, Attempt, Client, commit_frame
 from coordinator.tests.sim_world import World
 
 UNDER_WAY_MAX = 6
@@ -193,7 +193,9 @@ def order_faults(client: PipeliningClient, outcomes: dict[str, ControlRecord]) -
 
 
 def may_be_forsaken(client: Client, attempt: Attempt, outcome: ControlRecord) -> bool:
-    """Whether a commit may have been refused because one before it was never delivered: its connection is dead."""
+    """Whether a commit may have been refused because one before it never came, or not before its lease ended."""
     if outcome.reason != FORSAKEN or not isinstance(client, PipeliningClient):
         return False
+    if outcome.decided_ms > attempt.begun_ms + LEASE_MS:
+        return True
     return any(attempt in connection.asked for connection in client.connections[:-1])
