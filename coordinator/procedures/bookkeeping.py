@@ -8,7 +8,7 @@ from typing import Final
 from bridge.errors import CorruptDataError, InvalidRequestError
 from bridge.model import paths
 from bridge.model.identifiers import TransactionId
-from bridge.model.nodes import DeleteNode
+from bridge.model.nodes import DeleteNode, leading
 from bridge.model.requests import Answer
 from coordinator.group import GroupState
 from coordinator.steps import Steps, read_children, read_nodes, write
@@ -44,9 +44,11 @@ def _expire_parts(group: GroupState) -> Steps[None]:
 
 
 def _delete(group: GroupState, count: str, nodes: list[str]) -> Steps[None]:
-    """Delete nodes, unless one of them has just been taken by somebody else; they are looked at again then."""
-    if nodes and (yield from write(*map(DeleteNode, nodes))):
-        group.counts[count] += len(nodes)
+    """Delete as many nodes as go at once, unless somebody else has just taken one; what is left is looked at again."""
+    operations = [DeleteNode(path) for path in nodes]
+    del operations[leading(operations, group.settings.write_bytes_max) :]
+    if operations and (yield from write(*operations)):
+        group.counts[count] += len(operations)
 
 
 def _answered_ms(raw: bytes) -> int:

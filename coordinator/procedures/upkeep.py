@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from bridge.model import paths
 from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.identifiers import TransactionId
-from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation
+from bridge.model.nodes import CreateNode, DeleteNode, leading
 from bridge.model.records import TransactionRecord
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState
@@ -17,8 +17,6 @@ from coordinator.procedures.outcomes import log_end_after
 from coordinator.steps import Steps, append_control, commit_round, end_offsets, read_nodes, write
 
 RECORDS_PER_WRITE = 500
-RECORD_BYTES_PER_WRITE = 500_000
-"""ZooKeeper takes requests of up to 1 MiB; the largest record of a transaction has about a quarter of that."""
 
 
 def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
@@ -71,19 +69,11 @@ def record_long(group: GroupState, now_ms: int) -> Steps[None]:
     if group.faults:  # what waits for a stream in an error state has not ended, and can be looked at and aborted
         aged += [item for item in group.fold.decided.values() if group.waits_for(item) is not None]
     due = [item for item in aged if item.id not in group.recorded]
-    nodes: list[CreateNode] = []
-    written = size = 0
-    for item in due:
-        node = CreateNode(*_record_node(group, item))
-        bytes_more = len(node.path) + len(node.value)
-        if nodes and (len(nodes) == RECORDS_PER_WRITE or size + bytes_more > RECORD_BYTES_PER_WRITE):
-            yield from _record(group, due[written : written + len(nodes)], nodes, now_ms)
-            written += len(nodes)
-            nodes, size = [], 0
-        nodes.append(node)
-        size += bytes_more
-    if nodes:
-        yield from _record(group, due[written:], nodes, now_ms)
+    while due:
+        nodes = [CreateNode(*_record_node(group, item)) for item in due[:RECORDS_PER_WRITE]]
+        fitting = leading(nodes, group.settings.write_bytes_max)
+        yield from _record(group, due[:fitting], nodes[:fitting], now_ms)
+        del due[:fitting]
 
 
 def _record(
@@ -105,14 +95,16 @@ def _record(
 def remove_records(group: GroupState) -> Steps[None]:
     """Remove the ZooKeeper records, and part counters, of transactions that have ended."""
     todo = group.finished[:RECORDS_PER_WRITE]
-    operations: list[NodeOperation] = []
     ended = [TransactionId.from_bytes(raw) for raw in todo]
-    counters = yield from read_nodes([paths.parts(group.name, item) for item in ended])
-    operations.extend(DeleteNode(paths.transaction(group.name, item)) for item in ended)
-    operations.extend(DeleteNode(path) for path, value in counters.items() if value is not None)
+    places = [(paths.transaction(group.name, item), paths.parts(group.name, item)) for item in ended]
+    fitting = leading([DeleteNode(path) for pair in places for path in pair], group.settings.write_bytes_max)
+    del places[max(fitting // 2, 1) :]
+    counters = yield from read_nodes([counter for _, counter in places])
+    operations = [DeleteNode(record) for record, _ in places]
+    operations += [DeleteNode(path) for path, value in counters.items() if value is not None]
     if not (yield from write(*operations)):
         raise StaleStateError(f"a transaction record of {group.name} is gone that this leader has not removed")
-    del group.finished[: len(todo)]
+    del group.finished[: len(places)]
 
 
 def _record_node(group: GroupState, transaction: BufferedTransaction) -> tuple[str, bytes]:

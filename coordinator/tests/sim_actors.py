@@ -7,6 +7,7 @@ import random
 from collections.abc import Collection, Generator, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from bridge.model import paths
@@ -471,7 +472,10 @@ class Leader:
         assert self.group is not None
         for (topic, number), stream in self.group.partitions().items():
             start = self.group.fold.positions.get((topic, number), 0)
-            log = self.world.topics[shard(topic, number)]
+            log = self.world.topics.get(shard(topic, number))
+            if log is None:
+                assert self.epoch < self.world.controller_epoch, f"{topic} is gone, and its leader reads on"
+                raise Gone  # a newer leader has deleted the stream
             if start < log.start:
                 raise Gone
             entries = log.entries[start : start + rng.randint(0, 12)]
@@ -497,4 +501,7 @@ def scale_request(world: World, stream: StreamName, rng: random.Random, clock_ms
 
 def stream_config(world: World, stream: StreamName) -> StreamConfig:
     """A stream's configuration as ZooKeeper has it."""
-    return StreamConfig.from_json(world.nodes[paths.stream(stream)])
+    return _config_of(world.nodes[paths.stream(stream)])
+
+
+_config_of = lru_cache(maxsize=1 << 8)(StreamConfig.from_json)

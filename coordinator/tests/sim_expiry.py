@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from bridge.model import paths
 from bridge.model.course import Course
-from bridge.model.epochs import EpochHistory
+from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.expiry import without_epochs
 from bridge.model.frames import FrameKind, decode_begin, unpack_header
 from bridge.model.names import GroupName, StreamName
@@ -17,10 +18,16 @@ from bridge.model.sn import sequence_bases
 from coordinator.tests.sim_world import World
 
 
+@lru_cache(maxsize=1 << 12)
+def epoch_of(raw: bytes) -> EpochRecord:
+    """The record of an epoch, parsed once: everybody asks for the same ones again and again."""
+    return epoch_from_json(raw)
+
+
 def whole_history_of(world: World, stream: StreamName) -> EpochHistory:
     """A stream's epochs as they would be if none had ever been dropped."""
     prefix = f"{paths.epochs(stream)}/"
-    records = tuple(epoch_from_json(value) for path, value in sorted(world.past.items()) if path.startswith(prefix))
+    records = tuple(epoch_of(value) for path, value in sorted(world.past.items()) if path.startswith(prefix))
     return EpochHistory(records, frozenset(world.lost.get(paths.truncation(stream), ())))
 
 

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import lru_cache
 
 from bridge.model import paths
-from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.epochs import EpochHistory
 from bridge.model.frames import unpack_header
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
-from bridge.model.records import Retention, Truncation, epoch_from_json
+from bridge.model.records import Retention, Truncation
 from bridge.model.requests import Request, RequestKind
 from bridge.model.sharing import Reset, Standing, decide
-from coordinator.tests.sim_expiry import whole_history_of
+from coordinator.tests.sim_expiry import epoch_of, whole_history_of
 from coordinator.tests.sim_world import World
 
 GROUP = "auditor"
-
-
-@lru_cache(maxsize=1 << 10)
-def _epoch(raw: bytes) -> EpochRecord:
-    """The record of an epoch, which never changes once it is written; checks ask for it again and again."""
-    return epoch_from_json(raw)
 
 
 def history_of(world: World, stream: StreamName) -> EpochHistory:
@@ -31,7 +24,7 @@ def history_of(world: World, stream: StreamName) -> EpochHistory:
     names = world.children(paths.epochs(stream))
     raw = world.nodes.get(paths.truncation(stream))
     truncation = Truncation() if raw is None else Truncation.from_json(raw)
-    history = truncation.history_of(_epoch(world.nodes[f"{paths.epochs(stream)}/{name}"]) for name in names)
+    history = truncation.history_of(epoch_of(world.nodes[f"{paths.epochs(stream)}/{name}"]) for name in names)
     assert history is not None, f"all epochs of {stream} are gone"
     return history
 

@@ -446,6 +446,8 @@ class World:
 
     def ensure(self, path: str) -> None:
         """Create a node and its parents."""
+        if path in self.nodes:
+            return
         parts = path.strip("/").split("/")
         for depth in range(len(parts)):
             node = "/" + "/".join(parts[: depth + 1])
