@@ -1,0 +1,236 @@
+"""Who is set aside when a round is refused: one transaction, one stream, or nobody; and how streams get well again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import pytest
+
+from bridge.model.buffered import BufferedTransaction
+from bridge.model.faults import StreamFault
+from bridge.model.transaction import State
+from coordinator import effects as fx
+from coordinator.faults import RETRY_FIRST_MS, RETRY_MAX_MS, Faults
+from coordinator.planning import targets
+from coordinator.procedures.merge import items_of, merge_direct
+from coordinator.procedures.refusals import Items, absorb
+from coordinator.steps import Steps
+from coordinator.tests.makers import Bench
+
+ORDERS, OTHER = "sales/orders", "sales/other"
+NOW_MS = 10_000
+
+
+def run(steps: Steps[Any], answer: Callable[[fx.Effect], Any]) -> Any:
+    """What a procedure gives; a refusal that is answered is thrown into it."""
+    result: Any = None
+    refused: fx.Refused | None = None
+    while True:
+        try:
+            effect = steps.send(result) if refused is None else steps.throw(refused)
+        except StopIteration as end:
+            return end.value
+        result = refused = None
+        try:
+            result = answer(effect)
+        except fx.Refused as found:
+            refused = found
+
+
+class Kafka:
+    """Answers what a round asks for; batches with a frame of a guilty transaction are refused."""
+
+    def __init__(self, guilty: Container[bytes] = (), owners: Sequence[bytes] = (), items: Items = ()) -> None:
+        self.guilty = guilty
+        self.owner = {id(frame): owner for (_, frame), owner in zip(items, owners, strict=True)}
+        self.wrong: dict[str, str] = {}
+        self.merges: list[int] = []
+        self.written: list[str] = []
+
+    def __call__(self, effect: fx.Effect) -> Any:
+        match effect:
+            case fx.MergeFrames(items):
+                self.merges.append(len(items))
+                if any(self.owner[id(frame)] in self.guilty for _, frame in items):
+                    raise refusal(effect, items[0][0], range(len(items)))
+                return list(range(len(items)))
+            case fx.MendTopics():
+                return self.wrong
+            case fx.ReadNodes(paths):
+                return dict.fromkeys(paths)
+            case fx.Write(operations):
+                self.written += [item.path for item in operations]
+                return True
+        return None
+
+
+def refusal(
+    effect: fx.Effect, topic: str | None, places: Sequence[int] = (), code: str = "INVALID_RECORD"
+) -> fx.Refused:
+    return fx.Refused(effect, "no", code=code, topic=topic, places=tuple(places))
+
+
+class Round:
+    """Transactions of one record each, all for the only segment of one stream."""
+
+    def __init__(self, count: int) -> None:
+        self.bench = Bench({ORDERS: 1, OTHER: 1})
+        for _ in range(count):
+            self.bench.one(ORDERS, 0)
+        self.group = self.bench.group
+        self.transactions: list[BufferedTransaction] = list(self.group.fold.decided.values())
+        self.items, self.ends = items_of(self.transactions, targets(self.group))
+        self.owners = [item.id for item in self.transactions]
+
+    def kafka(self, *guilty: int) -> Kafka:
+        return Kafka({self.owners[place] for place in guilty}, self.owners, self.items)
+
+    def absorb(self, kafka: Kafka, refused: fx.Refused, *, may_wait: bool = True) -> bool:
+        again = run(
+            absorb(self.group, self.transactions, self.items, self.ends, refused, NOW_MS, may_wait=may_wait), kafka
+        )
+        assert isinstance(again, bool)
+        return again
+
+    def aborted(self) -> list[int]:
+        return [place for place, item in enumerate(self.transactions) if item.state is State.ABORTING]
+
+
+@pytest.mark.parametrize("guilty", [0, 1, 20, 38, 39])
+def test_halving_finds_the_one_frame_at_fault_in_as_many_appends_as_their_number_has_bits(guilty: int) -> None:
+    scene = Round(40)
+    kafka = scene.kafka(guilty)
+    topic = scene.items[0][0]
+    assert scene.absorb(kafka, refusal(fx.MergeFrames(tuple(scene.items)), topic, range(40)))
+    assert scene.aborted() == [guilty]
+    assert "INVALID_RECORD" in scene.transactions[guilty].reason
+    assert len(kafka.merges) <= (40).bit_length() + 1
+    assert not scene.group.faults
+
+
+def test_of_two_frames_at_fault_each_is_found_in_its_turn() -> None:
+    scene = Round(8)
+    kafka = scene.kafka(2, 5)
+    for _ in range(2):
+        left = [place for place in range(8) if place not in scene.aborted()]
+        refused = refusal(fx.MergeFrames(tuple(scene.items)), scene.items[0][0], left)
+        assert scene.absorb(kafka, refused)
+    assert scene.aborted() == [2, 5]
+
+
+def test_a_frame_that_kafka_names_is_not_looked_for() -> None:
+    scene = Round(8)
+    kafka = scene.kafka(3)
+    assert scene.absorb(kafka, refusal(fx.MergeFrames(tuple(scene.items)), scene.items[0][0], [3]))
+    assert scene.aborted() == [3]
+    assert not kafka.merges
+
+
+def test_a_broker_that_stumbled_has_to_stumble_again_over_the_frame_alone() -> None:
+    scene = Round(4)
+    refused = refusal(fx.MergeFrames(tuple(scene.items)), scene.items[0][0], [1], fx.STUMBLED)
+    assert scene.absorb(scene.kafka(1), refused)
+    assert scene.aborted() == [1]
+    scene = Round(4)
+    assert not scene.absorb(scene.kafka(), refused)
+    assert not scene.aborted()
+    assert "taken alone" in scene.group.faults.items()[0][1].reason
+
+
+def test_a_topic_that_was_reconfigured_is_at_fault_and_no_frame() -> None:
+    scene = Round(4)
+    kafka, topic = scene.kafka(), scene.items[0][0]
+    kafka.wrong = {topic: "max.message.bytes is 1000"}
+    assert not scene.absorb(kafka, refusal(fx.MergeFrames(tuple(scene.items)), topic, range(4)))
+    assert not scene.aborted()
+    ((name, fault),) = scene.group.faults.items()
+    assert name == ORDERS
+    assert "max.message.bytes is 1000" in fault.reason
+    assert kafka.written == ["/scopes/sales/streams/orders/fault"]
+
+
+def test_where_nothing_can_wait_the_transactions_of_the_topic_are_refused() -> None:
+    scene = Round(2)
+    refused = refusal(fx.MergeFrames(tuple(scene.items)), scene.items[0][0])
+    assert scene.absorb(scene.kafka(), refused, may_wait=False)
+    assert scene.aborted() == [0, 1]
+
+
+def test_what_the_commit_log_refuses_ends_the_term() -> None:
+    scene = Round(2)
+    with pytest.raises(fx.Refused):
+        scene.absorb(scene.kafka(), refusal(fx.AppendControl("log", ()), "log"))
+    with pytest.raises(fx.Refused):
+        scene.absorb(scene.kafka(), refusal(fx.Seal(("t",)), "t"))
+    assert not scene.aborted()
+
+
+def test_a_native_transaction_that_is_refused_as_a_whole_is_done_one_by_one_and_then_given_up() -> None:
+    scene = Round(2)
+    refused = refusal(fx.CommitRound(), None)
+    assert not scene.absorb(scene.kafka(), refused), "planned anew, one by one"
+    assert not scene.aborted()
+    single = scene.transactions[1]
+    items, ends = items_of([single], targets(scene.group))
+    steps = absorb(scene.group, [single], items, ends, refused, NOW_MS, may_wait=True)
+    assert run(steps, scene.kafka())
+    assert scene.aborted() == [1]
+    assert "longer than a native transaction may" in single.reason
+
+
+def test_the_innocents_of_a_refused_round_are_committed_by_it() -> None:
+    scene = Round(5)
+    kafka = scene.kafka(3)
+
+    def answer(effect: fx.Effect) -> Any:
+        if isinstance(effect, fx.AppendControl):
+            logged.append([record.kind.name for record in effect.records])
+            return list(range(len(effect.records)))
+        return kafka(effect)
+
+    logged: list[list[str]] = []
+    run(merge_direct(scene.group, scene.transactions, NOW_MS), answer)
+    assert logged == [["COMMIT", "COMMIT", "COMMIT", "ABORT", "COMMIT"]]
+    assert scene.group.counts["transactions_committed"] == 4
+    assert scene.group.counts["transactions_refused"] == 1
+    assert not scene.group.fold.open
+
+
+FAULT = StreamFault("no", "INVALID_RECORD", "t", 0)
+
+
+def test_a_stream_is_tried_ever_less_often_until_it_works() -> None:
+    faults, now_ms, pauses = Faults(), 0, []
+    assert faults.note(ORDERS, FAULT, now_ms)
+    for _ in range(10):
+        before = now_ms
+        while not faults.due(now_ms):
+            now_ms += RETRY_FIRST_MS
+        pauses.append(now_ms - before)
+        faults.lift(ORDERS)
+        assert faults.first_of([OTHER, ORDERS]) is None
+        assert faults.note(ORDERS, FAULT, now_ms)
+    assert pauses[:4] == [RETRY_FIRST_MS * factor for factor in (1, 2, 4, 8)]
+    assert pauses[-1] == RETRY_MAX_MS
+    assert len(faults.news) == 1, "said once"
+    faults.lift(ORDERS)
+    faults.worked([OTHER])
+    assert len(faults.news) == 1
+    faults.worked([ORDERS])
+    assert faults.news[1:] == [f"stream {ORDERS} has left its error state"]
+    assert faults.note(ORDERS, FAULT, now_ms)
+    assert not faults.due(now_ms + RETRY_FIRST_MS - 1)
+    assert faults.due(now_ms + RETRY_FIRST_MS) == [ORDERS]
+
+
+def test_what_an_earlier_leader_noted_is_tried_at_once_and_what_is_deleted_never() -> None:
+    faults = Faults()
+    faults.restore(ORDERS, FAULT)
+    assert faults.first_of([OTHER, ORDERS]) == ORDERS
+    assert faults.due(0) == [ORDERS]
+    assert not faults.note(ORDERS, FAULT, 0), "nothing new"
+    assert not faults.due(0)
+    faults.forget(ORDERS)
+    assert not faults
+    assert not faults.due(10 * RETRY_MAX_MS)
