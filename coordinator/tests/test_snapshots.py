@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from collections import Counter
 from itertools import count
 from pathlib import Path
 from typing import Self
@@ -17,6 +18,7 @@ from bridge.model import paths
 from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from bridge.model.ongoing import is_ongoing
 from bridge.model.records import Group
 from bridge.model.requests import Request, RequestKind
 from bridge.model.snapshots import decode_snapshot
@@ -299,6 +301,33 @@ def test_a_deleted_stream_leaves_no_snapshots() -> None:
         left = _current(bench, topic)
         assert left
         assert not [key for key in left if b"orders" in key]
+
+
+def test_the_operations_that_are_counted_are_those_that_the_topics_hold() -> None:
+    bench = Bench.fresh()
+    bench.world.deletes = True
+    bench.do("begin", 9, STREAMS[0])
+    bench.do("data", 9, STREAMS[0])
+    for number in range(24):
+        bench.do("aborted", number % 3, STREAMS[0])
+        bench.rest()
+        if number == 16:
+            bench.do("commit", 9, STREAMS[0])
+    group = bench.leader.group
+    assert group is not None
+    found: dict[str, Counter[Op]] = {"segment": Counter(), "index": Counter(), "ongoing": Counter()}
+    for topic, kind in ((SEGMENTS, "segment"), (INDEXES, "index")):
+        for _, (key, value) in bench.world.topics[topic].visible():
+            found["ongoing" if is_ongoing(key) else kind][Op.DEL if value is None else Op.ADD] += 1
+    metrics = group.snapshots.metrics
+    for kind, counted in (
+        ("segment", metrics.segment_ops),
+        ("index", metrics.index_ops),
+        ("ongoing", metrics.ongoing_ops),
+    ):
+        assert {op: counted[op] for op in (Op.ADD, Op.DEL)} == {op: found[kind][op] for op in (Op.ADD, Op.DEL)}, kind
+    assert min(found["segment"][Op.ADD], found["segment"][Op.DEL], found["index"][Op.ADD]) > 0, found
+    assert min(found["ongoing"][Op.ADD], found["ongoing"][Op.DEL]) > 0, found
 
 
 def test_the_metrics_are_those_of_the_proposal() -> None:
