@@ -141,11 +141,23 @@ def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> I
         DeleteNode(path) for path in _children(nodes, paths.epochs(stream)) if int(path.rpartition("/")[2]) < first
     ]
     operations = [*changed[:1], *parents, *changed[1:]] if paths.stream(stream) not in nodes else [*parents, *changed]
-    operations += dropped
+    operations = [*_former_life(nodes, journal, stream), *operations, *dropped]
     if operations:
         known = sum(isinstance(item, CreateNode) and "/epochs/" in item.path for item in changed)
         what = f"restore stream {stream}: {known} epochs, {len(changed) - known} other nodes, {len(dropped)} go"
         yield Step(what, _batches(operations))
+
+
+def _former_life(nodes: Nodes, journal: Journal, stream: StreamName) -> list[NodeOperation]:
+    """Take out what the backup has of a life that has ended since. It comes first: by the configuration it is told."""
+    raw = nodes.get(paths.stream(stream))
+    if raw is None:
+        return []
+    fresh, old = StreamConfig.from_json(journal[paths.stream(stream)]), StreamConfig.from_json(raw)
+    if fresh.first_epoch == old.first_epoch:
+        return []
+    found = _children(nodes, paths.stream(stream))
+    return [DeleteNode(path) for path in found if path != paths.epochs(stream) and path not in journal]
 
 
 def _forget_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName, former: str) -> Iterator[Step]:

@@ -1,0 +1,236 @@
+"""The plan of a repair: what counts up is raised, what was lost is written again, and it can be stopped anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from bridge.errors import CorruptDataError
+from bridge.model import paths
+from bridge.model.epochs import EpochCause, EpochRecord, Segment
+from bridge.model.identifiers import Epoch, SegmentId, TransactionId
+from bridge.model.keyspace import KeyRange
+from bridge.model.names import GroupName, StreamName
+from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.records import ClientSession, ControllerEpoch, StreamConfig, Truncation, epoch_to_json
+from bridge.model.repair import COUNTER_JUMP, VERSION_JUMP, GroupEvidence, Step, plan
+from bridge.model.under_way import Committing, Roll, Scaling
+
+GROUP = GroupName("sales", "main")
+STREAM, YOUNG, GONE = (StreamName("sales", name) for name in ("orders", "young", "gone"))
+OPEN = TransactionId.of(0, 70)
+NOW_MS = 6_000_000
+
+
+class Tree:
+    """ZooKeeper's nodes with their versions; like it, a multi is carried out whole or raises KeyError."""
+
+    def __init__(self, nodes: Mapping[str, bytes]) -> None:
+        self.values = dict(nodes)
+        self.versions = dict.fromkeys(nodes, 0)
+
+    def multi(self, batch: Iterable[NodeOperation]) -> None:
+        for item in batch:
+            if isinstance(item, CreateNode):
+                parent = item.path.rpartition("/")[0]
+                if item.path in self.values or parent not in self.values:
+                    raise KeyError(item.path)
+                self.values[item.path], self.versions[item.path] = item.value, 0
+            elif isinstance(item, SetNode):
+                self.versions[item.path] += 1
+                self.values[item.path] = item.value
+            elif isinstance(item, DeleteNode):
+                if any(path.startswith(f"{item.path}/") for path in self.values):
+                    raise KeyError(item.path)
+                del self.values[item.path], self.versions[item.path]
+
+    def below(self, path: str) -> dict[str, bytes]:
+        return {item: value for item, value in self.values.items() if item == path or item.startswith(f"{path}/")}
+
+
+def with_parents(nodes: Mapping[str, bytes]) -> dict[str, bytes]:
+    found = {"": b""}
+    for path in nodes:
+        parts = path.split("/")
+        found |= {"/".join(parts[:count]): b"" for count in range(2, len(parts))}
+    return found | dict(nodes)
+
+
+def epoch(number: int, *, first: int = 0, sealed: bool = True) -> bytes:
+    segments = (Segment(SegmentId.of(number - first, number), KeyRange(0.0, 1.0)),)
+    ends = {SegmentId.of(number - first - 1, number - 1): 5} if number > first else {}
+    cause = EpochCause.SCALE if number > first else EpochCause.CREATE
+    return epoch_to_json(EpochRecord(Epoch(number), Epoch(number), segments, cause, 0, ends if sealed else None))
+
+
+def stream(name: StreamName, numbers: Iterable[int], *, first: int = 0, identity: str = "id") -> dict[str, bytes]:
+    config = StreamConfig(name=name, group=GROUP, created_ms=0, buffer_topic_id=identity, first_epoch=first)
+    records = {paths.epoch(name, number): epoch(number, first=first) for number in numbers}
+    return {paths.stream(name): config.to_json(), paths.epochs(name): b""} | records
+
+
+def journaled(nodes: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {path: value for path, value in nodes.items() if not path.endswith("/epochs")}
+
+
+def controller(number: int) -> dict[str, bytes]:
+    return {paths.controller(GROUP): ControllerEpoch(number, "a", 0).to_json()}
+
+
+BACKUP = with_parents(
+    stream(STREAM, [0, 1])
+    | stream(GONE, [0], identity="gone-id")
+    | controller(7)
+    | {
+        paths.TRANSACTION_COUNTER: b"50",
+        paths.session(GROUP, "app"): ClientSession("app", 3, 0).to_json(),
+        f"{paths.sessions(GROUP)}": b"",
+        paths.parts(GROUP, OPEN): b"",
+        f"{paths.requests(GROUP)}/request-1": b"{}",
+        f"{paths.transactions(GROUP)}/00/old": b"{}",
+        paths.formers("sales"): b"",
+    }
+)
+REMOVED = Truncation(frozenset({SegmentId.of(0, 0)})).to_json()
+JOURNAL = (
+    journaled(stream(STREAM, [0, 1, 2, 3]) | stream(YOUNG, [0, 1]) | controller(19))
+    | {paths.truncation(STREAM): REMOVED, paths.TRANSACTION_COUNTER: b"90"}
+    | {paths.stream(GONE): b"gone#4.77"}
+)
+EVIDENCE = GroupEvidence(
+    name=GROUP,
+    journal=JOURNAL,
+    counter=120,
+    ongoing=[OPEN, TransactionId.of(0, 119)],
+    sessions={"app": 9, "other": 2, "unnamed": 0},
+    topics={STREAM.buffer_topic(): "id", STREAM.segment_topic(SegmentId.of(3, 3)): "s"},
+)
+
+
+def repaired(nodes: Mapping[str, bytes], evidence: GroupEvidence = EVIDENCE) -> Tree:
+    tree = Tree(nodes)
+    for batch in batches(plan(tree.values, [evidence], NOW_MS)):
+        tree.multi(batch)
+    return tree
+
+
+def batches(steps: Iterable[Step]) -> list[tuple[NodeOperation, ...]]:
+    return [batch for step in steps for batch in step.batches]
+
+
+def test_what_counts_up_is_raised_above_everything_that_was_seen() -> None:
+    tree = repaired(BACKUP)
+    assert int(tree.values[paths.TRANSACTION_COUNTER]) == 121 + COUNTER_JUMP
+    assert ControllerEpoch.from_json(tree.values[paths.controller(GROUP)]).epoch == 19 + VERSION_JUMP
+    assert tree.versions[paths.controller(GROUP)] >= 19 + VERSION_JUMP - 7, "a leader of before knows its version"
+    for item in EVIDENCE.ongoing:
+        assert tree.versions[paths.parts(GROUP, item)] >= VERSION_JUMP
+    known = {path: ClientSession.from_json(value) for path, value in tree.below(paths.sessions(GROUP)).items() if value}
+    assert {item.client_name for item in known.values()} == {"app", "other"}
+    assert all(item.epoch > max(9, NOW_MS // 60_000) for item in known.values())
+
+
+@pytest.mark.parametrize(
+    ("zookeeper", "journal", "seen", "expected"), [(50, 90, 20, 90), (50, 40, -1, 50), (0, 0, 120, 121)]
+)
+def test_the_counter_goes_on_from_the_highest_that_anybody_knows(
+    zookeeper: int, journal: int, seen: int, expected: int
+) -> None:
+    nodes = BACKUP | {paths.TRANSACTION_COUNTER: b"%d" % zookeeper}
+    evidence = replace(EVIDENCE, counter=seen, journal={**JOURNAL, paths.TRANSACTION_COUNTER: b"%d" % journal})
+    assert int(repaired(nodes, evidence).values[paths.TRANSACTION_COUNTER]) == expected + COUNTER_JUMP
+
+
+def test_streams_are_exactly_what_the_journal_says() -> None:
+    tree = repaired(BACKUP)
+    for name in (STREAM, YOUNG):
+        below = journaled(tree.below(paths.stream(name)))
+        assert below == {path: value for path, value in JOURNAL.items() if path.startswith(paths.stream(name))}
+    assert not tree.below(paths.stream(GONE)), "it was deleted after the backup"
+    assert f"{paths.formers('sales')}/gone#4.77" in tree.values
+
+
+def test_a_deletion_that_is_not_done_is_left_to_the_leader() -> None:
+    evidence = replace(EVIDENCE, topics={**EVIDENCE.topics, GONE.buffer_topic(): "gone-id"})
+    assert repaired(BACKUP, evidence).below(paths.stream(GONE)) == Tree(BACKUP).below(paths.stream(GONE))
+
+
+def test_epochs_that_were_dropped_after_the_backup_go() -> None:
+    journal = {path: value for path, value in JOURNAL.items() if path != paths.epoch(STREAM, 0)}
+    assert paths.epoch(STREAM, 0) not in repaired(BACKUP, replace(EVIDENCE, journal=journal)).values
+
+
+def test_nothing_of_a_former_life_is_left_in_a_stream_that_was_created_again() -> None:
+    old = {paths.truncation(STREAM): REMOVED, paths.retention(STREAM): b"{}", f"{paths.stream(STREAM)}/late": b"{}"}
+    journal = journaled(stream(STREAM, [6, 7], first=6, identity="new"))
+    evidence = replace(EVIDENCE, journal=journal, topics={})
+    assert journaled(repaired(BACKUP | old, evidence).below(paths.stream(STREAM))) == journal
+    kept = repaired(BACKUP | old).below(paths.stream(STREAM))
+    assert paths.retention(STREAM) in kept, "it is the same life"
+
+
+def test_what_was_finished_since_is_not_finished_again_and_what_was_not_is() -> None:
+    scaling, committing = paths.scaling(GROUP), paths.committing(GROUP)
+    for new, is_done in ((2, True), (3, True), (4, False)):
+        scale = Scaling(STREAM, "request-1", new, (1,), (KeyRange(0.0, 1.0),), 0, 7)
+        roll = Committing((OPEN,), (Roll(str(STREAM), 0, 1, new - 1, new),), 0, 7)
+        assert (scaling not in repaired(BACKUP | {scaling: scale.to_json()}).values) is is_done
+        assert (committing not in repaired(BACKUP | {committing: roll.to_json()}).values) is is_done
+    unsealed = replace(EVIDENCE, journal={**JOURNAL, paths.epoch(STREAM, 3): epoch(3, sealed=False)})
+    roll = Committing((OPEN,), (Roll(str(STREAM), 0, 1, 2, 3),), 0, 7)
+    assert committing in repaired(BACKUP | {committing: roll.to_json()}, unsealed).values, "its ends are not known"
+
+
+def test_records_of_transactions_and_requests_of_before_go() -> None:
+    values = repaired(BACKUP).values
+    assert f"{paths.requests(GROUP)}/request-1" not in values
+    assert f"{paths.transactions(GROUP)}/00/old" not in values
+
+
+def test_an_epoch_that_nobody_has_written_down_is_refused_unless_it_is_being_made() -> None:
+    topics = {**EVIDENCE.topics, STREAM.segment_topic(SegmentId.of(4, 4)): "s"}
+    evidence = replace(EVIDENCE, topics=topics)
+    with pytest.raises(CorruptDataError, match="key ranges nobody has written down"):
+        plan(BACKUP, [evidence], NOW_MS)
+    scale = Scaling(STREAM, "request-1", 4, (1,), (KeyRange(0.0, 1.0),), 0, 7)
+    assert plan(BACKUP | {paths.scaling(GROUP): scale.to_json()}, [evidence], NOW_MS)
+
+
+def test_leaders_are_kept_away_from_the_first_step_to_the_last() -> None:
+    tree = Tree(BACKUP)
+    steps = batches(plan(BACKUP, [EVIDENCE], NOW_MS))
+    for number, batch in enumerate(steps):
+        tree.multi(batch)
+        assert (paths.outdated(GROUP) in tree.values) == (number < len(steps) - 1)
+
+
+def test_it_can_be_stopped_anywhere_and_run_again() -> None:
+    nodes = BACKUP | {f"{paths.stream(GONE)}/late": b"{}", paths.outdated(GROUP): b"found"}
+    whole = repaired(nodes)
+    count = len(batches(plan(nodes, [EVIDENCE], NOW_MS)))
+    assert count > 10
+    for stop in range(count):
+        tree = Tree(nodes)
+        for batch in batches(plan(nodes, [EVIDENCE], NOW_MS))[:stop]:
+            tree.multi(batch)
+        for batch in batches(plan(tree.values, [EVIDENCE], NOW_MS)):
+            tree.multi(batch)
+        assert _lasting(tree) == _lasting(whole)
+        assert int(tree.values[paths.TRANSACTION_COUNTER]) >= int(whole.values[paths.TRANSACTION_COUNTER])
+        raised = ControllerEpoch.from_json(tree.values[paths.controller(GROUP)]).epoch
+        assert raised >= 19 + VERSION_JUMP
+
+
+def test_run_again_after_its_end_it_only_raises_numbers() -> None:
+    once = repaired(BACKUP)
+    twice = repaired(once.values)
+    assert _lasting(twice) == _lasting(once)
+    assert int(twice.values[paths.TRANSACTION_COUNTER]) == int(once.values[paths.TRANSACTION_COUNTER]) + COUNTER_JUMP
+
+
+def _lasting(tree: Tree) -> dict[str, bytes]:
+    """Everything but the values of what counts up."""
+    counting = (paths.TRANSACTION_COUNTER, paths.controller(GROUP), paths.sessions(GROUP))
+    return {path: b"" if path.startswith(counting) else value for path, value in tree.values.items()}
