@@ -164,6 +164,7 @@ class World:
     ``deaf-retention`` (what a group has read is not asked), ``greedy-expiry`` (more epochs are dropped than nobody
     needs), ``careless-expiry`` (open transactions are not asked for), ``baseless-expiry`` (where sequence ids begin is
     not kept), ``forgetful-expiry`` (nor where records were),
+    ``visible-before-sealed`` (PDP-24's order of a rolling commit: its records can be read before it has sealed),
     ``trusts-its-clock`` (a leader asks nobody else for the time),
     ``untied-outcomes`` (what is remembered of outcomes is written outside of the round), ``first-guess`` (positions
     that were foretold wrongly are not put right), ``forgotten-sessions`` (a new leader does not know of the sessions of
@@ -188,6 +189,8 @@ class World:
         self.identity = 0
         self.open: dict[int, Native] = {}
         self.made = 0
+        self.seal_waits = 0
+        """For how many more tries nothing is sealed, if that comes too late anyway."""
         self.ended = 0
         self.late_markers: set[str] = set()
         self.generations: dict[str, int] = {}
@@ -304,6 +307,12 @@ class World:
                 return True
             case fx.TopicIds(names):
                 return {name: self.topics[name].id for name in names if name in self.topics}
+            case fx.Seal() if "visible-before-sealed" in self.faults and (leader in self.open or self.seal_waits):
+                if leader in self.open:
+                    self.end(leader, "committed")
+                    self.seal_waits = 30
+                self.seal_waits -= 1
+                raise Blocked
             case fx.Seal(names):
                 return self.seal(names)
             case fx.MergeFrames(items):
@@ -617,6 +626,8 @@ class World:
 
     def end(self, leader: int, state: str) -> None:
         """End the leader's native transaction."""
+        if "visible-before-sealed" in self.faults and leader == self.identity and leader not in self.open:
+            return
         if leader != self.identity and "no-fencing" not in self.faults:
             raise Fenced
         self._finish(self.open.pop(leader), state)

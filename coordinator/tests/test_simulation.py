@@ -417,6 +417,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "untied-outcomes",
         "first-guess",
         "forgotten-sessions",
+        "visible-before-sealed",
         "timed-seal",
         "waiting-seal",
         "forgotten-late",
