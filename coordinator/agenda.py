@@ -10,6 +10,7 @@ from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound,
 from coordinator.procedures.bookkeeping import expire_bookkeeping
 from coordinator.procedures.deletion import delete_further
 from coordinator.procedures.epochs import drop_epochs
+from coordinator.procedures.foreign import must_wait, release_due
 from coordinator.procedures.journal import keep_journal
 from coordinator.procedures.late import look_behind
 from coordinator.procedures.merge import merge_direct
@@ -42,6 +43,8 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     if group.faults:
         yield from try_again(group, now_ms)
     stamp_ms = group.times.stamp(now_ms)
+    if group.held_rolls:
+        release_due(group, stamp_ms)
     yield from drain(group, stamp_ms)
     left = False
     if requests:
@@ -85,7 +88,8 @@ def drain(group: GroupState, now_ms: int) -> Steps[None]:
             case DirectRound(transactions):
                 yield from merge_direct(group, transactions, now_ms)
             case RollingRound(transactions, rolls):
-                yield from roll(group, transactions, rolls, now_ms)
+                if not (yield from must_wait(group, rolls, now_ms)):
+                    yield from roll(group, transactions, rolls, now_ms)
             case Refusal(transaction, reason):
                 group.fold.refuse(transaction.id, reason, now_ms)
             case Incomplete(transactions):

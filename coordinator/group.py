@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bridge.model.buffer import BufferFold
@@ -158,6 +158,23 @@ class HeldScale:
 
 
 @dataclass(slots=True)
+class HeldRoll:
+    """A rolling commit that waits for native transactions of others; everything else goes on.
+
+    Attributes:
+        due_ms: When to look again.
+        seen: What was open at the last look.
+        told_ms: When a log said for whom it waits; None if that has not been said.
+        waits: Whether what needs it is left out of plans; not from when it is due until the next look.
+    """
+
+    due_ms: int
+    seen: frozenset[ForeignTransaction]
+    told_ms: int | None = None
+    waits: bool = True
+
+
+@dataclass(slots=True)
 class GroupState:
     """A transaction group as its leader knows it.
 
@@ -173,6 +190,7 @@ class GroupState:
         finished: Transactions whose ZooKeeper record is still to be removed.
         answers: Admin requests that wait for the end of a transaction.
         held: Requests to scale that wait for native transactions of others.
+        held_rolls: Rolling commits that wait for them, by the names of their streams.
         questions: Requests that are answered once the buffers have been folded up to where they ended.
         preserver: What is remembered of terminated transactions; None if that is switched off.
         log_end: Where the next control record will stand, if that can be foretold.
@@ -202,6 +220,7 @@ class GroupState:
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     questions: dict[str, Question] = field(default_factory=dict)
     held: dict[str, HeldScale] = field(default_factory=dict)
+    held_rolls: dict[tuple[str, ...], HeldRoll] = field(default_factory=dict)
     preserver: TransactionMetadataPreserver | None = None
     log_end: int | None = None
     draft: Draft | None = None
@@ -244,6 +263,11 @@ class GroupState:
         names = list(transaction.begin.streams)
         places = {piece.stream for piece in transaction.manifest.pieces}
         return self.faults.first_of([names[place] for place in sorted(places) if place < len(names)])
+
+    def holds_roll(self, streams: Iterable[str]) -> bool:
+        """Whether a rolling commit of these streams waits for native transactions of others."""
+        item = self.held_rolls.get(tuple(sorted(streams)))
+        return item is not None and item.waits
 
     def is_folded(self, barrier: Mapping[Partition, int]) -> bool:
         """Whether everything below a barrier has been folded."""

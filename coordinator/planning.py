@@ -91,6 +91,9 @@ def plan_round(group: GroupState) -> Round:
             fault = fault or _roll_fault(group, rolls)
             if fault is not None:
                 return DirectRound(tuple(ready)) if ready else Refusal(transaction, fault)
+            if rolls and group.held_rolls and group.holds_roll(rolls):
+                held.add(line_of(transaction))
+                continue
             if rolls:
                 return DirectRound(tuple(ready)) if ready else _gather(group, transaction, rolls)
             if conditions_of(transaction) or transaction.id in group.failed_rounds:

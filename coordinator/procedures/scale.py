@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Final
 
 from bridge.errors import StreamBusy
 from bridge.model import paths
@@ -25,15 +24,11 @@ from bridge.model.under_way import Scaling
 from coordinator.effects import CreateTopics, Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, HeldScale, StreamState
+from coordinator.procedures.foreign import LOOK_AGAIN_MS, name_some
 from coordinator.steps import Steps, create_topics, end_foreign, look_for_foreign, seal, write
 from coordinator.topics import segment_topic_spec
 
 logger = logging.getLogger(__name__)
-
-LOOK_AGAIN_MS: Final = 200
-"""How soon it is looked again whether native transactions of others have ended."""
-NAMED_MAX: Final = 5
-"""How many of them a refusal names."""
 
 
 def scale(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
@@ -71,7 +66,7 @@ def _is_held(group: GroupState, topics: list[str], name: str, request: Request, 
         group.held.pop(name, None)
         return False
     since_ms = now_ms if before is None else before.since_ms
-    named = "; ".join(sorted(map(str, lasting))[:NAMED_MAX])
+    named = name_some(lasting)
     if before is not None and request.abort_foreign:
         failed = yield from end_foreign(sorted(lasting, key=str))
         if failed is not None:

@@ -51,6 +51,7 @@ PROCEDURES = (
     "finish_pending",
     "take_over",
     "merge_direct",
+    "must_wait",
     "roll",
     "scale",
     "create_stream",
@@ -407,7 +408,8 @@ class Leader:
         if self.effect is not None:
             try:
                 self.world.acting = self.place()
-                self.result = self.world.execute(self.effect, self.epoch)
+                blind = "waiting-roll" in self.world.faults and self.world.acting == "must_wait/LookForForeign"
+                self.result = [] if blind else self.world.execute(self.effect, self.epoch)
                 if isinstance(self.effect, fx.Now):
                     self.result += self.skew_ms
                 self.effect = None

@@ -171,8 +171,8 @@ class World:
     clients), ``timed-seal`` (where a segment ends is inferred, and nobody looks again), ``forgotten-late`` (what was
     forwarded is not remembered), ``denying-successor`` (who ends the deletion of another leader does not answer it),
     ``unbounded-multi`` (leaders write as much at once as there is), ``stubborn-request`` (what is refused for good is
-    tried again), ``waiting-seal`` (scales do not look for native
-    transactions of others first).
+    tried again), ``waiting-seal`` (who seals does not look for native
+    transactions of others first), ``waiting-roll`` (rolling commits do not).
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:

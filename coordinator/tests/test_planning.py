@@ -6,7 +6,7 @@ import pytest
 
 from bridge.model.transaction import State
 from bridge.model.under_way import Roll
-from coordinator.group import LeaderSettings
+from coordinator.group import HeldRoll, LeaderSettings
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round, rolls_of, targets
 from coordinator.tests.makers import Bench
 
@@ -194,3 +194,22 @@ def test_a_rolling_commit_of_more_segments_than_zookeeper_takes_is_refused_befor
     assert isinstance(planned, Refusal)
     assert planned.transaction is transaction
     assert "too many segments" in planned.reason
+
+
+def test_what_waits_for_others_to_let_go_of_a_segment_holds_up_its_own_line_only() -> None:
+    bench = Bench({ORDERS: 2, PAYMENTS: 1})
+    old, same, apart = (bench.begin(ORDERS, client=name) for name in ("a", "b", "c"))
+    bench.scale(ORDERS, [0], SPLIT)
+    for identifier in (old, same):
+        bench.data(identifier, ORDERS, 1)
+    first = bench.commit(old, {(0, 1): 1})
+    bench.one(PAYMENTS, 0, client="a")
+    second = bench.commit(same, {(0, 1): 1})
+    direct, active = bench.one(PAYMENTS, 0, client="d"), bench.one(ORDERS, 2, client="e")
+    empty = bench.abort(apart)
+    bench.group.held_rolls[ORDERS,] = held = HeldRoll(0, frozenset())
+    assert plan_round(bench.group) == DirectRound((direct, active, empty))
+    held.waits = False
+    for item in (direct, active, empty):
+        bench.group.fold.settle(item.id)
+    assert plan_round(bench.group) == RollingRound((first, second), (Roll(ORDERS, 0, 1, 2, 3),))

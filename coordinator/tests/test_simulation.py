@@ -17,7 +17,6 @@ from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
 from bridge.model.records import Group, Truncation
 from bridge.model.requests import Request, RequestKind
-from bridge.model.under_way import Scaling
 from coordinator import effects as fx
 from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
@@ -51,7 +50,7 @@ DRAIN_STEPS = 8_000
 UNSEEN_FRAGILITY = 0.3
 FOREIGN_MS = 4_000
 """How long native transactions of others stay open."""
-LASTING_MS = 1_500
+LASTING_MS = 2_500
 """A scale may not be caught by one that was open for so long when it was begun."""
 APPEND_MS = 3_000
 """How long an append can be inside of a broker."""
@@ -79,6 +78,7 @@ class Run:
         self.crash_points: Counter[str] = Counter()
         self.appends = 0
         self.foreign: dict[int, int] = {}
+        self.under_way = (b"", 0)
         self.world.ensure(paths.GROUPS)
         self.world.ensure(paths.SCOPES)
         self.world.ensure(paths.requests(GROUP))
@@ -193,14 +193,20 @@ class Run:
                 self.world.end_foreign(owner)
 
     def _note_wait(self, leader: Leader) -> None:
-        """A scale that has closed a segment must not wait for what was open, and stayed open, before it began."""
-        raw = self.world.nodes.get(paths.scaling(GROUP))
-        if raw is None or leader.place() != "scale/Seal" or not isinstance(leader.effect, fx.Seal):
+        """Who seals must not wait for what was open, and stayed open, before the scale or rolling commit began."""
+        raw = self.world.nodes.get(paths.scaling(GROUP)) or self.world.nodes.get(paths.committing(GROUP))
+        if raw is None:
             return
-        since_ms = Scaling.from_json(raw).created_ms - LASTING_MS
+        if raw != self.under_way[0]:
+            self.under_way = raw, self.clock_ms
+        if not isinstance(leader.effect, fx.Seal) or leader.place() not in ("scale/Seal", "roll/Seal"):
+            return
+        since_ms = self.under_way[1] - LASTING_MS
         for owner, native in self.world.open.items():
             if owner < 0 and self.foreign[owner] < since_ms and set(native.topics) & set(leader.effect.topics):
-                self.world.broken.append(f"a scale waits for native transaction {owner}, which was open before")
+                self.world.broken.append(
+                    f"{leader.place()} waits for native transaction {owner}, which was open before"
+                )
 
     def _land(self, share: float) -> None:
         for append in list(self.world.inside):
@@ -420,6 +426,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
         "visible-before-sealed",
         "timed-seal",
         "waiting-seal",
+        "waiting-roll",
         "forgotten-late",
         "unordered-session",
         "gaps-in-session",
