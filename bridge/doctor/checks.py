@@ -289,7 +289,10 @@ def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
         if native.age_s < SLOW.total_seconds():
             continue
         who = f"producer {native.producer_id} has had a native transaction open on {native.topic}"
-        what = f"{who} since offset {native.start_offset}, for {native.age_s:.0f} s: read_committed readers wait there"
+        what = (
+            f"{who} since offset {native.start_offset}, for {native.age_s:.0f} s: read_committed readers wait there, "
+            "and so do scales and rolling commits of its stream"
+        )
         if native.age_s > HANGING.total_seconds():
             yield problem(
                 "hanging-transaction",

@@ -28,7 +28,7 @@ from bridge.kafka import codes
 from bridge.kafka.codes import Meaning
 from bridge.kafka.coordination import Coordination, RequestRefused
 from bridge.kafka.errors import KafkaUnavailable, NotAuthorizedError
-from bridge.kafka.metadata import Cluster, CodeError
+from bridge.kafka.metadata import Cluster, CodeError, NodeId
 from bridge.kafka.views import view_cluster
 from bridge.model.foreign import ForeignTransaction
 
@@ -45,34 +45,45 @@ def open_transactions(cluster: Cluster, topics: Iterable[str]) -> list[ForeignTr
     Topics of which that is not told now are left out.
     """
     found: list[ForeignTransaction] = []
+    leaders: dict[NodeId, list[str]] = {}
     for topic in topics:
-        request = DescribeProducersRequest(topics=(TopicRequest(name=TopicName(topic), partition_indexes=(i32(0),)),))
         try:
-            node = cluster.leader(topic, 0)
-            partition = cluster.connection(node).call(request, DescribeProducersResponse).topics[0].partitions[0]
+            leaders.setdefault(cluster.leader(topic, 0), []).append(topic)
         except (CodeError, KafkaUnavailable) as fault:
-            cluster.forget_leader(topic)
-            logger.info("the producers of topic %s are not told now: %s", topic, fault)
+            _leave_out(cluster, topic, str(fault))
+    for node, led in leaders.items():
+        asked = tuple(TopicRequest(name=TopicName(name), partition_indexes=(i32(0),)) for name in led)
+        try:
+            answer = cluster.connection(node).call(DescribeProducersRequest(topics=asked), DescribeProducersResponse)
+        except (CodeError, KafkaUnavailable) as fault:
+            for name in led:
+                _leave_out(cluster, name, str(fault))
             continue
-        if partition.error_code != ErrorCode.none:
-            cluster.forget_leader(topic)
-            logger.info("the producers of topic %s are not told now: %s", topic, codes.name(partition.error_code))
-            continue
-        found += [
-            ForeignTransaction(
-                topic,
-                item.producer_id,
-                item.producer_epoch,
-                item.current_txn_start_offset,
-                item.coordinator_epoch,
-            )
-            for item in partition.active_producers
-            if item.current_txn_start_offset >= 0
-        ]
+        for item in answer.topics:
+            [partition] = item.partitions
+            if partition.error_code != ErrorCode.none:
+                _leave_out(cluster, item.name, codes.name(partition.error_code))
+                continue
+            found += [
+                ForeignTransaction(
+                    item.name,
+                    producer.producer_id,
+                    producer.producer_epoch,
+                    producer.current_txn_start_offset,
+                    producer.coordinator_epoch,
+                )
+                for producer in partition.active_producers
+                if producer.current_txn_start_offset >= 0
+            ]
     if not found:
         return found
     names = _names(cluster, {item.producer_id for item in found})
     return [replace(item, transactional_id=names.get(item.producer_id, "")) for item in found]
+
+
+def _leave_out(cluster: Cluster, topic: str, why: str) -> None:
+    cluster.forget_leader(topic)
+    logger.info("the producers of topic %s are not told now: %s", topic, why)
 
 
 def end_transactions(cluster: Cluster, found: Sequence[ForeignTransaction]) -> None:
