@@ -12,6 +12,7 @@ from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.procedures.deletion import delete_again, delete_stream
+from coordinator.procedures.foreign import LOOK_AGAIN_MS
 from coordinator.procedures.questions import put_question
 from coordinator.procedures.retention import truncate_stream, update_stream
 from coordinator.procedures.scale import scale
@@ -35,7 +36,9 @@ def handle_requests(group: GroupState, now_ms: int) -> Steps[bool]:
 
 def retry_held(group: GroupState, now_ms: int) -> Steps[None]:
     """Look again at scales that wait for native transactions of others."""
-    for name in [name for name, item in group.held.items() if item.due_ms <= now_ms]:
+    # The clock may have been set back since.
+    due = [name for name, item in group.held.items() if not now_ms < item.due_ms <= now_ms + LOOK_AGAIN_MS]
+    for name in due:
         raw = yield from read_node(f"{paths.requests(group.name)}/{name}")
         if raw is None:
             group.held.pop(name, None)  # its client has withdrawn it
