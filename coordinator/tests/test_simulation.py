@@ -156,6 +156,7 @@ class Run:
                 self._lead()
         for client in self.clients:
             client.stopping = True
+        self.administrator.is_patient = True
         self.fragility = 0.0
         self._until(self._quiet)
         broken = self.administrator.faults + self.world.broken
