@@ -57,13 +57,15 @@ class Resuming(ABC):
             transaction: Its id.
             label: Instead of the id, the label of the latest transaction of a client with that label.
             client: Name of that client, this one's own by default. With an id it is not needed, but makes it surer
-                that a transaction that never began is told from one that has been forgotten.
+                that a transaction that never began is told from one that has been forgotten, and one of another
+                client is refused instead of told.
             group: ``scope/group`` that it belongs to; all are asked by default.
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
             TransactionNotFound: it is not open, and it is certain that there is no outcome of it.
-            OutcomeExpired: it is not open, and may have ended so long ago that it has been forgotten.
+            OutcomeExpired: it is not open, and may have ended so long ago that it has been forgotten; or the id is that
+                of another client than the one given.
             TransactionPreserverClosed: outcomes are not remembered here.
             CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
             InvalidRequestError: no id, and no label either; or both.
@@ -91,7 +93,9 @@ class Resuming(ABC):
         with answers_within(resumer.seconds(timeout)):
             return resumer.unfinished(group, timeout)
 
-    def resume(self, transaction: TransactionId | str, timeout: Timeout = None) -> ResumedTransaction:
+    def resume(
+        self, transaction: TransactionId | str, timeout: Timeout = None, *, client: str | None = None
+    ) -> ResumedTransaction:
         """Take over a transaction that another process began, to go on writing, or to commit or abort it.
 
         What was written before counts as far as it has arrived, which is everything that was flushed. Whoever owned
@@ -101,6 +105,7 @@ class Resuming(ABC):
         Args:
             transaction: Its id.
             timeout: How long to wait for the answers of the leader; the connection's ``commit_timeout`` by default.
+            client: Name of the client that began it; one of another client is refused, as by :meth:`outcome`.
 
         Raises:
             TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: as :meth:`outcome`.
@@ -109,7 +114,7 @@ class Resuming(ABC):
         """
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):
-            return resumer.resume(transaction, timeout)
+            return resumer.resume(transaction, timeout, client)
 
 
 class Resumer:
@@ -162,18 +167,20 @@ class Resumer:
         self._sessions.take_over(self._inquiry.groups(where), timeout_s)
         return [outcome_of(item) for item in self._inquiry.unfinished(self._client_name, timeout_s, group=where)]
 
-    def resume(self, transaction: TransactionId | str, timeout: Timeout) -> ResumedTransaction:
+    def resume(
+        self, transaction: TransactionId | str, timeout: Timeout, client: str | None = None
+    ) -> ResumedTransaction:
         """See :meth:`Resuming.resume`. What this connection held of the transaction before is fenced."""
         identifier = TransactionId.of_any(transaction)
         deadline = time.monotonic() + as_seconds(timeout, self._options.commit_timeout_s)
         self._sessions.check()
-        group, known = self._inquiry.transaction(identifier, _left(deadline))
+        group, known = self._inquiry.transaction(identifier, _left(deadline), client=client)
         if known.state is State.OPEN:
             epoch = self._sessions.epoch(group, _left(deadline))
             self._runtime.outcomes.follow(group, min(self._options.connect_timeout_s, _left(deadline)))
             self._await_record(identifier, deadline)
             # Asked again now that no older session of this client is heard any more, and the outcome would be told.
-            group, known = self._inquiry.transaction(identifier, _left(deadline), group=group)
+            group, known = self._inquiry.transaction(identifier, _left(deadline), group=group, client=client)
             if known.state is State.OPEN:
                 return self._take_over(group, known, epoch)
         plan = Plan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)

@@ -116,6 +116,10 @@ def test_a_commit_gives_the_same_answer_from_wherever_it_is_asked_for(
         found = other.outcome(txn.id)
         assert (found.committed, found.position, found.records, found.label) == (True, first.position, 2, "a")
         assert found == other.outcome(label="a", client="tester") == client.outcome(label="a")
+        assert found == other.outcome(txn.id, client="tester"), "and not that of another client with the same id"
+        for ask in other.outcome, other.resume:
+            with pytest.raises(OutcomeExpired, match="is one of client 'tester'"):
+                ask(txn.id, client="somebody-else")
         with pytest.raises(AlreadyCommitted):
             other.resume(txn.id).abort()
     with pytest.raises(AlreadyCommitted):

@@ -54,7 +54,7 @@ class Inquiry:
 
         Raises:
             TransactionNotFound: it is not open and has no outcome.
-            OutcomeExpired, TransactionPreserverClosed: nobody remembers.
+            OutcomeExpired, TransactionPreserverClosed: nobody remembers, or it is not of the ``client`` given.
             CoordinatorUnavailable, ZooKeeperUnavailable: somebody who might know did not answer in time.
         """
         request = self._request(transaction=str(identifier), owner=client or "")
@@ -118,7 +118,7 @@ class Inquiry:
         answer = self._metadata.ask(group, request, timeout_s)
         if not answer.ok:
             raise refusal(answer, request.transaction)
-        return [(group, item) for item in answer.transactions]
+        return [(group, of_client(item, request.owner)) for item in answer.transactions]
 
     def _request(self, *, owner: str, transaction: str = "", label: str | None = None) -> Request:
         return Request(
@@ -129,6 +129,22 @@ class Inquiry:
             client_name=self._client_name,
             created_ms=int(time.time() * 1000),
         )
+
+
+def of_client(known: KnownTransaction, client: str) -> KnownTransaction:
+    """Return what is known, if it is about a transaction of this client, or if no client is given.
+
+    An id that was given out twice, because ZooKeeper was set back, names transactions of two clients.
+
+    Raises:
+        OutcomeExpired: it is another one's; that nothing was ever known of this client's cannot be said.
+    """
+    if client and known.client_name != client:
+        raise OutcomeExpired(
+            f"transaction {known.id} is one of client {known.client_name!r}; nothing is known of one of {client!r} "
+            "that had this id, and nothing was changed"
+        )
+    return known
 
 
 def outcome_of(known: Known) -> Outcome:

@@ -1,0 +1,19 @@
+"""What leaders say of transactions, as far as it can be told without them."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.client.inquiry import of_client
+from bridge.errors import OutcomeExpired
+from bridge.model.identifiers import TransactionId
+from bridge.model.known import KnownTransaction
+from bridge.model.transaction import State
+
+
+def test_an_id_says_nothing_of_the_transaction_of_another_client() -> None:
+    known = KnownTransaction(id=TransactionId.of(0, 7), state=State.COMMITTED, client_name="old")
+    assert of_client(known, "old") is known
+    assert of_client(known, "") is known, "whoever gives no client asks about the id"
+    with pytest.raises(OutcomeExpired, match="is one of client 'old'; nothing is known of one of 'new'"):
+        of_client(known, "new")
