@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-import subprocess
 import uuid
-import weakref
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -85,45 +83,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         lines = [str(exc)]
     for line in lines:
         terminalreporter.write_line(line)
-
-
-_started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
-_popen = subprocess.Popen.__init__
-
-
-def _noted(self: subprocess.Popen[Any], *arguments: Any, **options: Any) -> None:
-    _popen(self, *arguments, **options)
-    _started.add(self)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _note_processes() -> Iterator[None]:
-    """Every process that a test starts is known from now on."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess.Popen, "__init__", _noted)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_behind(_note_processes: None) -> Iterator[None]:
-    """A process that a test has left behind is this test's failure, and not that of whoever comes next.
-
-    What fixtures of a wider scope have started is there before, and what is left to be asked for its exit code is not
-    running any more. Nor is a server of a wider scope that this test has killed and started again: its command, which
-    names its own directory, is that of one before.
-    """
-    before = set(_started)
-    commands = {str(process.args) for process in before}
-    yield
-    left = [
-        process
-        for process in _started
-        if process not in before and process.poll() is None and str(process.args) not in commands
-    ]
-    for process in left:
-        process.kill()
-        process.wait()
-    assert not left, f"left behind, and killed now: {[process.args for process in left]}"
 
 
 @pytest.fixture(autouse=True)
