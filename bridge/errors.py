@@ -121,7 +121,7 @@ class RowRefused(InvalidRequestError):
 
 
 class TransactionTooLargeError(InvalidRequestError):
-    """The transaction would exceed its size limit; this record was not written."""
+    """The transaction, or the message that commits it, would exceed its limit; what was asked for was not taken."""
 
     code = "transaction-too-large"
 

@@ -18,11 +18,12 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from xxhash import xxh64_intdigest
 
 from bridge.client.futures import Completion, WriteFuture
+from bridge.client.manifest_room import ManifestRoom, piece_bytes
 from bridge.client.results import Piece
 from bridge.client.routing import Route
 from bridge.client.slots import FrameLimits, HeaderList, Headers, Lane, Slot, no_batch
 from bridge.errors import InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
-from bridge.model.frames import HEADER, MAGIC, VERSION, FrameKind
+from bridge.model.frames import HEADER, MAGIC, VERSION, FrameKind, PieceKey
 from bridge.model.identifiers import local_sequence
 from bridge.model.keyspace import HASH_SEED
 from bridge.model.sequence import HEADER_VALUE, RECORD_HEADER
@@ -44,6 +45,7 @@ class PartWriter:
     Attributes:
         count: Records written so far; the next one's count.
         opened_s: When the oldest open batch was started (monotonic seconds); None if there is none.
+        room: What is left of the manifest's size for segments that have not been written to.
     """
 
     __slots__ = (
@@ -58,6 +60,7 @@ class PartWriter:
         "lanes",
         "opened_s",
         "part",
+        "room",
     )
 
     def __init__(
@@ -70,6 +73,7 @@ class PartWriter:
         *,
         sticky: int = 0,
         client_epoch: int = 0,
+        room: ManifestRoom | None = None,
     ) -> None:
         """Start with nothing written.
 
@@ -81,6 +85,7 @@ class PartWriter:
             emit: Takes finished frames.
             sticky: Which segment gets records without a key first.
             client_epoch: Session epoch that frames carry.
+            room: How large the manifest may get; by default as the first stream's buffer allows.
         """
         self.completion = completion
         self.part = part
@@ -88,6 +93,7 @@ class PartWriter:
         self.bytes = 0
         self.opened_s: float | None = None
         self.lanes = {route.stream: Lane(route, place, limits, sticky) for place, route in enumerate(routes)}
+        self.room = ManifestRoom(routes[0].record_bytes_max) if room is None else room
         self._key = completion.key
         self._base = local_sequence(part, 0)
         self._limits = limits
@@ -213,8 +219,8 @@ class PartWriter:
             TransactionTooLargeError: it was not taken.
         """
         lane = self.lanes[stream]
-        slot = lane.slots[at] or self._open_slot(lane, at)
         self._check_room(len(batch))
+        slot = lane.slots[at] or self._open_slot(lane, at)
         key = HEADER.pack(MAGIC, VERSION, _DATA, self._key, self.part, slot.number, first, records, self._client_epoch)
         self._emit(slot.place, key, batch)
         if not slot.before:
@@ -261,9 +267,29 @@ class PartWriter:
         self._emit = _nowhere
 
     def _open_slot(self, lane: Lane, at: int) -> Slot:
+        self.room.take(
+            self._piece_bytes(lane, at),
+            self.completion.transaction,
+            f"there is no room for another segment of {lane.route.stream}, so this record was not written: commit what "
+            "there is, or abort",
+        )
         slot = Slot(self.completion, self.part, lane.route.stream, lane.place, lane.route.numbers[at])
         lane.slots[at] = slot
         return slot
+
+    def _piece_bytes(self, lane: Lane, at: int) -> int:
+        return piece_bytes(PieceKey(self.part, lane.place, lane.route.numbers[at]))
+
+    def _next_slot(self, lane: Lane, slot: Slot) -> Slot:
+        """The slot of the next segment in turn; the same if the manifest has no room for another segment."""
+        following = (lane.sticky + 1) % len(lane.slots)
+        found = lane.slots[following]
+        if found is None:
+            if not self.room.has(self._piece_bytes(lane, following)):
+                return slot
+            found = self._open_slot(lane, following)
+        lane.sticky = following
+        return found
 
     def _start_batch(
         self,
@@ -290,8 +316,7 @@ class PartWriter:
         self._cut(slot)
         if key is None and slot.records and len(lane.slots) > 1:
             # Records without a key stay together for a batch, then go on to the next segment.
-            lane.sticky = (lane.sticky + 1) % len(lane.slots)
-            slot = lane.slots[lane.sticky] or self._open_slot(lane, lane.sticky)
+            slot = self._next_slot(lane, slot)
             if slot.append(slot.in_batch, timestamp_ms, key, value, headers) is not None:
                 slot.in_batch += 1
                 return slot

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from bridge.client.futures import Completion
+from bridge.client.manifest_room import piece_bytes
 from bridge.client.results import Ends, Piece, find_ends
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.transaction import Transaction
@@ -39,6 +40,7 @@ class ResumedTransaction(Transaction):
         self._known = known
         self._earlier = [Piece(*key, records, 0, 0) for key, records in known.pieces.items()]
         self._prepare(runtime, plan, completion, known.id.counter, part)
+        self._writer.room.bytes += sum(piece_bytes(key) for key in known.pieces)
         if known.state is State.OPEN:
             header = self._key_of(FrameKind.BEGIN)
             runtime.sender.send(*self._buffers[0], header, plan.begin_value, self._first_delivered)

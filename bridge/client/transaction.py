@@ -21,6 +21,7 @@ from bridge.cas.arguments import Expected
 from bridge.client.commit_line import AskedCommit
 from bridge.client.conditions import new_condition, with_condition
 from bridge.client.futures import Completion, OutcomeFuture
+from bridge.client.manifest_room import condition_bytes, offsets_bytes, piece_bytes
 from bridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Delivered
@@ -33,6 +34,7 @@ from bridge.errors import (
     OutcomeUnknown,
     RollbridgeError,
     TransactionAborted,
+    TransactionTooLargeError,
     UnavailableError,
 )
 from bridge.model.cas import Scope
@@ -139,6 +141,7 @@ class Transaction(Writing):
             Fenced: a newer session of this client, or whoever resumed the transaction, has the say now.
             OutcomeUnknown: no answer in time; ask again, here or with its id.
             InvalidRequestError: not parts of this transaction; nothing was asked for.
+            TransactionTooLargeError: the parts name too many segments; nothing was asked for, the transaction is open.
         """
         return self._ask(lambda: self.commit_async(parts), timeout, "commit")
 
@@ -147,6 +150,7 @@ class Transaction(Writing):
         with self._lock:
             if self._wish is _Wish.NONE and not self._completion.closed:
                 others = self._check_parts(parts)
+                self._check_size(others)
                 if self._completion.failure is None:
                     self._writer.cut_all()
                     self._pieces = [*self._own_pieces(), *others]
@@ -170,6 +174,7 @@ class Transaction(Writing):
 
         Raises:
             InvalidRequestError: not such things, or too many; nothing was sent.
+            TransactionTooLargeError: they take more than is left of a commit's size; the others are committed.
             TransactionClosed: its end was asked for.
         """
         group, generation, member, instance = parse_group_metadata(group_metadata)
@@ -187,6 +192,11 @@ class Transaction(Writing):
                 raise InvalidRequestError(
                     f"a transaction commits at most {PARTITIONS_MAX} offsets; these were not taken, the others were"
                 )
+            self._writer.room.take(
+                offsets_bytes(joined) - (0 if known is None else offsets_bytes(known)),
+                self.id,
+                "these offsets were not taken, the others were",
+            )
             self._offsets[group] = joined
 
     def expect(
@@ -208,13 +218,16 @@ class Transaction(Writing):
 
         Raises:
             InvalidRequestError: nothing that could hold, or too much of it; the transaction stays usable.
+            TransactionTooLargeError: it takes more than is left of a commit's size; the transaction stays usable.
             TransactionClosed: its end was asked for.
         """
         condition = new_condition(self._runtime, self._plan, stream, key, sn, scope)
         with self._lock:
             if self._finished or self._completion.closed:
                 raise self._refusal()
-            self._conditions = with_condition(self._conditions, condition)
+            conditions = with_condition(self._conditions, condition)
+            self._writer.room.take(condition_bytes(condition), self.id, "this condition was not taken, the others were")
+            self._conditions = conditions
 
     def abort(self, reason: str = "client", timeout: Timeout = None) -> None:
         """Make sure that nothing of it will ever be visible, and return once that is decided.
@@ -313,6 +326,20 @@ class Transaction(Writing):
             seen.add(handle.part)
         return [piece for handle in parts for piece in handle.pieces]
 
+    def _check_size(self, others: Sequence[Piece]) -> None:
+        """Refuse parts of others with which the manifest would be too large, before anything is asked for."""
+        if not others or self._writer.room.has(sum(piece_bytes(piece.key) for piece in others)):
+            return
+        limit = self._writer.room.limit
+        size = len(self._encode_manifest([*self._own_pieces(), *others]))  # what is counted is a little more
+        if size > limit:
+            raise TransactionTooLargeError(
+                f"the commit of transaction {self.id} would be a message of {size} bytes, and {limit} are possible: "
+                f"its parts have written to {len(others)} segments together; nothing was asked for, the transaction is "
+                "open: commit fewer parts and the others in another transaction, or abort",
+                limit_bytes=limit,
+            )
+
     def ask_again(self, order: CommitOrder) -> bool:
         """Send the COMMIT frame once more, which changes nothing but what the leader knows of the order.
 
@@ -322,18 +349,18 @@ class Transaction(Writing):
             if self._held or self._completion.failure is not None:
                 return False
             key = self._key_of(FrameKind.COMMIT, order)
-            self._runtime.sender.send_soon(*self._buffers[0], key, self._encode_manifest(), _ignore)
+            self._runtime.sender.send_soon(*self._buffers[0], key, self._encode_manifest(self._pieces), _ignore)
         return True
 
-    def _encode_manifest(self) -> bytes:
-        entries = tuple((*piece.key, piece.records) for piece in self._pieces)
+    def _encode_manifest(self, pieces: Iterable[Piece]) -> bytes:
+        entries = tuple((*piece.key, piece.records) for piece in pieces)
         if self._offsets or self._conditions:
             return _manifest_with(entries, tuple(self._offsets.values()), self._conditions)
         return _manifest(entries)
 
     def _ask_for_commit(self) -> None:
         """Send the COMMIT frame, or leave that to the last acknowledgement from another buffer."""
-        manifest = self._encode_manifest()
+        manifest = self._encode_manifest(self._pieces)
         if self._outbox is not None and not self._outbox.has_room(manifest):
             self._send_outbox()
         asked = self._runtime.commits.of(self._plan.group, self._plan.begin.client_epoch).ask(self)

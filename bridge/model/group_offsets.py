@@ -11,7 +11,7 @@ from bridge.errors import InvalidRequestError
 GROUP_CHARACTERS_MAX: Final = 1_000
 TOPIC_CHARACTERS_MAX: Final = 249
 PARTITIONS_MAX: Final = 10_000
-"""Most offsets of a transaction; its manifest stays below a megabyte with them."""
+"""Most offsets of a transaction; where their topics have long names, the manifest's size allows fewer."""
 _INT_MAX: Final = (1 << 31) - 1
 _LONG_MAX: Final = (1 << 63) - 1
 

@@ -152,8 +152,8 @@ class Bench:
             lambda group: f"nobody leads {group}",
         )
 
-    def use(self, *streams: str, partitions: int = 4) -> None:
-        history = EpochHistory.create(even_ranges(1), 0)
+    def use(self, *streams: str, partitions: int = 4, segments: int = 1) -> None:
+        history = EpochHistory.create(even_ranges(segments), 0)
         routes = tuple(
             Route.of(
                 StreamConfig(
