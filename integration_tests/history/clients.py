@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -244,7 +245,29 @@ def visit(task: Task, book: Notebook, stopping: threading.Event) -> None:
         guests.visit(client, task, book, stopping)
 
 
-ROLES: Final = {"writer": write, "reader": read, "member": hand_out, "transformer": transform, "guest": visit}
+def beat(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Commit a small transaction, again and again, in a stream where nothing is ever broken."""
+    stream = task.streams[0]
+    count = 0
+    with connected(task, bridge.ClientOptions(connect_timeout_s=60)) as client:
+        while not stopping.wait(0.1):
+            count += 1
+            write = Write(stream, f"{task.name}-{book.unclear}", f"{task.name}:{count}")
+            with suppress(RollbridgeError):
+                transaction = client.begin(stream)
+                transaction.write(stream, key=write.key.encode(), value=write.value.encode())
+                with book.noted(Kind.TRANSACTION, str(transaction.id), [write]) as done:
+                    done(position=transaction.commit(timeout=CALL_S).position)
+
+
+ROLES: Final = {
+    "pulse": beat,
+    "writer": write,
+    "reader": read,
+    "member": hand_out,
+    "transformer": transform,
+    "guest": visit,
+}
 
 
 def main(raw: str) -> None:

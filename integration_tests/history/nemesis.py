@@ -53,8 +53,9 @@ class Nemesis:
         streams: tuple[str, ...],
         copies: str,
         passing: str,
+        pulse: str,
     ) -> None:
-        """All write to ``streams``; ``copies`` has what is in the first of them; ``passing`` comes and goes."""
+        """``copies`` has what is in the first of ``streams``, ``passing`` comes and goes, ``pulse`` is left alone."""
         self._passing = passing
         self._cluster = cluster
         (folder / "clock").mkdir()
@@ -83,7 +84,7 @@ class Nemesis:
             "scale": self._scale,
             "hold a native transaction": self._hold_a_native_transaction,
             "ask for what Kafka refuses": self._ask_for_too_much,
-            "kill a member of a group": lambda: self._kill_member("member", streams),
+            "kill a member of a group": lambda: self._kill_member("member", (*streams, pulse)),
             "kill a transformer": lambda: self._kill_member("transformer", (streams[0], copies)),
             "make a stream anew": self._recreate,
             "make a stream anew while a client of it stands still": self._recreate_beside_a_paused_guest,

@@ -41,6 +41,8 @@ COPIES: Final = "history/copies"
 """What a consumer group makes of the first of them."""
 PASSING: Final = "history/passing"
 """Deleted and made anew, again and again."""
+PULSE: Final = "history/pulse"
+"""Where somebody commits all the time, whatever happens to the others."""
 GROUP: Final = GroupName("history")
 WRITERS: Final = 4
 HEAL_S: Final = 120.0
@@ -106,7 +108,9 @@ class Run:
         self._cluster = cluster
         self._workers = workers
         self._choice = random.Random(seed)
-        self._nemesis = Nemesis(cluster, workers, self._choice, folder, streams=STREAMS, copies=COPIES, passing=PASSING)
+        self._nemesis = Nemesis(
+            cluster, workers, self._choice, folder, streams=STREAMS, copies=COPIES, passing=PASSING, pulse=PULSE
+        )
         self._windows: list[Window] = []
         self._probes: list[Operation] = []
         self._began = time.monotonic()
@@ -118,7 +122,7 @@ class Run:
         """Start coordinators, make the streams, let clients begin."""
         self._nemesis.start_coordinators()
         with self._connect() as client:
-            for stream in (*STREAMS, COPIES, PASSING):
+            for stream in (*STREAMS, COPIES, PASSING, PULSE):
                 client.admin.create_stream(stream, segments=2)
         for _ in range(WRITERS):
             self._workers.start("writer", STREAMS)
@@ -126,7 +130,8 @@ class Run:
             self._workers.start("reader", (stream,))
         for _ in range(2):
             self._workers.start("guest", (PASSING,))
-            self._workers.start("member", STREAMS)
+            self._workers.start("member", (*STREAMS, PULSE))
+        self._workers.start("pulse", (PULSE,))
         self._workers.start("transformer", (STREAMS[0], COPIES))
         self._await_progress("clients begin")
 
@@ -155,6 +160,7 @@ class Run:
         """Let everything come to rest, and compare what is there with what was asked for and told."""
         self._workers.stop("writer", 180)
         self._workers.stop("guest", 180)
+        self._workers.stop("pulse", 180)
         servers = self._cluster.bootstrap_servers
         states = self._settled_states()
         rows = {stream: sum(map(len, state.rows.values())) for stream, state in states.items()}
@@ -182,7 +188,7 @@ class Run:
         copied[:] = self._copies()
         passing = Passing(PASSING, list(self._workers.operations("guest")), self._state_of(PASSING))
         deaths = [*self._workers.deaths(), *self._nemesis.deaths()]
-        operations = [*self._workers.operations(), *self._probes]
+        operations = [*self._workers.operations(), *self._workers.operations("pulse"), *self._probes]
         history = History(
             operations,
             states,
@@ -214,11 +220,11 @@ class Run:
             eventually(self._commits, f"a commit at the end, through {stream}", HEAL_S)
         topics = [
             StreamName.parse(stream).segment_topic(segment)
-            for stream, state in stream_states(servers, zookeeper, STREAMS).items()
+            for stream, state in stream_states(servers, zookeeper, (*STREAMS, PULSE)).items()
             for segment in state.rows
         ]
         await_settled(servers, [(topic, 0) for topic in [*topics, GROUP.commit_log_topic]], timeout_s=HEAL_S)
-        return stream_states(servers, zookeeper, STREAMS)
+        return stream_states(servers, zookeeper, (*STREAMS, PULSE))
 
     def _copies(self) -> list[str]:
         rows = self._state_of(COPIES).rows.values()
