@@ -26,7 +26,7 @@ from bridge.errors import (
 from bridge.producer.faults import as_kafka_error, kafka_exceptions
 from bridge.producer.settings import ProducerSettings
 
-WITHOUT_A_COUNTERPART = {"RollbridgeError", "CorruptDataError", "EnvironmentProblem"}
+WITHOUT_A_COUNTERPART = {"RollbridgeError", "CorruptDataError", "EnvironmentProblem", "ZooKeeperOutdated"}
 CLASSES = [
     item
     for item in vars(errors).values()

@@ -25,7 +25,7 @@ class Week(Run):
     def live(self) -> dict[str, int]:
         """How much there is in Kafka and ZooKeeper, without the commit log, see docs/operations.md."""
         topics = {name: log for name, log in self.world.topics.items() if name != GROUP.commit_log_topic}
-        data = [log for name, log in topics.items() if ".segment-" in name or name.endswith(".transaction-buffer")]
+        data = [log for name, log in topics.items() if ".segment-" in name or ".transaction-buffer" in name]
         compacted = [name for name, log in topics.items() if log not in data]
         nodes = self.world.nodes
         lost = [Truncation.from_json(nodes[path]) for item in STREAMS if (path := paths.truncation(item)) in nodes]
