@@ -73,7 +73,7 @@ def _check_leases(
     }
     for attempt in (attempt for client in clients for attempt in client.attempts):
         if str(attempt.id) in outcomes:
-            found.extend(lease_faults(attempt, outcomes[str(attempt.id)], decided[str(attempt.id)]))
+            found.extend(lease_faults(world, attempt, outcomes[str(attempt.id)], decided[str(attempt.id)]))
 
 
 def _check_memory(world: World, group: GroupName, log: list[tuple[int, ControlRecord]], found: list[str]) -> None:

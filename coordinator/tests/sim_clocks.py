@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from bridge.model.control import EXPIRED, ControlRecord
+from bridge.model.frames import FrameKind, unpack_header
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
 from coordinator.tests.sim_actors import LEASE_MS, Attempt
@@ -22,11 +24,24 @@ def check_age(world: World, stream: StreamName, segment: SegmentId, before: int 
         assert entry.item is None or age_ms >= RETENTION_MS, f"offset {offset} of {segment} goes {age_ms} ms old"
 
 
-def lease_faults(attempt: Attempt, outcome: ControlRecord, decided_ms: int) -> Iterable[str]:
+def lease_faults(world: World, attempt: Attempt, outcome: ControlRecord, decided_ms: int) -> Iterable[str]:
     """What is wrong with the end of a transaction, whose outcome was written at a time by the brokers' clock."""
     if outcome.reason != EXPIRED:
         return
     if decided_ms < attempt.begun_ms + LEASE_MS:
         yield f"{attempt.id} has expired {decided_ms - attempt.begun_ms} ms after it began, with {LEASE_MS} ms"
-    if attempt.ended == "commit" and attempt.asked_ms <= attempt.begun_ms + LEASE_MS:
+    # What a connection that died had not delivered was never asked for, whatever its client believes.
+    deadline_ms = attempt.begun_ms + LEASE_MS
+    if attempt.ended == "commit" and attempt.asked_ms <= deadline_ms and _commit_ms(world, attempt) <= deadline_ms:
         yield f"{attempt.id} has expired although its commit was asked for in time"
+
+
+def _commit_ms(world: World, attempt: Attempt) -> float:
+    """When the COMMIT frame of a transaction was appended to a buffer; infinity if it never was."""
+    for name, log in world.topics.items():
+        if ".transaction-buffer" in name:
+            for entry in log.entries:
+                header = None if entry.item is None else unpack_header(entry.item[0])
+                if header is not None and header.kind is FrameKind.COMMIT and header.transaction == attempt.id.bytes:
+                    return entry.appended_ms
+    return inf
