@@ -104,7 +104,8 @@ def test_a_stream_that_was_deleted_and_made_again_is_a_new_one(site: Site, clien
 def test_a_topic_of_somebody_else_is_not_taken_for_a_segment(site: Site, client: bridge.Bridge, scope: str) -> None:
     stream = f"{scope}/taken"
     client.admin.create_stream(stream)
-    spec = segment_topic_spec(client.admin.describe(stream).config, bridge.SegmentId.of(0, 0))
+    # The name that the segment of the stream's next life will have.
+    spec = segment_topic_spec(client.admin.describe(stream).config, bridge.SegmentId.of(0, 1))
     client.admin.delete_stream(stream)
     admin = TopicAdmin(site.cluster.bootstrap_servers)
     admin.create_topics([TopicSpec(name=spec.name, config=spec.config)])

@@ -93,7 +93,10 @@ class PartWriter:
         self.bytes = 0
         self.opened_s: float | None = None
         self.lanes = {route.stream: Lane(route, place, limits, sticky) for place, route in enumerate(routes)}
-        self.room = ManifestRoom(routes[0].record_bytes_max) if room is None else room
+        if room is None:
+            # The writer of a transaction that has ended already has no streams: it refuses each record anyway.
+            room = ManifestRoom(routes[0].record_bytes_max if routes else 0)
+        self.room = room
         self._key = completion.key
         self._base = local_sequence(part, 0)
         self._limits = limits
