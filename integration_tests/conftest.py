@@ -24,6 +24,7 @@ from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.engine import descriptions
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.clients import Site
+from integration_tests.leftovers import children, left_behind
 from integration_tests.spark_tools import spark_session
 
 if TYPE_CHECKING:
@@ -92,6 +93,15 @@ def _needs(request: pytest.FixtureRequest) -> None:
     if needed:
         servers = "ensemble" if "ensemble" in request.fixturenames else "cluster"
         demand(request.getfixturevalue(servers), needed)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(_needs: None) -> Iterator[None]:
+    """A process that outlives the test that started it is that test's failure."""
+    before = children()
+    yield
+    left = [f"{pid}: {' '.join(command)}" for pid, command in left_behind(before).items()]
+    assert not left, "the test left processes behind:\n" + "\n".join(left)
 
 
 @pytest.fixture(scope="session")

@@ -11,16 +11,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from bridge.client.futures import Completion
 from bridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitOrder
 from bridge.model.names import GroupName
 
-if TYPE_CHECKING:
-    from bridge.client.transaction import Transaction
-
 TELL_AGAIN_S: Final = 1.0
 """For how long the first of the commits under way has had no answer when its frame is sent once more."""
+
+
+class Committing(Protocol):
+    """A transaction whose commit was asked for, as far as the order of commits needs to know it."""
+
+    @property
+    def completion(self) -> Completion:
+        """Its outcome, once that is known here."""
+        ...
+
+    def ask_again(self, order: CommitOrder) -> bool:
+        """Send its COMMIT frame once more, with this order; returns whether that was possible."""
+        ...
 
 
 class AskedCommit:
@@ -34,8 +45,8 @@ class AskedCommit:
 
     __slots__ = ("_transaction", "asked_s", "is_told", "is_void", "order")
 
-    def __init__(self, transaction: Transaction, order: CommitOrder) -> None:
-        self._transaction: Transaction | None = transaction
+    def __init__(self, transaction: Committing, order: CommitOrder) -> None:
+        self._transaction: Committing | None = transaction
         self.order = order
         self.is_void = False
         self.is_told = not order.behind
@@ -68,7 +79,7 @@ class CommitLine:
         """Those that may be under way, in their order; behind the first there may be some that are over."""
         self._tidy_at = 1_000
 
-    def ask(self, transaction: Transaction) -> AskedCommit:
+    def ask(self, transaction: Committing) -> AskedCommit:
         """The next number, for a commit that is asked for now."""
         with self._lock:
             asked = self._asked

@@ -98,7 +98,7 @@ class BufferFold:
         self.dropped: Counter[str] = Counter()
         self.cached_bytes = 0
         self.fences = Fences()
-        self.lines = CommitLines()
+        self.lines: CommitLines[BufferedTransaction] = CommitLines()
         self.log_position = 0
         self.appended_ms = 0
         self.late: dict[bytes, LateBegin] | None = None

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
-if TYPE_CHECKING:
-    from bridge.model.buffered import BufferedTransaction
+T = TypeVar("T")
+"""What is held: a commit as whoever decides it knows it."""
 
 NUMBER_BITS: Final = 40
 _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
@@ -69,7 +69,7 @@ def order_of(segment: int, first_count: int, records: int, client_epoch: int) ->
     return CommitOrder(connection, client_epoch, number, min(records, number - 1))
 
 
-class CommitLine:
+class CommitLine(Generic[T]):
     """What was met of one connection's numbers.
 
     Attributes:
@@ -82,7 +82,7 @@ class CommitLine:
     def __init__(self, floor: int) -> None:
         self.floor = floor
         self._met: set[int] = set()
-        self.held: dict[int, BufferedTransaction] = {}
+        self.held: dict[int, T] = {}
 
     def meet(self, number: int) -> None:
         """The frame of a number has been folded."""
@@ -101,7 +101,7 @@ class CommitLine:
                 self._met = {number for number in self._met if number >= floor}
                 self._rise()
 
-    def due(self) -> Sequence[BufferedTransaction]:
+    def due(self) -> Sequence[T]:
         """Take those out that have waited for nothing but what has been met by now, in their order."""
         return [self.held.pop(number) for number in sorted(self.held) if number < self.floor]
 
@@ -111,7 +111,7 @@ class CommitLine:
             self.floor += 1
 
 
-class CommitLines:
+class CommitLines(Generic[T]):
     """The lines of all connections, of which the ones that were quiet for longest are forgotten.
 
     What is forgotten costs nothing but time: the next frame of the line says from where on numbers count, and the
@@ -120,10 +120,10 @@ class CommitLines:
 
     def __init__(self, lines_max: int = LINES_MAX) -> None:
         self._lines_max = lines_max
-        self._lines: OrderedDict[LineKey, CommitLine] = OrderedDict()
-        self._holding: dict[LineKey, CommitLine] = {}
+        self._lines: OrderedDict[LineKey, CommitLine[T]] = OrderedDict()
+        self._holding: dict[LineKey, CommitLine[T]] = {}
 
-    def of(self, order: CommitOrder) -> CommitLine:
+    def of(self, order: CommitOrder) -> CommitLine[T]:
         """The line of a number, which knows now from where on its connection counts."""
         key = order.line
         line = self._lines.get(key)
@@ -136,13 +136,13 @@ class CommitLines:
             line.raise_to(low)
         return line
 
-    def hold(self, order: CommitOrder, transaction: BufferedTransaction) -> None:
+    def hold(self, order: CommitOrder, transaction: T) -> None:
         """Have a commit wait until all numbers before it have been met."""
         line = self._lines[order.line]
         line.held[order.number] = transaction
         self._holding[order.line] = line
 
-    def release(self, order: CommitOrder, transaction: BufferedTransaction) -> None:
+    def release(self, order: CommitOrder, transaction: T) -> None:
         """Let go of a commit that waits no longer, because it has been decided otherwise."""
         line = self._holding.get(order.line)
         if line is not None and line.held.get(order.number) is transaction:
@@ -150,7 +150,7 @@ class CommitLines:
             if not line.held:
                 del self._holding[order.line]
 
-    def due(self, key: LineKey) -> Sequence[BufferedTransaction]:
+    def due(self, key: LineKey) -> Sequence[T]:
         """Take those of a line out that wait no longer, in their order."""
         line = self._holding.get(key)
         if line is None:
@@ -160,7 +160,7 @@ class CommitLines:
             del self._holding[key]
         return found
 
-    def held(self) -> Iterator[BufferedTransaction]:
+    def held(self) -> Iterator[T]:
         """All commits that wait."""
         for line in self._holding.values():
             yield from line.held.values()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.model.buffer import BufferFold, BufferLimits
+from bridge.model.buffered import BufferedTransaction
 from bridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitLines, CommitOrder, order_of
 from bridge.model.control import FENCED, FORSAKEN, OVERTAKEN
 from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort, unpack_header
@@ -232,7 +233,7 @@ def test_a_commit_that_ends_otherwise_is_not_held_any_more(end: str) -> None:
 
 
 def test_quiet_connections_are_forgotten_but_not_those_that_wait() -> None:
-    lines = CommitLines(lines_max=2)
+    lines: CommitLines[BufferedTransaction] = CommitLines(lines_max=2)
     waiting = Connection()
     waiting.fold.lines = lines
     waiting.commit(2, 0, 1)

@@ -1,0 +1,50 @@
+"""What one test leaves behind is that test's failure: processes that outlive the test that started them.
+
+Processes that tests share are started by fixtures of modules and of the run, so they are there before a test begins.
+One that a test stops and starts again is known by its command line, which names its directory or its root.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import psutil
+
+PATIENCE_S: Final = 20.0
+"""How long a process that was told to end may take, in seconds: many times what a slow machine needs."""
+_LOOK_S: Final = 0.05
+_HELPERS: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Processes of Python's own, which live as long as the one that they help."""
+
+CommandLine = tuple[str, ...]
+
+
+def children() -> dict[int, CommandLine]:
+    """Return the processes that this one has started and that run, with their command lines, by pid."""
+    found = {}
+    for child in psutil.Process().children():
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found[child.pid] = tuple(child.cmdline())
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def left_behind(before: Mapping[int, CommandLine], patience_s: float = PATIENCE_S) -> dict[int, CommandLine]:
+    """Return what was started since ``before`` and still runs, after some patience with what is about to end."""
+    deadline = time.monotonic() + patience_s
+    while (found := _new(before)) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _new(before: Mapping[int, CommandLine]) -> dict[int, CommandLine]:
+    known: Collection[CommandLine] = set(before.values())
+    return {
+        pid: command
+        for pid, command in children().items()
+        if pid not in before and command not in known and not any(name in part for part in command for name in _HELPERS)
+    }

@@ -1,0 +1,44 @@
+"""The check for processes that a test leaves behind finds them, and only them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from integration_tests.leftovers import children, left_behind
+
+
+@contextmanager
+def running(name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends when its input does."""
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_a_process_that_outlives_its_test_is_found() -> None:
+    before = children()
+    with running("forgotten") as process:
+        assert [command[-1] for command in left_behind(before, 0).values()] == ["forgotten"]
+        assert list(left_behind(before, 0)) == [process.pid]
+    assert left_behind(before) == {}
+
+
+def test_what_was_there_before_may_be_started_again() -> None:
+    with running("shared"):
+        before = children()
+    with running("shared"), running("another"):
+        assert [command[-1] for command in left_behind(before, 0).values()] == ["another"]
+
+
+def test_a_process_that_has_ended_and_was_not_waited_for_is_not_left_behind() -> None:
+    before = children()
+    with running("killed") as process:
+        process.kill()
+        assert left_behind(before) == {}
