@@ -86,7 +86,7 @@ def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSett
         commit_order_patience_ms=800,
         record_after_ms=50,
         write_bytes_max=1_000_000 if "unbounded-multi" in defects else WRITE_BYTES_MAX,
-        requests_per_turn=2,
+        requests_per_turn=4,
         forecast_patience=0,
         outcomes_again=1,
         truncate_buffers_ms=50,
@@ -121,6 +121,8 @@ class Attempt:
 
 class Client:
     """Writes ever higher numbers under its own keys, plainly or in transactions, one after the other."""
+
+    lease_ms = LEASE_MS
 
     def __init__(self, name: str, world: World, streams: list[StreamName], rng: random.Random) -> None:
         self.name = name
@@ -171,7 +173,7 @@ class Client:
         chosen = self.rng.sample(self.streams, self.rng.randint(1, len(self.streams)))
         epochs = {str(item): self._reference(item) for item in chosen}
         counter = self._counter()
-        begin = BeginFrame(self.name, self.epoch, None, LEASE_MS, epochs)
+        begin = BeginFrame(self.name, self.epoch, None, self.lease_ms, epochs)
         self.current = self._begin(TransactionId.of(epochs[str(chosen[0])], counter), begin)
 
     def _counter(self) -> int:

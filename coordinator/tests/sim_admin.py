@@ -20,7 +20,7 @@ from bridge.model.requests import Answer, Request, RequestKind
 from coordinator.tests.sim_world import BROKERS, World
 
 ADMIN_DEFECTS = ("denying-successor", "unbounded-multi", "stubborn-request")
-OLD_EPOCHS = 40
+OLD_EPOCHS = 60
 
 
 def make_old_stream(world: World, group: GroupName, name: StreamName) -> None:
@@ -42,10 +42,11 @@ def make_old_stream(world: World, group: GroupName, name: StreamName) -> None:
 class Administrator:
     """Asks for one stream after the other to be created and deleted; now and then it goes without an answer."""
 
-    def __init__(self, world: World, group: GroupName, old: Sequence[StreamName], seed: int) -> None:
+    def __init__(self, name: str, world: World, group: GroupName, old: Sequence[StreamName], seed: int) -> None:
+        self.name = name
         self.world = world
         self.group = group
-        self.rng = random.Random(seed)
+        self.rng = random.Random(f"{name}{seed}")
         self.names = list(old)
         self.serial = 0
         self.is_possible = True
@@ -69,7 +70,9 @@ class Administrator:
             self._ask(RequestKind.DELETE_STREAM, self.names.pop(), clock_ms)
         else:
             self.serial += 1
-            self._ask(RequestKind.CREATE_STREAM, StreamName(self.group.scope, f"scratch-{self.serial}"), clock_ms)
+            self._ask(
+                RequestKind.CREATE_STREAM, StreamName(self.group.scope, f"scratch-{self.name}{self.serial}"), clock_ms
+            )
 
     def _ask(self, kind: RequestKind, name: StreamName, clock_ms: int) -> None:
         self.is_possible = kind is RequestKind.DELETE_STREAM or self.rng.random() < 0.7

@@ -9,7 +9,7 @@ from bridge.model.control import EXPIRED, ControlRecord
 from bridge.model.frames import FrameKind, unpack_header
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
-from coordinator.tests.sim_actors import LEASE_MS, Attempt
+from coordinator.tests.sim_actors import Attempt
 from coordinator.tests.sim_world import World
 
 RETENTION_MS = 2_500
@@ -28,10 +28,10 @@ def lease_faults(world: World, attempt: Attempt, outcome: ControlRecord, decided
     """What is wrong with the end of a transaction, whose outcome was written at a time by the brokers' clock."""
     if outcome.reason != EXPIRED:
         return
-    if decided_ms < attempt.begun_ms + LEASE_MS:
-        yield f"{attempt.id} has expired {decided_ms - attempt.begun_ms} ms after it began, with {LEASE_MS} ms"
+    deadline_ms = attempt.begun_ms + attempt.begin.lease_ms
+    if decided_ms < deadline_ms:
+        yield f"{attempt.id} has expired {deadline_ms - decided_ms} ms before its lease has ended"
     # What a connection that died had not delivered was never asked for, whatever its client believes.
-    deadline_ms = attempt.begun_ms + LEASE_MS
     if attempt.ended == "commit" and attempt.asked_ms <= deadline_ms and _commit_ms(world, attempt) <= deadline_ms:
         yield f"{attempt.id} has expired although its commit was asked for in time"
 

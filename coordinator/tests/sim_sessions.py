@@ -29,6 +29,9 @@ class RestartingClient(Client):
         answers: What was answered about transactions, in the order of the answers.
     """
 
+    lease_ms = 5 * LEASE_MS
+    """Fences and questions wait behind other requests and takeovers, and what is resumed has to live until then."""
+
     def __init__(
         self, name: str, world: World, group: GroupName, streams: list[StreamName], rng: random.Random
     ) -> None:
@@ -52,7 +55,7 @@ class RestartingClient(Client):
             if raw is not None:
                 self._asked = None
                 answered(Answer.from_json(raw))
-        elif self.pending is None and not self.stopping and self.rng.random() < 0.08:
+        elif self.pending is None and not self.stopping and self.rng.random() < 0.12:
             if self.current is not None and self.current.ended in ("", "commit") and self.rng.random() < 0.6:
                 self._restart(self.current)
             elif self.attempts:
@@ -86,8 +89,8 @@ class RestartingClient(Client):
         self._look_up(attempt.id, lambda answer: self._resume(attempt, answer))
         if self.rng.random() < 0.5:
             self._send(attempt, attempt.begin.home, *commit_frame(attempt))
-        if self.rng.random() < 0.3:
-            begin = BeginFrame(self.name, before, None, LEASE_MS, attempt.begin.streams)
+        if self.rng.random() < 0.6:
+            begin = BeginFrame(self.name, before, None, self.lease_ms, attempt.begin.streams)
             zombie = self._begin(TransactionId.of(attempt.id.epoch, self._counter()), begin)
             zombie.ended = "fenced"
             self._send(zombie, begin.home, *commit_frame(zombie))
@@ -98,7 +101,7 @@ class RestartingClient(Client):
         if known is None or known.state is not State.OPEN:
             return  # it ended before the fence; the log says how
         attempt.offsets, attempt.conditions = (), ()
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.1:
             attempt.ended = "silent"
             return
         attempt.ended = ""
@@ -106,7 +109,7 @@ class RestartingClient(Client):
         attempt.pieces = dict(known.pieces)
         attempt.records = [row for piece, count in known.pieces.items() for row in attempt.sent[piece][:count]]
         header = FrameHeader(FrameKind.BEGIN, attempt.id.bytes, attempt.part)
-        begin = BeginFrame(self.name, self.epoch, None, LEASE_MS, attempt.begin.streams)
+        begin = BeginFrame(self.name, self.epoch, None, self.lease_ms, attempt.begin.streams)
         for name in attempt.begin.streams:
             self._send(attempt, name, header, begin.encode())
 

@@ -44,7 +44,7 @@ class Blocked(Exception):
 
 
 BROKERS = 3
-WRITE_BYTES_MAX = 3_000
+WRITE_BYTES_MAX = 5_000
 """What ZooKeeper takes in one multi, where that is to be met; the real one takes 1 MiB."""
 
 
