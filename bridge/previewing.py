@@ -56,7 +56,7 @@ class PreviewTail:
         self._buffer = [
             TopicPartition(topic, number, offsets.first([topic], number)[topic]) for number in range(partitions)
         ]
-        self._unread = set(range(partitions))
+        self._unread: dict[int, int] = {}
         config = consumer_config(
             settings.bootstrap_servers,
             isolation=Isolation.READ_COMMITTED,
@@ -145,6 +145,7 @@ class PreviewTail:
             (topic, item.partition): offsets.end([topic], Isolation.READ_COMMITTED, item.partition)[topic]
             for item in self._buffer
         }
+        self._unread = {number: end for (_, number), end in ends.items()}
         self._read_to_end(self._buffer, ends, aborts)
         if oldest_ms:
             begin = offsets.since([self._log], max(oldest_ms[0] - _CLOCKS_DIFFER_MS, 0))[self._log]
@@ -184,8 +185,10 @@ class PreviewTail:
 
     def _judge(self, error: KafkaError, message: Message) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            if message.topic() == self._topic:
-                self._unread.discard(message.partition() or 0)
+            number = message.partition() or 0
+            # A leader that has just been elected may tell of an end that is none, see bridge.kafka.compacted.
+            if message.topic() == self._topic and is_end(message, self._unread.get(number, 0)):
+                self._unread.pop(number, None)
             return
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             # The buffer was truncated, so what is gone belongs to transactions that have ended.

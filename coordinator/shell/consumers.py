@@ -262,13 +262,9 @@ def read_orders(
         KafkaUnavailable: no broker answered in time.
     """
     numbers: dict[LineKey, int] = {}
-    consumer = _consumer(brokers, security, "read_committed")
-    try:
-        first, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout_s)
-    except KafkaException as fault:
-        raise KafkaUnavailable(f"no broker gave the ends of topic {topic}: {fault}") from fault
-    finally:
-        consumer.close()
+    with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
+        first = offsets.first([topic])[topic]
+        end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
     for message in _read_committed(brokers, security, topic, max(end - records, first), timeout_s):
         order = decode_control(message.key(), message.value()).order
         if order is not None:
