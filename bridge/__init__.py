@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bridge.client.futures import WriteFuture
     from bridge.client.joint import JointTicket, JointTransaction
     from bridge.client.options import ClientOptions
-    from bridge.client.results import CommitResult, Outcome, PartHandle
+    from bridge.client.results import CommitResult, Outcome, PartHandle, TransactionStory
     from bridge.client.resumed import ResumedTransaction
     from bridge.client.shared import SharedClient
     from bridge.client.transaction import AbortFuture, CommitFuture, Transaction
@@ -53,7 +53,7 @@ _NAMES = {
     "bridge.client.futures": "WriteFuture",
     "bridge.client.joint": "JointTicket JointTransaction",
     "bridge.client.options": "ClientOptions",
-    "bridge.client.results": "CommitResult Outcome PartHandle",
+    "bridge.client.results": "CommitResult Outcome PartHandle TransactionStory",
     "bridge.client.resumed": "ResumedTransaction",
     "bridge.client.shared": "SharedClient",
     "bridge.client.transaction": "AbortFuture CommitFuture Transaction",
@@ -119,6 +119,7 @@ __all__ = [
     "Transaction",
     "TransactionId",
     "TransactionReader",
+    "TransactionStory",
     "WriteFuture",
     "WriterOptions",
     "connect",

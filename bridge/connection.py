@@ -188,6 +188,7 @@ class Bridge(Resuming):
             options.commit_timeout_s,
             self._commits,
             self._who_leads,
+            self._events,
         )
         self._cas_channels = Channels(settings, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
@@ -637,3 +638,14 @@ class Bridge(Resuming):
                 return self._metadata.who_leads(group)
         except RollbridgeError as fault:
             return str(fault)
+
+    def _events(self, group: GroupName, transaction: TransactionId) -> list[str]:
+        """For errors, which take little longer for it."""
+        if not self._session.is_connected:
+            return []
+        try:
+            with answers_within(_EXPLAIN_S):
+                return [event.line() for event in self._resumer.story(transaction, group, _EXPLAIN_S).events]
+        except RollbridgeError as fault:
+            logger.debug("the events of transaction %s are not known: %s", transaction, fault)
+            return []

@@ -57,11 +57,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from bridge.model.sn import SN
     from bridge.model.token import Token
 
 CAS_WRITE_EXCEPTION: Final = 525
 """Status code of a conditional write that was refused, as DistributedLog's proposal numbers it."""
+EVENTS_SHOWN_MAX: Final = 3
+"""Events in the text of an error; its attribute ``events`` has them all."""
 
 
 class RollbridgeError(Exception):
@@ -69,6 +73,24 @@ class RollbridgeError(Exception):
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
+
+
+class WithEvents:
+    """What errors about a transaction have in common: the last things that its leader saw of it, if it tells them.
+
+    Attributes:
+        events: One line for each event, oldest first: when, from which state to which, and why. Empty if they are not
+            known; ``b.story(...)`` and ``rollbridge txn describe`` ask again.
+    """
+
+    args: tuple[object, ...]
+    events: tuple[str, ...] = ()
+
+    def tell(self, events: Iterable[str]) -> None:
+        """Add events, the last of them to the text, too."""
+        self.events = tuple(events)
+        if self.events:
+            self.args = (f"{self}; its leader saw: {'; '.join(self.events[-EVENTS_SHOWN_MAX:])}",)
 
 
 class InvalidRequestError(RollbridgeError):
@@ -258,7 +280,7 @@ class InvalidTransitionError(ConflictError):
         self.request = request
 
 
-class TransactionClosed(ConflictError):
+class TransactionClosed(ConflictError, WithEvents):
     """The transaction has ended, or its end was asked for; this request wrote nothing."""
 
     code = "transaction-closed"
@@ -330,7 +352,7 @@ class IncompleteError(RollbridgeError):
     exit_code = 5
 
 
-class OutcomeUnknown(RollbridgeError):
+class OutcomeUnknown(RollbridgeError, WithEvents):
     """The request may or may not have taken effect; ask again with ``transaction``."""
 
     code = "outcome-unknown"

@@ -12,7 +12,7 @@ from bridge.client.futures import Completion
 from bridge.client.inquiry import Inquiry, outcome_of
 from bridge.client.options import ClientOptions
 from bridge.client.outcomes import OutcomeTail
-from bridge.client.results import Outcome
+from bridge.client.results import Outcome, TransactionStory
 from bridge.client.resumed import ResumedTransaction, settled
 from bridge.client.runtime import Plan, Runtime
 from bridge.client.sessions import ClientSessions
@@ -73,6 +73,28 @@ class Resuming(ABC):
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):
             return resumer.outcome(transaction, label, client, group, timeout)
+
+    def story(
+        self, transaction: TransactionId | str, *, group: str | GroupName | None = None, timeout: Timeout = None
+    ) -> TransactionStory:
+        """What the leader knows of a transaction at this moment, with the last things that happened to it.
+
+        Other than :meth:`outcome` this waits for nothing that is under way, so it tells what one that does not end is
+        waiting for. Events are those since the leader took over.
+
+        Args:
+            transaction: Its id.
+            group: ``scope/group`` that it belongs to; all are asked by default.
+            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: nobody knows anything of it.
+            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
+            CorruptDataError: the leader is of an older version, which does not tell events.
+        """
+        resumer = self._resumer_if_open()
+        with answers_within(resumer.seconds(timeout)):
+            return resumer.story(transaction, group, timeout)
 
     def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> list[Outcome]:
         """The open transactions of this client name, oldest first, at most 500 of a group.
@@ -159,6 +181,13 @@ class Resumer:
         assert transaction is not None
         identifier = TransactionId.of_any(transaction)
         return outcome_of(self._inquiry.transaction(identifier, timeout_s, group=where, client=client))
+
+    def story(
+        self, transaction: TransactionId | str, group: str | GroupName | None, timeout: Timeout
+    ) -> TransactionStory:
+        """See :meth:`Resuming.story`."""
+        where = GroupName.parse(group) if isinstance(group, str) else group
+        return self._inquiry.story(TransactionId.of_any(transaction), self.seconds(timeout), group=where)
 
     def unfinished(self, group: str | GroupName | None, timeout: Timeout) -> list[Outcome]:
         """See :meth:`Resuming.unfinished`."""

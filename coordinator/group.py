@@ -181,6 +181,7 @@ class GroupState:
     Attributes:
         name: The group.
         controller_epoch: Epoch of this leader; stands in every control record.
+        serves_since_ms: When this leader had taken over, by its clock; 0 before.
         fold: State of its transaction buffers.
         streams: Its streams by ``scope/stream``.
         doomed: Those that are being deleted, which are none of its streams any more.
@@ -211,6 +212,7 @@ class GroupState:
     controller_epoch: int
     fold: BufferFold
     settings: LeaderSettings = field(default_factory=LeaderSettings)
+    serves_since_ms: int = 0
     streams: dict[str, StreamState] = field(default_factory=dict)
     doomed: dict[str, Doomed] = field(default_factory=dict)
     barriers: dict[bytes, dict[Partition, int]] = field(default_factory=dict)

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from bridge.errors import TransactionAborted, TransactionNotFound
+from bridge.model.identifiers import TransactionId
 from bridge.model.names import StreamName
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
+from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator, until
 
 
@@ -43,3 +46,51 @@ def test_each_change_of_state_has_a_line(
         else:
             assert ordinary not in log.read_text()
             assert "committing -> committed (merged)" not in log.read_text()
+
+
+def test_the_last_events_of_a_transaction_are_told_and_stand_in_errors_about_it(
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    scope = unique_name("story")
+    stream = str(StreamName(scope, "orders"))
+    with Site(cluster, f"/{scope}", tmp_path) as site, site.connect("teller") as b:
+        b.admin.create_stream(stream)
+        with b.transaction(stream) as committed:
+            committed.write(stream, key=b"k", value=b"v")
+        aborted, open_one = b.begin(stream), b.begin(stream)
+        for transaction in (aborted, open_one):
+            transaction.write(stream, key=b"k", value=b"v")
+            transaction.flush()
+        until(lambda: {aborted.id, open_one.id} <= {record.id for record in b.admin.transactions()})
+        b.admin.abort_transaction(aborted.id, reason="it was in the way")
+        with pytest.raises(TransactionAborted, match=r"its leader saw: .*Z unknown -> open .*in the way") as caught:
+            aborted.commit()
+        assert [line.partition("Z ")[2].partition(" (")[0] for line in caught.value.events] == [
+            "unknown -> open",
+            "open -> aborting",
+            "aborting -> aborted",
+        ]
+        story = b.story(open_one.id)
+        assert (story.state, story.records, story.controller_epoch) == ("open", 1, 1)
+        assert [event.event for event in story.events] == ["begin"]
+        assert [event.after for event in b.story(committed.id).events] == ["open", "committing", "committed"]
+        with pytest.raises(TransactionNotFound):
+            b.story(TransactionId.of(0, 12345))
+
+        run = Cli(cluster, site.root)
+        told = run.json("txn", "describe", str(open_one.id))
+        assert (told["state"], [event["after"] for event in told["events"]]) == ("open", ["open"])
+        text = run("txn", "describe", str(aborted.id)).out
+        assert "open -> aborting (abort: it was in the way)" in text
+
+        # Events begin anew with each leader, which says so.
+        site.stop_coordinator()
+        without = run.json("txn", "describe", str(open_one.id))
+        assert "no coordinator" in without["events_unknown"]
+        assert without["state"] == "open"
+        site.start_coordinator()
+        anew = "Nothing has happened to it since the leader of controller epoch 2 took over"
+        until(lambda: anew in run("txn", "describe", str(open_one.id)).out)
+        open_one.commit()
+        told = run.json("txn", "describe", str(open_one.id))
+        assert [event["after"] for event in told["events"]] == ["committing", "committed"]

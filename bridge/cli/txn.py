@@ -17,13 +17,17 @@ from bridge.cli import values
 from bridge.cli.connecting import connected
 from bridge.cli.context import CliContext
 from bridge.cli.tables import duration, moment, printable, table
-from bridge.client.results import Outcome
+from bridge.client.results import Outcome, TransactionStory
+from bridge.connection import Bridge
+from bridge.errors import CorruptDataError, RollbridgeError, TransactionNotFound
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
 from bridge.model.records import TransactionRecord
 from bridge.model.transaction import State
 
 _STATES = [State.OPEN.value, State.COMMITTING.value, State.ABORTING.value]
+_STORY_S = 5.0
+"""How long the leader is asked for events; without it there is still the record."""
 _ID = click.argument("transaction", metavar="ID")
 
 
@@ -82,24 +86,99 @@ def list_transactions(
 @_ID
 @click.pass_obj
 def describe(context: CliContext, transaction: str) -> None:
-    """Show one open transaction."""
+    """Show one transaction, and the last things that happened to it.
+
+    Nothing that is under way is waited for. Events are those that the leader of its group has seen since it took over;
+    for older ones look into the leaders' logs. Of a transaction that has ended they are known for a while.
+    """
     identifier = TransactionId.parse(transaction)
     now_ms = _now_ms()
     with connected(context) as b:
-        record = b.admin.find_transaction(identifier)
-    about = (
-        ("id", str(record.id)),
-        ("state", record.state),
-        ("group", str(record.group)),
-        ("client", printable(record.client_name)),
-        ("label", printable(record.label or "-")),
-        ("begun", f"{moment(record.begun_ms)}, {duration(now_ms - record.begun_ms)} ago"),
-        ("lease", f"{duration(record.lease_ms)}, {_lease_left(record, now_ms)}"),
-    )
+        try:
+            record = b.admin.find_transaction(identifier)
+        except TransactionNotFound:
+            record = None
+        story, why = _story(b, identifier, record)
+    document = {} if record is None else transaction_document(record, now_ms)
+    about = [("id", str(identifier))]
+    if record is not None:
+        about += [
+            ("state", record.state if story is None else story.state.value),
+            ("group", str(record.group)),
+            ("client", printable(record.client_name)),
+            ("label", printable(record.label or "-")),
+            ("begun", f"{moment(record.begun_ms)}, {duration(now_ms - record.begun_ms)} ago"),
+            ("lease", f"{duration(record.lease_ms)}, {_lease_left(record, now_ms)}"),
+        ]
+    elif story is not None:
+        about += [
+            ("state", story.state.value),
+            ("group", str(story.group)),
+            ("client", printable(story.client_name or "-")),
+            ("label", printable(story.label or "-")),
+            ("since", f"{moment(story.since_ms)}, {duration(now_ms - story.since_ms)} ago"),
+        ]
+    if story is not None:
+        about.append(("reason", printable(story.reason or "-")))
+        document = {**story_document(story), **document, "state": story.state.value}
     lines = [f"{name:<8}{value}" for name, value in about]
-    rows = [(name, str(epoch)) for name, epoch in record.streams.items()]
-    lines += ["", table(("STREAM", "EPOCH"), rows, right=("EPOCH",))]
-    context.answer(transaction_document(record, now_ms), "\n".join(lines))
+    if record is not None:
+        rows = [(name, str(epoch)) for name, epoch in record.streams.items()]
+        lines += ["", table(("STREAM", "EPOCH"), rows, right=("EPOCH",))]
+    lines += ["", *([f"Its events are not known: {why}"] if story is None else _event_lines(story))]
+    context.answer({**document, "events_unknown": why}, "\n".join(lines))
+
+
+def _story(
+    b: Bridge, identifier: TransactionId, record: TransactionRecord | None
+) -> tuple[TransactionStory | None, str | None]:
+    """What the leader tells, or why it does not; raises that if there is no record of the transaction either."""
+    try:
+        return b.story(identifier, group=None if record is None else record.group, timeout=_STORY_S), None
+    except CorruptDataError as fault:
+        if record is None:
+            raise TransactionNotFound(
+                f"no open transaction {identifier} is recorded; its leader tells no more"
+            ) from fault
+        return None, "the leader is of an older version, which does not tell them"
+    except RollbridgeError as fault:
+        if record is None:
+            raise
+        return None, str(fault)
+
+
+def _event_lines(story: TransactionStory) -> list[str]:
+    since = f"since the leader of controller epoch {story.controller_epoch} took over, {moment(story.events_since_ms)}"
+    if not story.events:
+        return [f"Nothing has happened to it {since}; what was before is in the log of the leader before."]
+    return [f"Events {since}:", *(f"  {printable(event.line())}" for event in story.events)]
+
+
+def story_document(story: TransactionStory) -> dict[str, Any]:
+    """What a leader knows of a transaction as JSON."""
+    return {
+        "transaction": str(story.transaction),
+        "state": story.state.value,
+        "group": str(story.group),
+        "client": story.client_name,
+        "label": story.label,
+        "records": story.records,
+        "since_ms": story.since_ms,
+        "reason": story.reason,
+        "events_since_ms": story.events_since_ms,
+        "controller_epoch": story.controller_epoch,
+        "events": [
+            {
+                "at_ms": event.at_ms,
+                "before": event.before.value,
+                "after": event.after.value,
+                "event": event.event,
+                "cause": event.cause,
+                "round": event.round,
+            }
+            for event in story.events
+        ],
+    }
 
 
 @txn.command()

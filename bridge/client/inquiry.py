@@ -7,13 +7,14 @@ One that knows the transaction settles the matter; that nobody knows it can only
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
 from bridge.admin import refusal
-from bridge.client.results import Outcome
+from bridge.client.results import Outcome, TransactionStory
 from bridge.errors import (
+    CorruptDataError,
     NotFoundError,
     OutcomeExpired,
     RollbridgeError,
@@ -24,13 +25,15 @@ from bridge.errors import (
 from bridge.model.identifiers import TransactionId
 from bridge.model.known import KnownTransaction
 from bridge.model.names import GroupName
-from bridge.model.requests import Request, RequestKind
+from bridge.model.requests import Request, RequestKind, Story
 from bridge.zookeeper.errors import UnknownWriteError, ZooKeeperDenied
 from bridge.zookeeper.metadata import Metadata
 
 _ASKED_AT_ONCE: Final = 16
 
 Known = tuple[GroupName, KnownTransaction]
+Ask = Callable[[GroupName], list[Known]]
+"""Puts a question to one group."""
 
 
 class Inquiry:
@@ -58,12 +61,41 @@ class Inquiry:
             CoordinatorUnavailable, ZooKeeperUnavailable: somebody who might know did not answer in time.
         """
         request = self._request(transaction=str(identifier), owner=client or "")
-        return self._one(request, f"transaction {identifier}", group, timeout_s)
+        return self._one(self._asking(request, timeout_s), f"transaction {identifier}", group)
+
+    def story(self, identifier: TransactionId, timeout_s: float, *, group: GroupName | None = None) -> TransactionStory:
+        """What the leader of a transaction knows of it at this moment, with its last events.
+
+        Raises:
+            TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: nobody knows anything of it.
+            CoordinatorUnavailable, ZooKeeperUnavailable: somebody who might know did not answer in time.
+            CorruptDataError: a leader of an older version, which does not tell events.
+        """
+        request = Request(
+            kind=RequestKind.DESCRIBE,
+            transaction=str(identifier),
+            client_name=self._client_name,
+            created_ms=int(time.time() * 1000),
+        )
+        stories: dict[GroupName, Story] = {}
+
+        def ask(where: GroupName) -> list[Known]:
+            answer = self._metadata.ask(where, request, timeout_s)
+            if not answer.ok:
+                raise refusal(answer, request.transaction)
+            if answer.story is None:
+                raise CorruptDataError(f"the leader of group {where} does not tell what happened to {identifier}")
+            stories[where] = answer.story
+            return [(where, item) for item in answer.transactions]
+
+        where, known = self._one(ask, f"transaction {identifier}", group)
+        return _story_of(where, known, stories[where])
 
     def labelled(self, label: str, client: str, timeout_s: float, *, group: GroupName | None = None) -> Known:
         """What is known of a client's latest transaction with a label. Raises as :meth:`transaction` does."""
         request = self._request(owner=client, label=label)
-        return self._one(request, f"a transaction of client {client} with label {label!r}", group, timeout_s)
+        what = f"a transaction of client {client} with label {label!r}"
+        return self._one(self._asking(request, timeout_s), what, group)
 
     def unfinished(self, client: str, timeout_s: float, *, group: GroupName | None = None) -> list[Known]:
         """A client's open transactions in all groups, oldest first.
@@ -71,13 +103,14 @@ class Inquiry:
         Raises:
             CoordinatorUnavailable, ZooKeeperUnavailable: somebody who might know did not answer in time.
         """
-        found, faults = self._ask(self._request(owner=client), self.groups(group), timeout_s, first=False)
+        ask = self._asking(self._request(owner=client), timeout_s)
+        found, faults = self._ask(ask, self.groups(group), first=False)
         for fault in faults:
             raise fault
         return sorted(found, key=lambda item: (item[1].decided_ms, item[1].id))
 
-    def _one(self, request: Request, what: str, group: GroupName | None, timeout_s: float) -> Known:
-        found, faults = self._ask(request, self.groups(group), timeout_s, first=True)
+    def _one(self, ask: Ask, what: str, group: GroupName | None) -> Known:
+        found, faults = self._ask(ask, self.groups(group), first=True)
         if found:
             return max(found, key=lambda item: item[1].decided_ms)
         for kind in (UnavailableError, UnknownWriteError, TransactionPreserverClosed, OutcomeExpired):
@@ -89,9 +122,7 @@ class Inquiry:
                 raise fault
         raise TransactionNotFound(f"{what} is not open in any transaction group, and it has no outcome there")
 
-    def _ask(
-        self, request: Request, groups: Sequence[GroupName], timeout_s: float, *, first: bool
-    ) -> tuple[list[Known], list[RollbridgeError]]:
+    def _ask(self, ask: Ask, groups: Sequence[GroupName], *, first: bool) -> tuple[list[Known], list[RollbridgeError]]:
         """What the leaders of the groups know, and why some of them say nothing.
 
         ``first`` asks no further once one of them has found something.
@@ -100,7 +131,7 @@ class Inquiry:
         faults: list[RollbridgeError] = []
         pool = ThreadPoolExecutor(min(_ASKED_AT_ONCE, max(len(groups), 1)), "rollbridge-inquiry")
         try:
-            for answered in as_completed([pool.submit(self._ask_one, request, item, timeout_s) for item in groups]):
+            for answered in as_completed([pool.submit(ask, item) for item in groups]):
                 try:
                     found += answered.result()
                 except RollbridgeError as fault:
@@ -114,11 +145,16 @@ class Inquiry:
             faults = [fault for fault in faults if fault not in denied]
         return found, faults
 
-    def _ask_one(self, request: Request, group: GroupName, timeout_s: float) -> list[Known]:
-        answer = self._metadata.ask(group, request, timeout_s)
-        if not answer.ok:
-            raise refusal(answer, request.transaction)
-        return [(group, of_client(item, request.owner)) for item in answer.transactions]
+    def _asking(self, request: Request, timeout_s: float) -> Ask:
+        """What puts a request to one group."""
+
+        def ask(group: GroupName) -> list[Known]:
+            answer = self._metadata.ask(group, request, timeout_s)
+            if not answer.ok:
+                raise refusal(answer, request.transaction)
+            return [(group, of_client(item, request.owner)) for item in answer.transactions]
+
+        return ask
 
     def _request(self, *, owner: str, transaction: str = "", label: str | None = None) -> Request:
         return Request(
@@ -160,4 +196,20 @@ def outcome_of(known: Known) -> Outcome:
         records=item.records,
         since_ms=item.decided_ms,
         reason=item.reason,
+    )
+
+
+def _story_of(group: GroupName, item: KnownTransaction, story: Story) -> TransactionStory:
+    return TransactionStory(
+        transaction=item.id,
+        group=group,
+        state=item.state,
+        client_name=item.client_name,
+        label=item.label,
+        records=item.records,
+        since_ms=item.decided_ms,
+        reason=item.reason,
+        events=story.events,
+        events_since_ms=story.serves_since_ms,
+        controller_epoch=story.controller_epoch,
     )

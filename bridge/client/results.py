@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bridge.model.chronicle import TransactionEvent
 from bridge.model.control import ControlRecord
 from bridge.model.frames import PieceKey
 from bridge.model.identifiers import TransactionId, local_sequence
@@ -83,6 +84,39 @@ class Outcome:
     def aborted(self) -> bool:
         """Whether it is aborted."""
         return self.state is State.ABORTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionStory:
+    """What the leader of a transaction's group knows of it at this moment, and the last things that happened to it.
+
+    Attributes:
+        transaction: Its id.
+        group: The transaction group that it belongs to.
+        state: ``"unknown"`` (only stray frames of it were seen), ``"open"``, ``"committing"``, ``"aborting"``,
+            ``"committed"`` or ``"aborted"``; the last two are final.
+        client_name: Who began it.
+        label: Given at its begin.
+        records: How many became visible, or have arrived so far.
+        since_ms: When it ended, or when it began if it is open, ms since 1970.
+        reason: Why it was, or is being, aborted; of one that is open or committing, what it waits for; empty otherwise.
+        events: Its last events, oldest first: those that the leader has seen, in memory, since it took over.
+        events_since_ms: When the leader took over, ms since 1970: of what was before, its log or that of the leader
+            before tells.
+        controller_epoch: Controller epoch of that leader.
+    """
+
+    transaction: TransactionId
+    group: GroupName
+    state: State
+    client_name: str
+    label: str | None
+    records: int
+    since_ms: int
+    reason: str
+    events: tuple[TransactionEvent, ...]
+    events_since_ms: int
+    controller_epoch: int
 
 
 Ends = tuple[DLSN | None, DLSN | None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -29,6 +29,8 @@ class Runtime:
     commits: CommitLines
     who_leads: Callable[[GroupName], str]
     """In half a sentence why a group may not answer."""
+    events: Callable[[GroupName, TransactionId], Sequence[str]]
+    """The last events of a transaction, one line for each, if its leader tells them within a moment; else none."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from bridge.errors import (
     OutcomeUnknown,
     RollbridgeError,
     TransactionAborted,
+    TransactionRefused,
     TransactionTooLargeError,
     UnavailableError,
 )
@@ -431,13 +432,19 @@ class Transaction(Writing):
                 self._runtime.sender.wait_until(lambda: False, _ASK_AGAIN_S)
         try:
             return future.result(max(deadline - time.monotonic(), 0.0))
+        except TransactionAborted as fault:
+            if self._wish is not _Wish.ABORT and not isinstance(fault, TransactionRefused):  # which says it all
+                fault.tell(self._runtime.events(self._plan.group, self.id))
+            raise
         except TimeoutError:
-            raise OutcomeUnknown(
+            unknown = OutcomeUnknown(
                 f"the {wish} of transaction {self.id} was asked for, but not answered within {timeout_s:g} s: "
                 f"{self._runtime.who_leads(self._plan.group)}; it will be carried out unless a newer session of this "
                 "client begins before: ask again to learn the outcome",
                 transaction=str(self.id),
-            ) from None
+            )
+            unknown.tell(self._runtime.events(self._plan.group, self.id))
+            raise unknown from None
 
     # On the delivery thread; these take no lock, see bridge.client.sender.
 

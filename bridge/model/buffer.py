@@ -123,6 +123,7 @@ class BufferFold:
         self.positions[partition] = offset + 1
         if appended_ms > self.appended_ms:
             self.appended_ms = appended_ms
+        self.chronicle.at_ms = appended_ms
         header = unpack_header(key)
         if header is None or value is None:
             self.dropped["foreign"] += 1
@@ -200,7 +201,7 @@ class BufferFold:
         event = Event.MERGED if item.state is State.COMMITTING else Event.ABORT_LOGGED
         before = item.state
         item.state, _ = step(before, event, item)
-        if rolled or self.chronicle.is_tracing:
+        if rolled or self.chronicle.is_noting:
             cause = "by a rolling commit" if rolled else item.reason
             self.chronicle.changed(transaction, before, item.state, event, cause, is_unusual=rolled)
         del self.open[transaction]
@@ -245,6 +246,7 @@ class BufferFold:
         self.cached_bytes -= item.cached_bytes
         item.state = State.ABORTED
         item.frames = []
+        self.chronicle.forget(transaction)
         self.dropped["late"] += 1
         self._bury(transaction)
 
@@ -409,7 +411,7 @@ class BufferFold:
             )
         )
         item.first_offsets[partition] = offset
-        if self.chronicle.is_tracing:
+        if self.chronicle.is_noting:
             cause = f"client {begin.client_name}, a frame of {stream}"
             self.chronicle.changed(item.id, State.UNKNOWN, State.OPEN, Event.BEGIN, cause)
         if len(self.open) - len(self.decided) > self.limits.open_transactions_max:
@@ -495,7 +497,7 @@ class BufferFold:
             self.dropped["late"] += 1
             return
         transaction.manifest = decode_manifest(value)
-        if self.chronicle.is_tracing:
+        if self.chronicle.is_noting:
             self.chronicle.changed(transaction.id, transaction.state, state, Event.COMMIT, f"a frame of {stream}")
         transaction.state = state
         transaction.ended_by = transaction.owners.session

@@ -8,14 +8,18 @@ from enum import StrEnum
 from typing import Final, Self
 
 import schemas
+from bridge.model.chronicle import TransactionEvent
 from bridge.model.identifiers import SegmentId
 from bridge.model.known import KnownTransaction
 from bridge.model.names import DEFAULT_GROUP
 from bridge.model.nodes_json import reading
 from bridge.model.records import Retention
+from bridge.model.transaction import State
 
 REASON_CHARACTERS_MAX: Final = 10_000
 """Of the reason in an answer that refuses a request."""
+CAUSE_CHARACTERS_MAX: Final = 1_000
+"""Of the cause of an event in an answer."""
 
 
 class RequestKind(StrEnum):
@@ -29,6 +33,8 @@ class RequestKind(StrEnum):
     ABORT_TRANSACTION = "abort-transaction"
     LOOK_UP = "look-up-transactions"
     """Of a transaction, of the latest with a label, or of all open ones of a client."""
+    DESCRIBE = "describe-transaction"
+    """What its leader knows of one now, with its last events; nothing is waited for."""
     FENCE = "fence-client"
     CLEAR_SNAPSHOTS = "clear-snapshots"
     REBUILD_SNAPSHOTS = "rebuild-snapshots"
@@ -100,8 +106,60 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Story:
+    """The last events of a transaction, oldest first, that the leader of ``controller_epoch`` saw since it took over.
+
+    Attributes:
+        serves_since_ms: When that was, ms since 1970.
+    """
+
+    events: tuple[TransactionEvent, ...]
+    serves_since_ms: int
+    controller_epoch: int
+
+    def datum(self) -> schemas.Datum:
+        """The Avro record."""
+        return {
+            "events": [
+                {
+                    "at_ms": event.at_ms,
+                    "before": event.before.value,
+                    "after": event.after.value,
+                    "event": str(event.event),
+                    "cause": event.cause[:CAUSE_CHARACTERS_MAX],
+                    "round": event.round,
+                }
+                for event in self.events
+            ],
+            "serves_since_ms": self.serves_since_ms,
+            "controller_epoch": self.controller_epoch,
+        }
+
+    @classmethod
+    def of_datum(cls, datum: schemas.Datum, transaction: bytes) -> Self:
+        """The inverse of :meth:`datum`; raises ValueError for a state that there is not."""
+        events = tuple(
+            TransactionEvent(
+                item["at_ms"],
+                transaction,
+                State(item["before"]),
+                State(item["after"]),
+                item["event"],
+                item["cause"],
+                item["round"],
+                is_unusual=False,
+            )
+            for item in datum["events"]
+        )
+        return cls(events, datum["serves_since_ms"], datum["controller_epoch"])
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to an admin request; ``code`` is that of the error class that the client raises."""
+    """The answer to an admin request; ``code`` is that of the error class that the client raises.
+
+    ``story`` is that of the one transaction that was described.
+    """
 
     ok: bool
     answered_ms: int
@@ -109,6 +167,7 @@ class Answer:
     message: str = ""
     epoch: int = -1
     transactions: tuple[KnownTransaction, ...] = ()
+    story: Story | None = None
 
     def to_json(self) -> bytes:
         """Plain JSON."""
@@ -120,6 +179,7 @@ class Answer:
                 "epoch": self.epoch,
                 "answered_ms": self.answered_ms,
                 "transactions": [item.as_datum() for item in self.transactions],
+                "story": None if self.story is None else self.story.datum(),
             }
         )
 
@@ -128,7 +188,9 @@ class Answer:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
         with reading("answer", raw) as datum:
             known = tuple(KnownTransaction.from_datum(item) for item in datum.pop("transactions"))
-            return cls(transactions=known, **datum)
+            said = datum.pop("story")
+            story = Story.of_datum(said, known[0].id.bytes) if said is not None and known else None
+            return cls(transactions=known, story=story, **datum)
 
 
 def refusing(code: str, why: str, now_ms: int) -> Answer:

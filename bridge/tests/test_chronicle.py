@@ -92,3 +92,47 @@ def test_what_nobody_takes_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatc
     assert chronicle.lost == 5
     assert len(list(chronicle.take())) == chronicle_module.UNREAD_MAX
     assert list(chronicle.take()) == []
+
+
+def changes(chronicle: Chronicle, transaction: bytes) -> list[tuple[State, State]]:
+    return [(event.before, event.after) for event in chronicle.story(transaction)]
+
+
+def test_a_leader_that_serves_keeps_the_events_of_open_transactions_and_of_the_last_that_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chronicle_module, "ENDED_MAX", 2)
+    buffer = Buffer()
+    chronicle = buffer.fold.chronicle
+    before = buffer.begin(1)
+    chronicle.is_live = True
+    ids = [buffer.begin(number) for number in range(2, 6)]
+    for transaction in ids[:3]:
+        buffer.abort(transaction)
+        buffer.fold.settle(transaction)
+    ended = [(State.UNKNOWN, State.OPEN), (State.OPEN, State.ABORTING), (State.ABORTING, State.ABORTED)]
+    assert [changes(chronicle, item) for item in ids] == [[], ended, ended, ended[:1]]
+    assert changes(chronicle, before) == [], "what was before it served is not kept"
+    assert lines(buffer) == [], "and nothing of it is for the log"
+
+
+def test_the_first_event_of_a_transaction_and_the_last_are_kept() -> None:
+    chronicle = Chronicle()
+    chronicle.is_live = True
+    transaction = TransactionId.of(0, 1).bytes
+    for number in range(3 * chronicle_module.EVENTS_MAX):
+        chronicle.at_ms = number
+        chronicle.changed(transaction, State.OPEN, State.OPEN, "data")
+    found = [event.at_ms for event in chronicle.story(transaction)]
+    assert len(found) == chronicle_module.EVENTS_MAX
+    assert (found[0], found[-1]) == (0, 3 * chronicle_module.EVENTS_MAX - 1)
+
+
+def test_frames_of_none_that_is_open_are_remembered_with_their_causes() -> None:
+    buffer = Buffer()
+    buffer.fold.chronicle.is_live = True
+    gone = TransactionId.of(0, 77).bytes
+    buffer.data(gone, 0, 1)
+    buffer.commit(gone, {})
+    causes = [event.cause for event in buffer.fold.chronicle.story(gone)]
+    assert causes == ["DATA of none that is open", "COMMIT of none that is open"]

@@ -139,6 +139,7 @@ class Bench:
     outcomes: Waiting = field(default_factory=Waiting)
     plan: Plan = field(init=False)
     runtime: Runtime = field(init=False)
+    events: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.use(ORDERS, PAYMENTS)
@@ -150,6 +151,7 @@ class Bench:
             0.01,
             CommitLines(lambda: 25_000),
             lambda group: f"nobody leads {group}",
+            lambda group, transaction: self.events,
         )
 
     def use(self, *streams: str, partitions: int = 4, segments: int = 1) -> None:

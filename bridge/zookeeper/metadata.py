@@ -367,8 +367,8 @@ class Metadata:
                 return False  # all take the node away with the first thing that they write
             case RequestKind.TRUNCATE_STREAM | RequestKind.UPDATE_STREAM:
                 return self.leader(group) is not None  # no harm is done by asking again
-            case RequestKind.LOOK_UP | RequestKind.FENCE:
-                return False  # neither changes what anybody has asked for before
+            case RequestKind.LOOK_UP | RequestKind.DESCRIBE | RequestKind.FENCE:
+                return False  # none changes what anybody has asked for before
             case RequestKind.ABORT_TRANSACTION | RequestKind.CLEAR_SNAPSHOTS | RequestKind.REBUILD_SNAPSHOTS:
                 return self.leader(group) is not None
 

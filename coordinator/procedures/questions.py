@@ -24,7 +24,7 @@ from bridge.model.frames import PieceKey
 from bridge.model.identifiers import TransactionId
 from bridge.model.known import KnownTransaction
 from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.requests import Answer, Request, RequestKind
+from bridge.model.requests import Answer, Request, RequestKind, Story
 from bridge.model.terminated import Terminated
 from bridge.model.transaction import State
 from coordinator.group import GroupState, Question
@@ -67,6 +67,45 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
             DeleteNode(f"{paths.requests(group.name)}/{name}"),
             CreateNode(f"{paths.answers(group.name)}/{name}", raw),
         )
+
+
+def describe(group: GroupState, request: Request, now_ms: int) -> Answer:
+    """Return what is known of a transaction at this moment, with its last events; what is under way is not waited for.
+
+    Raises:
+        TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: it is not open, and nothing is known of it.
+    """
+    identifier = TransactionId.parse(request.transaction)
+    events = group.fold.chronicle.story(identifier.bytes)
+    item = group.fold.open.get(identifier.bytes)
+    if item is not None:
+        waits = item.reason or _waits(group, item)
+        found = replace(_opened(item), state=item.state, reason=waits, streams={}, pieces={})
+    else:
+        try:
+            known = _look_up(group, identifier, request.owner)
+        except RollbridgeError:
+            if not events:
+                raise
+            # Nobody remembers it, but frames of it were seen, or its end.
+            last = events[-1]
+            known = (KnownTransaction(id=identifier, state=last.after, client_name="", decided_ms=last.at_ms),)
+        assert known is not None  # one that is not open is not waited for
+        found = known[0]
+    story = Story(events, group.serves_since_ms, group.controller_epoch)
+    return Answer(ok=True, answered_ms=now_ms, transactions=(found,), story=story)
+
+
+def _waits(group: GroupState, item: BufferedTransaction) -> str:
+    """What an open transaction waits for, beside its owner; empty if for nothing."""
+    stream = group.waits_for(item)
+    if stream is not None:
+        return f"waits for stream {stream}, which is in an error state"
+    if item.state is State.COMMITTING and item.id not in group.fold.decided:
+        return "waits for earlier commits of its connection"
+    if item.id in group.barriers:
+        return "its lease is over; the buffers are read to their ends"
+    return ""
 
 
 def _answer(group: GroupState, request: Request) -> tuple[KnownTransaction, ...] | None:

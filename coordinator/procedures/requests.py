@@ -13,7 +13,7 @@ from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.procedures.deletion import delete_again, delete_stream
 from coordinator.procedures.foreign import LOOK_AGAIN_MS
-from coordinator.procedures.questions import put_question
+from coordinator.procedures.questions import describe, put_question
 from coordinator.procedures.retention import truncate_stream, update_stream
 from coordinator.procedures.scale import scale
 from coordinator.procedures.snapshots import clear_snapshots, write_snapshots
@@ -69,6 +69,8 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
                 yield from truncate_stream(group, _stream(group, request), name, request, now_ms)
             case RequestKind.ABORT_TRANSACTION:
                 _abort(group, name, request, now_ms)
+            case RequestKind.DESCRIBE:
+                yield from _answer(group, name, describe(group, request, now_ms))
             case RequestKind.LOOK_UP | RequestKind.FENCE:
                 yield from put_question(group, name, request)
             case RequestKind.CLEAR_SNAPSHOTS:

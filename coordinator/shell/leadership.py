@@ -278,6 +278,7 @@ class Leadership(threading.Thread):
             self._fold_until(tail, group, ends)
             interpreter.run(finish_pending(group))
             group.fold.chronicle.is_live = True  # what is dropped from now on has just come
+            group.serves_since_ms = clock.now_ms()
             self._tell(group)
             self._say_serving()
             took_s = time.monotonic() - started
@@ -442,6 +443,7 @@ class Leadership(threading.Thread):
     def _look_at_clocks(self, group: GroupState, clock: Clock) -> None:
         """Hear what brokers and the machine say of the time; one line in each term if that does not fit together."""
         times, knew, now_ms = group.times, group.times.differ, clock.now_ms()
+        group.fold.chronicle.at_ms = now_ms  # of what comes next, until frames are folded again
         times.witness_append(group.fold.appended_ms, now_ms)
         times.witness_wall(clock.wall_ms(), now_ms)
         if times.differ and not knew:
