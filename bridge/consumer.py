@@ -24,7 +24,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
+from threading import Thread
 from typing import Any, Final, Self
 
 from confluent_kafka import (
@@ -44,6 +46,7 @@ from bridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
 from bridge.group_commits import GroupCommits
 from bridge.kafka.clients import open_consumer
 from bridge.kafka.log_offsets import LogOffsets
+from bridge.kafka.patience import Deadline
 from bridge.kafka.quiet import limited
 from bridge.kafka.translate import translate
 from bridge.membership import Membership, Owned, Phase
@@ -60,6 +63,7 @@ OnRebalance = Callable[["Consumer", list[TopicPartition]], None]
 _SLICE_S: Final = 0.1
 _STEP_S: Final = 0.02
 _CONNECT_S: Final = 10.0
+_CLOSE_S: Final = 10.0
 _FOREVER_S: Final = 10.0**9
 
 
@@ -376,16 +380,41 @@ class Consumer:
         return self._consumer.memberid()
 
     def close(self) -> None:
-        """Commit, if that is automatic, what was handed out; leave the group and disconnect."""
+        """Commit, if that is automatic, what was handed out; leave the group and disconnect.
+
+        Takes little longer than 10 s, also if nobody answers: then the group's other members get the segments, from
+        what was committed before, once this member's session has timed out.
+        """
         if self._closed:
             return
         self._closed = True
         try:
             self._commits.handed_out()
-            self._commits.commit(list(self._members.owned), wait=True)
+            self._commits.commit(list(self._members.owned))
         finally:
-            self._consumer.close()
+            self._leave()
             self._session.close()
+
+    def _leave(self) -> None:
+        deadline = Deadline(_CLOSE_S)
+        if not self._manual and not self._settings.is_static:
+            # Segments are given up on this thread, on which the application is told of it. A member that comes back
+            # under its own name does not give them up before it is gone.
+            with suppress(KafkaException):
+                self._consumer.unsubscribe()
+                while self._members.owned and not deadline.passed():
+                    self._consumer.poll(min(_SLICE_S, deadline.left()))
+        # The library waits for answers of the group's coordinator for minutes, if that is silent.
+        closing = Thread(target=self._consumer.close, name="rollbridge-consumer-close", daemon=True)
+        closing.start()
+        closing.join(deadline.left())
+        if closing.is_alive():
+            logger.warning(
+                "group %s: nobody answered within %g s, so it may not know what was processed last, and that this "
+                "member has left; it is told if somebody answers yet",
+                self._settings.group_id,
+                _CLOSE_S,
+            )
 
     def __enter__(self) -> Self:
         return self

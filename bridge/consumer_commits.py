@@ -90,10 +90,15 @@ class Commits:
         """Commit when the interval is over."""
         if time.monotonic() >= self._commit_at:
             self._commit_at = time.monotonic() + self._settings.interval_s
-            self.commit(list(self._members.owned), wait=False)
+            self.commit(list(self._members.owned))
 
-    def commit(self, topics: Iterable[str], *, wait: bool) -> None:
-        """Commit what is processed of these segments and was not committed yet."""
+    def commit(self, topics: Iterable[str]) -> None:
+        """Commit what is processed of these segments and was not committed yet; the outcome comes with a later poll.
+
+        Nothing is waited for, also when segments are given up: the commit goes to the broker over the connection over
+        which this member says afterwards that it has given them up, or leaves, and brokers answer in that order. So
+        whoever gets them finds the commit, and a broker that is silent holds up nobody.
+        """
         if not self._settings.auto_commit:
             return
         own = [self._members.owned[topic] for topic in topics if topic in self._members.owned]
@@ -102,10 +107,6 @@ class Commits:
             return
         for topic, offset in due.items():
             self._members.owned[topic].sent = offset
-        if wait:
-            if not self._members.commit(due):
-                self._unsent(due)
-            return
         places = [self._members.rounded(topic, offset) for topic, offset in due.items()]
         try:
             self._consumer.commit(offsets=places, asynchronous=True)
@@ -162,7 +163,7 @@ class Rebalances:
 
     def revoked(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         """Give segments up that are still this member's."""
-        self._commits.commit([item.topic for item in partitions], wait=True)
+        self._commits.commit([item.topic for item in partitions])
         self._call("revoke", partitions)
         self._give_up(consumer, partitions)
 

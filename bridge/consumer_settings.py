@@ -63,6 +63,11 @@ class ConsumerSettings:
     on_commit: Callable[..., None] | None
     kafka: Config = field(repr=False)
 
+    @property
+    def is_static(self) -> bool:
+        """Whether the member keeps its segments while it is away for a moment."""
+        return "group.instance.id" in self.kafka
+
 
 def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
     """Check a configuration; addresses that are missing come from where :func:`bridge.connect` finds them.

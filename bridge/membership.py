@@ -478,19 +478,6 @@ class Membership:
             offset = max(offset, self._end_of(item) or 0)
         return TopicPartition(topic, 0, offset, metadata=self._mark)
 
-    def commit(self, offsets: Mapping[str, int]) -> bool:
-        """Commit and wait for the answer; False if it has to be tried again."""
-        places = [self.rounded(topic, offset) for topic, offset in offsets.items()]
-        try:
-            done = self._consumer.commit(offsets=places, asynchronous=False)
-        except KafkaException as exc:
-            fault = self._judged(exc)
-            if fault is None:
-                return False
-            raise fault from exc
-        self.noted(done or [])
-        return all(place.error is None for place in done or [])
-
     def _send(self, offsets: Mapping[str, int]) -> None:
         """Commit what opens or closes segments; the outcome comes with a later poll."""
         now = time.monotonic()

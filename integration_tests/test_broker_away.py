@@ -1,6 +1,6 @@
 """A broker or a ZooKeeper that is away: processes live on, groups go on, and calls keep their time-outs.
 
-A broker that was stopped takes connections and answers nothing, which is the worst it can do to whoever waits.
+For time-outs of calls see ``test_call_times``.
 """
 
 from __future__ import annotations
@@ -8,17 +8,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
 
-import bridge
-from bridge.errors import RollbridgeError
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
@@ -125,96 +121,3 @@ def test_members_and_readers_survive_a_broker_that_is_killed_and_away_for_second
         until(lambda: has_read(b"after"))
     assert [process.poll() for process in members.processes] == [None] * MEMBERS
     assert sorted(read, key=str) == [b"after"] * len(KEYS) + [b"before"] * len(KEYS)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    """How long a call took, whatever came of it."""
-    began = time.monotonic()
-    with suppress(RollbridgeError, KafkaException, TimeoutError):
-        call()
-    return time.monotonic() - began
-
-
-@pytest.mark.parametrize("part", ["kafka", "zookeeper"])
-def test_no_call_with_a_time_out_takes_much_longer_while_a_server_is_stopped(
-    own_cluster: AnyCluster, own_site: Site, stream: str, part: str, unique_name: Callable[[str], str]
-) -> None:
-    group = unique_name("group")
-    config = {
-        "bootstrap.servers": own_cluster.bootstrap_servers,
-        "zookeeper": own_cluster.zookeeper,
-        "zookeeper.root": own_site.root,
-        "group.id": group,
-        "auto.offset.reset": "earliest",
-    }
-    options = bridge.ClientOptions(connect_timeout_s=TIMEOUT_S)
-    with ExitStack() as stack:
-        client = stack.enter_context(own_site.connect())
-        reader = stack.enter_context(client.reader(stream))
-        peeking = stack.enter_context(client.reader(stream, isolation="read_uncommitted"))
-        consumer = stack.enter_context(bridge.Consumer(config))
-        consumer.subscribe([stream])
-        found: Counter[str] = Counter()
-
-        def is_drained() -> bool:
-            """What was there has been read: what is asked for later is waited for."""
-            found["consumer"] += sum(message.error() is None for message in consumer.consume(100, 0.5))
-            found["reader"] += len(reader.consume(100, 0.5))
-            found["peeking"] += len(peeking.consume(100, 0.5))
-            return min(found.values()) >= len(KEYS)
-
-        until(is_drained)
-        segment = consumer.assignment()[0].topic
-        writer = client.writer(stream)
-        writer.write(b"k", b"v").result(60)  # what is sent first waits for a producer id, and has no time-out
-        until(lambda: bool(reader.consume(100, 0.5)) and bool(peeking.consume(100, 0.5)))
-        until(lambda: consumer.poll(0.5) is not None)
-        cas = client.cas_writer(stream, timeout=TIMEOUT_S)
-        transaction = client.begin(stream)
-        transaction.write(stream, key=b"k", value=b"v")
-        transaction.flush()
-        other = client.begin(stream)
-        other.write(stream, key=b"k", value=b"v")
-        other.flush()
-        identifier = str(transaction.id)
-        admin = client.admin
-
-        def flush() -> None:
-            transaction.write(stream, key=b"k", value=b"v")
-            transaction.flush(timeout=TIMEOUT_S)
-
-        def flush_plain() -> None:
-            writer.write(b"k", b"v")
-            writer.flush(timeout=TIMEOUT_S)
-
-        calls: dict[str, Callable[[], object]] = {
-            "Consumer.poll": lambda: consumer.poll(TIMEOUT_S),
-            "Consumer.consume": lambda: consumer.consume(10, TIMEOUT_S),
-            "Consumer.committed": lambda: consumer.committed([TopicPartition(segment, 0)], TIMEOUT_S),
-            "Consumer.get_watermark_offsets": lambda: consumer.get_watermark_offsets(
-                TopicPartition(segment, 0), TIMEOUT_S
-            ),
-            "Reader.poll": lambda: reader.poll(TIMEOUT_S),
-            "Reader.consume": lambda: reader.consume(10, TIMEOUT_S),
-            "Reader.poll of previews": lambda: peeking.poll(TIMEOUT_S),
-            "Transaction.flush": flush,
-            "StreamWriter.flush": flush_plain,
-            "Bridge.outcome": lambda: client.outcome(identifier, timeout=TIMEOUT_S),
-            "Bridge.unfinished": lambda: client.unfinished(timeout=TIMEOUT_S),
-            "Bridge.resume": lambda: client.resume(identifier, timeout=TIMEOUT_S),
-            "Bridge.join": lambda: client.join(identifier, timeout=TIMEOUT_S),
-            "CasWriter.write": lambda: cas.write(b"k", b"v", expected=bridge.EMPTY),
-            "admin.scale": lambda: admin.scale(stream, seal=[0], ranges=[(0.0, 1 / 3)], timeout_s=TIMEOUT_S),
-            "admin.create_stream": lambda: admin.create_stream(f"{stream}-2", timeout_s=TIMEOUT_S),
-            "admin.truncate": lambda: admin.truncate(stream, "earliest", timeout_s=TIMEOUT_S),
-            "admin.delete_stream": lambda: admin.delete_stream(f"{stream}-3", timeout_s=TIMEOUT_S),
-            "Transaction.commit": lambda: transaction.commit(timeout=TIMEOUT_S),
-            "Transaction.abort": lambda: other.abort(timeout=TIMEOUT_S),
-            "connect": lambda: own_site.connect(options=options).close(),
-        }
-        with own_cluster.paused(part):
-            took = {name: _seconds(call) for name, call in calls.items()}
-        # Everybody goes on.
-        until(lambda: client.outcome(identifier, timeout=30).state != "open", 90)
-    late = {name: round(seconds, 1) for name, seconds in took.items() if seconds > TIMEOUT_S + SLOW_MACHINE_S}
-    assert not late, f"with {part} stopped; all: { {name: round(seconds, 1) for name, seconds in took.items()} }"

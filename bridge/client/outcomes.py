@@ -25,6 +25,7 @@ from bridge.kafka.topics import TopicAdmin
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
+from bridge.within import patience_s
 
 logger = limited(logging.getLogger(__name__))
 
@@ -85,7 +86,7 @@ class OutcomeTail:
         with self._lock:
             if group in self._followed:
                 return
-            self._wanted.append(TopicPartition(group.commit_log_topic, 0, self._end_of(group, timeout_s)))
+            self._wanted.append(TopicPartition(group.commit_log_topic, 0, self._end_of(group, patience_s(timeout_s))))
             self._followed.add(group)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._tail, name="rollbridge-outcomes", daemon=True)

@@ -40,6 +40,7 @@ from bridge.model.records import ClientSession
 from bridge.model.transaction import State
 from bridge.resuming import Resumer
 from bridge.timeouts import Timeout, as_seconds
+from bridge.within import answers_within, patience_s
 from bridge.zookeeper.errors import NodeMissing, NodeVersionMismatch, UnknownWriteError
 from bridge.zookeeper.metadata import Metadata
 
@@ -103,9 +104,21 @@ class SharedClient:
             OutcomeExpired: an earlier session has left that number behind so long ago that nobody knows its outcome.
             And as :meth:`bridge.Bridge.begin`.
         """
+        timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
+        with answers_within(timeout_s):
+            return self._begun(streams, series, number, lease, retain, time.monotonic() + timeout_s)
+
+    def _begun(
+        self,
+        streams: tuple[str, ...],
+        series: str,
+        number: int,
+        lease: timedelta | None,
+        retain: timedelta | None,
+        deadline: float,
+    ) -> JointTransaction:
         plan = self._planner.plan(streams, lease, label_of(series, number), retain)
         epoch = plan.begin.client_epoch
-        deadline = time.monotonic() + as_seconds(timeout, self._runtime.commit_timeout_s)
         while True:
             session, version = self._session(plan.group)
             work = session.work
@@ -147,15 +160,16 @@ class SharedClient:
             TransactionClosed: it is not the one on record for its number, or its end was asked for before.
             And as :meth:`bridge.Transaction.commit`.
         """
-        ending = self._ending(ticket)
-        try:
-            return ending.commit(parts, timeout)
-        except OutcomeUnknown:
-            self._note(ticket, JointState.ENDING)
-            raise
-        except TransactionClosed:
-            self._note(ticket, JointState.ABORTED)
-            raise
+        with answers_within(as_seconds(timeout, self._runtime.commit_timeout_s)):
+            ending = self._ending(ticket)
+            try:
+                return ending.commit(parts, timeout)
+            except OutcomeUnknown:
+                self._note(ticket, JointState.ENDING)
+                raise
+            except TransactionClosed:
+                self._note(ticket, JointState.ABORTED)
+                raise
 
     def note_committed(self, ticket: JointTicket, *, last: bool = False) -> None:
         """Put on record that a joint transaction is committed.
@@ -173,6 +187,10 @@ class SharedClient:
             As :meth:`bridge.Transaction.abort`, but for AlreadyCommitted.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
+        with answers_within(timeout_s):
+            return self._abort(ticket, reason, timeout_s, last=last)
+
+    def _abort(self, ticket: JointTicket, reason: str, timeout_s: float, *, last: bool) -> bool:
         self._sessions.epoch(ticket.group, timeout_s)
         session, _ = self._session(ticket.group)
         if session.work is not None and session.work.transaction == ticket.transaction:
@@ -183,7 +201,7 @@ class SharedClient:
         try:
             state = self._resumer.outcome(ticket.transaction, None, self._client_name, ticket.group, timeout_s).state
             if state is State.OPEN:
-                self._ending(ticket).abort(reason, timeout)
+                self._ending(ticket).abort(reason, patience_s(timeout_s))
         except AlreadyCommitted:
             state = State.COMMITTED
         except TransactionNotFound:

@@ -162,6 +162,10 @@ class Cluster:
             raise CodeError(code, f"partition {partition} of topic {topic}")
         return node
 
+    def known_leader(self, topic: str, partition: int) -> NodeId | None:
+        """The same without asking anybody; None if it is not known."""
+        return self._leaders.get(topic, {}).get(partition)
+
     def partition_count(self, topic: str) -> int:
         """Partitions of a topic, as when ``leader`` last looked it up."""
         return self._partition_counts[topic]
@@ -199,6 +203,11 @@ class Cluster:
             logger.debug("connection to %s had gone, opening another", existing.address)
         self._connections[node] = connection = self._connect(self._brokers[node], self._deadline)
         return connection
+
+    def ready_connection(self, node: NodeId) -> Connection | None:
+        """The connection to a broker that is at hand, without dialling; None if there is none that is usable."""
+        existing = self._connections.get(node)
+        return existing if existing is not None and existing.usable() else None
 
     def broker_connection(self, node: NodeId, broker: Broker) -> Connection:
         """As :meth:`connection`, to a broker of which the caller knows where it listens."""

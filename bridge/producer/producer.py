@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self
@@ -27,6 +28,7 @@ from bridge.producer.message import Headers, ProducedMessage
 from bridge.producer.reports import OnDelivery, Reports
 from bridge.producer.settings import CALLBACKS, ProducerSettings
 from bridge.producer.topics import ClusterView, describe_streams
+from bridge.within import answers_within, patience_s
 from bridge.writer.batch import PlainFuture
 from bridge.writer.writer import StreamWriter
 
@@ -183,7 +185,7 @@ class Producer:
         Raises:
             KafkaException: the stream does not exist, or nobody answers.
         """
-        with kafka_exceptions():
+        with kafka_exceptions(), _within(timeout):
             self._check_open()
             return describe_streams(self._bridge.admin, topic)
 
@@ -215,13 +217,16 @@ class Producer:
         Raises:
             KafkaException: there is no ``transactional.id``, or nobody answers.
         """
-        with self._lock, kafka_exceptions():
+        with self._lock, kafka_exceptions(), _within(timeout):
             self._check_open()
             if not self._settings.transactional:
                 raise wrong_state("transactional.id is not set, so there can be no transactions")
+            most_s = self._bridge.options.admin_timeout_s
             for left in self._bridge.unfinished(timeout=_seconds(timeout)):
                 try:
-                    self._bridge.admin.abort_transaction(left.transaction, reason=FENCED, group=left.group)
+                    self._bridge.admin.abort_transaction(
+                        left.transaction, reason=FENCED, group=left.group, timeout_s=patience_s(most_s)
+                    )
                 except (ConflictError, InvalidRequestError, NotFoundError):
                     continue  # its lease has ended meanwhile
             self._phase = _Phase.READY
@@ -267,7 +272,7 @@ class Producer:
             KafkaException: If ``retriable()``, call it again, to learn the outcome too. If
                 ``txn_requires_abort()``, nothing of it is or will be visible: abort it and begin another one.
         """
-        with self._lock, kafka_exceptions():
+        with self._lock, kafka_exceptions(), _within(timeout):
             self._check_open()
             self._require_transaction()
             if self._transaction is None and any(positions for positions, _ in self._offsets):
@@ -288,7 +293,7 @@ class Producer:
         Raises:
             KafkaException: it is committed, or the answer did not come in time: call it again.
         """
-        with self._lock, kafka_exceptions():
+        with self._lock, kafka_exceptions(), _within(timeout):
             self._check_open()
             self._require_transaction()
             if self._transaction is not None:
@@ -393,3 +398,9 @@ def _headers(
 
 def _seconds(timeout: float | None) -> float | None:
     return None if timeout is None or timeout < 0 else timeout
+
+
+def _within(timeout: float | None) -> AbstractContextManager[None]:
+    """Whatever is asked in this context, on this thread, ends with a call's time-out, if it has one."""
+    seconds = _seconds(timeout)
+    return nullcontext() if seconds is None else answers_within(seconds)

@@ -7,21 +7,23 @@ are answered in the order in which they were sent.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from kio.schema.errors import ErrorCode
 from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.produce.v12.response import PartitionProduceResponse
 
-from bridge.errors import KafkaUnavailable, RollbridgeError
+from bridge.errors import RollbridgeError
 from bridge.kafka import codes
 from bridge.kafka.batches import stamped_header
 from bridge.kafka.errors import ConnectionLostError
 from bridge.kafka.idempotent import Verdict, verdict
-from bridge.kafka.metadata import Cluster, CodeError, NodeId
+from bridge.kafka.metadata import Cluster, NodeId
 from bridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, produce_body, request_start
 from bridge.kafka.wire import Connection
 from bridge.writer import faults
@@ -99,9 +101,68 @@ class Dispatcher:
         self._start = request_start(None, int(options.request_timeout_s * 500))
         self._held: dict[str, float] = {}
         self._backoff_s = 0.0
+        self._unknown: dict[str, Lane[Batch]] = {}
+        self._unreached: set[NodeId] = set()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether something waits for :meth:`reach`."""
+        return bool(self._unknown or self._unreached)
+
+    def reach(self, lock: threading.Lock) -> None:
+        """Look up leaders, and connect to those that something waits for.
+
+        Both may take as long as a broker is silent, so neither is done under the lock, which those who write hold; and
+        only one thread does it.
+        """
+        with lock:
+            if not self.is_cut_off or time.monotonic() < self.retry_at:
+                return
+            lanes, self._unknown = self._unknown, {}
+            nodes, self._unreached = self._unreached, set()
+        why: RollbridgeError | None = None
+        missing: dict[str, ErrorCode] = {}
+        try:
+            missing = self._cluster.learn(lanes)
+            with lock:
+                led = {self._cluster.known_leader(topic, 0) for topic in lanes}
+                nodes = {node for node in nodes | led if node is not None and self._is_unreached(node)}
+            for node in sorted(nodes):
+                self._cluster.connection(node).require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
+        except RollbridgeError as fault:
+            why = fault
+        with lock:
+            for topic, code in missing.items():
+                self._missing(lanes[topic], code)
+            if why is not None:
+                logger.info("a broker can not be reached now: %s", why)
+                for topic in lanes:
+                    self._cluster.forget_leader(topic)
+                for node in nodes:
+                    self._forget(node)
+                self.back_off()
+
+    def _is_unreached(self, node: NodeId) -> bool:
+        """Whether to connect to a broker: not while answers are awaited over the connection at hand."""
+        link = self.links.get(node)
+        return (link is None or not link.requests) and self._cluster.ready_connection(node) is None
+
+    def _forget(self, node: NodeId) -> None:
+        """The broker may not come back, and the others know who leads then."""
+        for lane in self.ready:
+            if self._cluster.known_leader(lane.topic, 0) == node:
+                self._cluster.forget_leader(lane.topic)
+
+    def _missing(self, lane: Lane[Batch], code: ErrorCode) -> None:
+        logger.info("the leader of %s is not known: %s", lane.topic, codes.name(code))
+        if verdict(code) is Verdict.DENIED:
+            batch = next(iter(lane.held()), None)
+            if batch is not None:
+                self.fail(lane, batch, faults.denied(lane.topic, codes.name(code)))
+        self._hold(lane)
 
     def pump(self) -> None:
-        """Send whatever may be sent now."""
+        """Send whatever may be sent now over connections that are there; the rest waits for :meth:`reach`."""
         while self.ready and not self.expired and time.monotonic() >= self.retry_at:
             requests: dict[NodeId, Request] = {}
             sizes: dict[NodeId, int] = {}
@@ -132,33 +193,24 @@ class Dispatcher:
     def _leader(self, lane: Lane[Batch]) -> NodeId | None:
         if self._held and time.monotonic() < self._held.get(lane.topic, 0.0):
             return None
-        try:
-            return self._cluster.leader(lane.topic, 0)
-        except CodeError as exc:
-            logger.info("the leader of %s is not known: %s", lane.topic, exc)
-            if verdict(exc.code) is Verdict.DENIED:
-                self.fail(lane, next(lane.held()), faults.denied(lane.topic, exc.code.name.upper()))
-            self._hold(lane)
-        except KafkaUnavailable as exc:
-            logger.info("no broker can be asked now: %s", exc)
-            self.back_off()
-        return None
+        node = self._cluster.known_leader(lane.topic, 0)
+        if node is None:
+            self._unknown[lane.topic] = lane
+            return None
+        if self._is_unreached(node):
+            self._unreached.add(node)  # another one, if that at hand has gone or is too old
+            return None
+        return node
 
     def _send(self, node: NodeId, request: Request) -> None:
         link = self.links.get(node)
-        try:
-            if link is None or not link.requests:
-                connection = self._cluster.connection(node)  # another one, if that at hand has gone or is too old
-                if link is None or link.connection is not connection:
-                    connection.require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
-                    link = self.links[node] = Link(connection)
-        except RollbridgeError as fault:
-            logger.info("a broker can not be reached now: %s", fault)
-            for topic in request.items:
-                self._cluster.forget_leader(topic)
-            self._return(request, doubtful=False)
-            self.back_off()
-            return
+        if link is None or not link.requests:
+            connection = self._cluster.ready_connection(node)
+            if connection is None:  # it has gone since a moment ago
+                self._return(request, doubtful=False)
+                return
+            if link is None or link.connection is not connection:
+                link = self.links[node] = Link(connection)
         items = [
             (
                 (lane.topic, 0),

@@ -243,7 +243,12 @@ class Engine:
                 self._checked_at = now
                 self._check(now)
             self.pump()
+            is_cut_off = self._dispatch.is_cut_off
             doubtful = [(channel, lane) for channel in self._channels.values() for lane in channel.course.unresolved()]
+        if is_cut_off:
+            self._dispatch.reach(self.lock)
+            with self.lock:
+                self.pump()
         for channel, lane in doubtful:
             self._resolve(channel, lane)
         self._tell()

@@ -31,7 +31,7 @@ from bridge.model.records import (
     epoch_from_json,
 )
 from bridge.model.requests import Answer, Request, RequestKind
-from bridge.within import answers_within
+from bridge.within import answers_within, patience_s
 from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
 from bridge.zookeeper.session import Watch, ZooKeeperSession
 
@@ -293,7 +293,7 @@ class Metadata:
             return self._ask(group, request, timeout_s)
 
     def _ask(self, group: GroupName, request: Request, timeout_s: float) -> Answer:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patience_s(timeout_s)  # less, if whoever calls has less
         name = self._put_request(group, request)
         answer = self._await_answer(group, name, deadline)
         if answer is not None:

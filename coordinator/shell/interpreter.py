@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, cycle
 from typing import Any, Final, TypeVar, assert_never
 
@@ -235,8 +236,7 @@ class Interpreter:
             case fx.ReadRecords(topic, offsets):
                 return read_values(self._settings.bootstrap_servers, self._settings.security, topic, offsets)
             case fx.TakeIdentity(_):
-                for appender in self._appenders:
-                    appender.init()
+                self._take_identity()
             case fx.ReadCommitLog(topic, start):
                 return read_commit_log(self._settings.bootstrap_servers, self._settings.security, topic, start)
             case fx.ReadOrders(topic, records):
@@ -244,6 +244,12 @@ class Interpreter:
             case _:
                 assert_never(effect)
         return None
+
+    def _take_identity(self) -> None:
+        """Take all transactional ids, side by side: clients wait for it, and each takes several round trips."""
+        with ThreadPoolExecutor(len(self._appenders), "take-identity") as pool:
+            for taken in [pool.submit(appender.init) for appender in self._appenders]:
+                taken.result()
 
     def _write(self, operations: Sequence[NodeOperation]) -> bool:
         try:

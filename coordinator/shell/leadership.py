@@ -36,7 +36,6 @@ from coordinator.shell.metrics_file import MetricsBoard, MetricsFile, leader_lin
 from coordinator.shell.pulse import Pulse
 from coordinator.shell.standby import Standby
 from coordinator.succession import Candidates, gives_way_in_s, stands_in_s
-from coordinator.tail import WarmTail
 from coordinator.times import SPREAD_MAX_MS, Times
 
 logger = logging.getLogger(__name__)
@@ -143,7 +142,7 @@ class Leadership(threading.Thread):
         while not self._stopping.is_set():
             try:
                 if self._win():
-                    self._serve(self._end_standby())
+                    self._serve()
                     pause = 0.1
             except (DeposedError, FencedError) as fault:
                 logger.warning("%s: no longer the leader: %s", self._group, fault)
@@ -156,7 +155,9 @@ class Leadership(threading.Thread):
                 self._yield_lead()
             self._stopping.wait(pause)
             pause = min(2 * pause, PAUSE_MAX_S)
-        self._end_standby()
+        standby = self._end_standby()
+        if standby is not None:
+            standby.take()
 
     def stop(self) -> None:
         """Give up the lead after the work at hand, and end."""
@@ -247,20 +248,24 @@ class Leadership(threading.Thread):
             )
             self._standby.start()
 
-    def _end_standby(self) -> WarmTail | None:
-        """What was followed while somebody else led."""
+    def _end_standby(self) -> Standby | None:
+        """Have what was followed while somebody else led come to its end; it takes a moment."""
         standby, self._standby = self._standby, None
         self._is_rival = False
         self._peers.readiness_changed()
-        return None if standby is None else standby.take()
+        if standby is not None:
+            standby.end()
+        return standby
 
-    def _serve(self, warm: WarmTail | None) -> None:
+    def _serve(self) -> None:
         started = time.monotonic()
+        standby = self._end_standby()  # while there is other work to do
         clock, times = Clock(), Times()
         epoch, version = self._raise_epoch(clock, times)
         interpreter = Interpreter(self._settings, self._group, self._session, version, clock.now_ms)
         tail = BufferTail(self._settings.bootstrap_servers, self._settings.security)
         try:
+            warm = None if standby is None else standby.take()
             group, ends = interpreter.run(
                 take_over(
                     self._group,

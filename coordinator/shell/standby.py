@@ -34,7 +34,8 @@ from coordinator.tail import WarmTail
 
 logger = logging.getLogger(__name__)
 
-POLL_S: Final = 0.1
+POLL_S: Final = 0.05
+"""How long what is being followed may hold up a takeover."""
 LOOK_S: Final = 20.0
 """How often it is looked what the snapshots say by now; when a stream comes or goes, that is done at once."""
 PAUSE_S: Final = 1.0
@@ -91,9 +92,13 @@ class Standby(threading.Thread):
         """Whether a takeover would have little to read."""
         self._streams: Mapping[Partition, str] = {}
 
+    def end(self) -> None:
+        """Stop following, soon; does not wait."""
+        self._stopping.set()
+
     def take(self) -> WarmTail | None:
         """Stop following; gives what there is of a tail, which is no longer touched here."""
-        self._stopping.set()
+        self.end()
         return self._tail if self._still.wait(HAND_OVER_S) else None
 
     def run(self) -> None:
