@@ -9,10 +9,13 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
+"""How many examples each property is tried with; new ones each time, so a few per run find in a week what many find."""
+
 # Timing says nothing on a shared machine, so neither slow examples nor slow generation fail a test. The blob that
 # repeats a failure is printed.
 settings.register_profile(
-    "rollbridge", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], max_examples=100
+    "rollbridge", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], max_examples=EXAMPLES
 )
 settings.load_profile("rollbridge")
 

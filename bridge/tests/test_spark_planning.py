@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import CorruptDataError
@@ -88,7 +88,6 @@ class Query:
                 done[item.segment] = item.end
 
 
-@settings(max_examples=60)
 @given(worlds(), st.data())
 def test_micro_batches_keep_order_leave_nothing_out_and_read_nothing_twice(
     world: tuple[EpochHistory, dict[SegmentId, int]], data: st.DataObject

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -93,7 +93,6 @@ def fetches(draw: st.DrawFn) -> Fetch:
     return Fetch(b"".join(batches), batches, draw(st.integers(begin, base)), aborted, visible, base)
 
 
-@settings(max_examples=80)
 @given(fetches(), st.integers(0, 40))
 def test_columns_are_what_the_records_say(fetch: Fetch, cut: int) -> None:
     wanted = [record for batch in fetch.visible for record in read_records(batch) if record.offset >= fetch.start]

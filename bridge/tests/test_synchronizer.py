@@ -403,7 +403,7 @@ class Replicas(RuleBasedStateMachine):
 
 
 TestReplicas = Replicas.TestCase
-TestReplicas.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestReplicas.settings = settings(stateful_step_count=40, deadline=None)
 
 
 def test_a_replica_of_own_writes_is_as_one_that_reads_them() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.model import paths
@@ -130,7 +130,6 @@ class Bench:
         self.world.produce(StreamName.parse(stream).buffer_topic(), (header.pack(), value))
 
 
-@settings(max_examples=150)
 @given(OPERATIONS)
 def test_a_takeover_at_any_point_finds_what_a_full_replay_finds(
     operations: list[tuple[str, int, StreamName]],
