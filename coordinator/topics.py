@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from bridge.model.control import CONTROL_RECORD_BYTES_MAX
 from bridge.model.frames import BUFFER_OVERHEAD_BYTES
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName
@@ -14,7 +15,6 @@ BATCH_OVERHEAD_BYTES: Final = 48_588
 """How much larger a segment's message limit is than its records: batch header, record framing and our header."""
 BUFFER_FILE_BYTES: Final = 256 * 1024 * 1024
 """Kafka frees the disk of what was truncated file by file, and never the file that it writes to."""
-CONTROL_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 COMPACTED_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 COMPACTED_SEGMENT_MS: Final = 10 * 60 * 1000
 """What is in the newest segment of a compacted topic is not compacted."""

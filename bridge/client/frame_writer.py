@@ -23,6 +23,7 @@ from bridge.client.results import Piece
 from bridge.client.routing import Route
 from bridge.client.slots import FrameLimits, HeaderList, Headers, Lane, Slot, no_batch
 from bridge.errors import InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
+from bridge.model.control import CONTROL_RECORD_BYTES_MAX, FRAMES_HARMLESS, is_too_scattered, scattered_reason
 from bridge.model.frames import HEADER, MAGIC, VERSION, FrameKind, PieceKey
 from bridge.model.identifiers import local_sequence
 from bridge.model.keyspace import HASH_SEED
@@ -44,6 +45,7 @@ class PartWriter:
 
     Attributes:
         count: Records written so far; the next one's count.
+        frames: Frames handed over so far.
         opened_s: When the oldest open batch was started (monotonic seconds); None if there is none.
         room: What is left of the manifest's size for segments that have not been written to.
     """
@@ -57,6 +59,7 @@ class PartWriter:
         "bytes",
         "completion",
         "count",
+        "frames",
         "lanes",
         "opened_s",
         "part",
@@ -90,6 +93,7 @@ class PartWriter:
         self.completion = completion
         self.part = part
         self.count = 0
+        self.frames = 0
         self.bytes = 0
         self.opened_s: float | None = None
         self.lanes = {route.stream: Lane(route, place, limits, sticky) for place, route in enumerate(routes)}
@@ -230,6 +234,7 @@ class PartWriter:
             slot.first = first
         slot.last = last
         slot.before += records
+        self.frames += 1
         self.bytes += len(batch)
         self.count = max(self.count, last + 1)
 
@@ -242,8 +247,12 @@ class PartWriter:
         self.opened_s = None
 
     def cut_older(self, than_s: float) -> None:
-        """Hand over the open batches that were started before ``than_s`` (monotonic seconds)."""
-        if self.opened_s is None or self.opened_s > than_s:
+        """Hand over the open batches that were started before ``than_s`` (monotonic seconds).
+
+        When half of the frames that a transaction may have are used up, only full ones are handed over: one that is
+        written to drop by drop, for days, must not fail for that.
+        """
+        if self.opened_s is None or self.opened_s > than_s or self.frames > FRAMES_HARMLESS // 2:
             return
         oldest: float | None = None
         for lane in self.lanes.values():
@@ -376,6 +385,7 @@ class PartWriter:
         slot.append = no_batch
         slot.before += slot.in_batch
         slot.in_batch = 0
+        self.frames += 1
         self.bytes += len(value)
         self._emit(slot.place, key, value)
         slot.ready = None
@@ -386,6 +396,19 @@ class PartWriter:
                 f"transaction {self.completion.transaction} would exceed {self._limits.transaction_bytes} bytes; "
                 "this record was not written: commit what there is, or abort",
                 limit_bytes=self._limits.transaction_bytes,
+            )
+        if self.frames >= FRAMES_HARMLESS:
+            self._check_frames()
+
+    def _check_frames(self) -> None:
+        """Refuse another frame with which the commit record could get too large; open batches become frames, too."""
+        slots = [slot for lane in self.lanes.values() for slot in lane.slots if slot is not None]
+        frames = self.frames + len(slots) + 1
+        if is_too_scattered(frames, len(slots) + 1):
+            raise TransactionTooLargeError(
+                f"transaction {self.completion.transaction} cannot be continued: {scattered_reason(frames)}; this record "
+                "was not written: commit what there is, or abort",
+                limit_bytes=CONTROL_RECORD_BYTES_MAX,
             )
 
     def _foreign(self, stream: str) -> InvalidRequestError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bridge.model.chronicle import TransactionEvent
@@ -41,6 +41,8 @@ class PartHandle:
     transaction: TransactionId
     part: int
     pieces: tuple[Piece, ...]
+    frames: int = field(default=0, compare=False)
+    """In how many frames the records were sent; 0 if that is not known."""
 
     @property
     def records(self) -> int:

@@ -41,6 +41,7 @@ from bridge.errors import (
 from bridge.model.cas import Scope
 from bridge.model.commit_order import CommitOrder
 from bridge.model.conditions import StreamCondition
+from bridge.model.control import CONTROL_RECORD_BYTES_MAX, is_too_scattered, scattered_reason
 from bridge.model.frames import (
     HEADER,
     MAGIC,
@@ -142,7 +143,8 @@ class Transaction(Writing):
             Fenced: a newer session of this client, or whoever resumed the transaction, has the say now.
             OutcomeUnknown: no answer in time; ask again, here or with its id.
             InvalidRequestError: not parts of this transaction; nothing was asked for.
-            TransactionTooLargeError: the parts name too many segments; nothing was asked for, the transaction is open.
+            TransactionTooLargeError: the parts name too many segments, or have too many frames; nothing was asked for,
+                the transaction is open.
         """
         return self._ask(lambda: self.commit_async(parts), timeout, "commit")
 
@@ -152,6 +154,7 @@ class Transaction(Writing):
             if self._wish is _Wish.NONE and not self._completion.closed:
                 others = self._check_parts(parts)
                 self._check_size(others)
+                self._check_frames(parts)
                 if self._completion.failure is None:
                     self._writer.cut_all()
                     self._pieces = [*self._own_pieces(), *others]
@@ -339,6 +342,18 @@ class Transaction(Writing):
                 f"its parts have written to {len(others)} segments together; nothing was asked for, the transaction is "
                 "open: commit fewer parts and the others in another transaction, or abort",
                 limit_bytes=limit,
+            )
+
+    def _check_frames(self, parts: Sequence[PartHandle]) -> None:
+        """Refuse parts of others with which the commit record could be too large, before anything is asked for."""
+        own = len(self._own_pieces())  # each may have an open batch, which becomes a frame
+        frames = self._writer.frames + own + sum(handle.frames for handle in parts)
+        if parts and is_too_scattered(frames, own + sum(len(handle.pieces) for handle in parts)):
+            raise TransactionTooLargeError(
+                f"transaction {self.id} cannot be committed with all of its {len(parts)} parts: "
+                f"{scattered_reason(frames)}; nothing was asked for, the transaction is open: commit fewer parts and "
+                "the others in another transaction, or abort",
+                limit_bytes=CONTROL_RECORD_BYTES_MAX,
             )
 
     def ask_again(self, order: CommitOrder) -> bool:

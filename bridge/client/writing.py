@@ -299,5 +299,5 @@ class Part(Writing):
             self._finished = True
         self.flush(timeout)
         if self._handle is None:
-            self._handle = PartHandle(self.id, self.number, tuple(self._writer.pieces()))
+            self._handle = PartHandle(self.id, self.number, tuple(self._writer.pieces()), self._writer.frames)
         return self._handle

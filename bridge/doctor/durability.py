@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from bridge.doctor.facts import ClusterFacts, Finding, problem, warning
+from bridge.model.control import CONTROL_RECORD_BYTES_MAX
 from bridge.model.names import is_compacted_topic
 from bridge.model.records import Coordinator
 from bridge.model.snapshots import partition_name
@@ -15,8 +16,6 @@ LATE: Final = timedelta(minutes=1)
 """So much later than its settings say a snapshot may be taken."""
 TAIL_MAX: Final = 500_000
 """Messages of a buffer that a new leader reads in a few seconds."""
-MESSAGE_BYTES: Final = 16 * 1024 * 1024
-"""The largest records that a leader writes to compacted topics."""
 DEFAULTS: Final = Coordinator(snapshot_transactions_max=1_000, snapshot_interval_ms=5_000)
 """Of a leader that does not say."""
 
@@ -35,14 +34,14 @@ def check_compacted_topics(facts: ClusterFacts) -> Iterator[Finding]:
                 f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} "
                 "--add-config cleanup.policy=compact",
             )
-        limit = int(topic.config.get("max.message.bytes", MESSAGE_BYTES))
-        if limit < MESSAGE_BYTES:
+        limit = int(topic.config.get("max.message.bytes", CONTROL_RECORD_BYTES_MAX))
+        if limit < CONTROL_RECORD_BYTES_MAX:
             yield warning(
                 "message-size",
                 f"topic {topic.name} takes records of {limit} bytes at most; a leader that has to write a larger one "
                 "gives up the lead, again and again",
                 f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} "
-                f"--add-config max.message.bytes={MESSAGE_BYTES}",
+                f"--add-config max.message.bytes={CONTROL_RECORD_BYTES_MAX}",
             )
 
 

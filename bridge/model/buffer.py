@@ -20,7 +20,16 @@ from bridge.model.ages import Ages
 from bridge.model.buffered import BufferedTransaction, FrameRef, LateBegin, Partition
 from bridge.model.chronicle import Chronicle
 from bridge.model.commit_order import CommitLines, LineKey
-from bridge.model.control import EXPIRED, FENCED, FORSAKEN, OVERTAKEN, long_lease_reason, resumed_reason
+from bridge.model.control import (
+    EXPIRED,
+    FENCED,
+    FORSAKEN,
+    FRAMES_HARMLESS,
+    OVERTAKEN,
+    long_lease_reason,
+    resumed_reason,
+    scattered_reason,
+)
 from bridge.model.fences import Fences
 from bridge.model.frames import (
     FrameHeader,
@@ -477,6 +486,8 @@ class BufferFold:
                 partition, offset, piece, header.first_count, header.records, size, value if cached else None, start
             )
         )
+        if len(transaction.frames) > FRAMES_HARMLESS and transaction.is_too_scattered():
+            self.refuse(transaction.id, scattered_reason(len(transaction.frames)), appended_ms)
 
     def _commit(
         self,

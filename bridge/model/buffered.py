@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from bridge.model.commit_order import CommitOrder
 from bridge.model.conditions import RefusedCondition
+from bridge.model.control import is_too_scattered, scattered_reason
 from bridge.model.fences import NO_SESSION, Owners, Session
 from bridge.model.frames import (
     BeginFrame,
@@ -100,6 +101,8 @@ class BufferedTransaction:
 
     def manifest_fault(self) -> str | None:
         """Why what arrived can never be what the manifest names although nothing is missing; None if it is."""
+        if self.is_too_scattered():
+            return scattered_reason(len(self.frames))
         missing = dict(self.manifest.pieces) if self.manifest else {}
         for frame in () if self._is_plain() else self.frames:
             left = missing.get(frame.piece, 0)
@@ -111,6 +114,10 @@ class BufferedTransaction:
             if piece.stream >= len(self.begin.streams):
                 return f"the commit names {piece}, but the transaction has {len(self.begin.streams)} streams"
         return None
+
+    def is_too_scattered(self) -> bool:
+        """Whether its COMMIT record might be too large for the commit log."""
+        return is_too_scattered(len(self.frames), len(self.last_count))
 
     def merged_frames(self) -> Sequence[FrameRef]:
         """Exactly the frames that the manifest names, in order of arrival; late and zombie ones are left out."""

@@ -32,6 +32,44 @@ FORSAKEN = "out of order: an earlier commit of its connection never arrived"
 """The reason of an ABORT record whose commit waited in vain for an earlier one."""
 _RESUMED: Final = "resumed as part "
 
+CONTROL_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""``max.message.bytes`` of a commit log: a record batch that holds one record, headers of both included."""
+_HEAD_BYTES: Final = 1024 * 1024
+"""What a record takes at most beside its placement, with the names of all streams that a transaction may have."""
+_SEGMENT_BYTES: Final = 16
+"""What a segment takes at most: its id, and the counts of its runs."""
+_RUN_BYTES: Final = 19
+"""What a run takes at most: a part has 23 bits, an offset 63, the records of a frame 32."""
+
+
+def bytes_of_record(frames: int, pieces: int) -> int:
+    """Return how many bytes the COMMIT record of a transaction takes in the commit log at most.
+
+    Each frame may become a run of its own, because plain writers write in between, and frames of several parts.
+
+    Args:
+        frames: Its frames.
+        pieces: The pieces that they belong to, which are not less than its segments.
+    """
+    return _HEAD_BYTES + frames * _RUN_BYTES + pieces * _SEGMENT_BYTES
+
+
+FRAMES_HARMLESS: Final = (CONTROL_RECORD_BYTES_MAX - _HEAD_BYTES) // (_RUN_BYTES + _SEGMENT_BYTES)
+"""So many frames always fit, whatever they belong to: about 449,000."""
+
+
+def is_too_scattered(frames: int, pieces: int) -> bool:
+    """Return whether the COMMIT record of a transaction might be too large for the commit log."""
+    return frames > FRAMES_HARMLESS and bytes_of_record(frames, pieces) > CONTROL_RECORD_BYTES_MAX
+
+
+def scattered_reason(frames: int) -> str:
+    """The reason of an ABORT record whose transaction has too many frames."""
+    return (
+        f"it has {frames} frames, and a commit record of more than {CONTROL_RECORD_BYTES_MAX} bytes would have to list "
+        "them; write more at once, or less in one transaction"
+    )
+
 
 def long_lease_reason(asked_ms: int, allowed_ms: int) -> str:
     """The reason of an ABORT record whose transaction asked for a longer lease than its leader grants."""

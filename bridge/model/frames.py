@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 import schemas
 from bridge.errors import CorruptDataError, InvalidNameError, InvalidRequestError
 from bridge.model.commit_order import CommitOrder, order_of
-from bridge.model.conditions import CONDITIONS_MAX, StreamCondition
+from bridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
 from bridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
 from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from bridge.model.names import StreamName, check_client_name
@@ -298,6 +298,8 @@ def _manifest(value: bytes) -> Manifest:
         raise CorruptDataError(
             f"a COMMIT frame holds more than {PARTITIONS_MAX} offsets or {CONDITIONS_MAX} conditions"
         )
+    if sum(len(item.condition.key or b"") for item in conditions) > KEY_BYTES_MAX:
+        raise CorruptDataError(f"a COMMIT frame holds conditions with more than {KEY_BYTES_MAX} bytes of keys")
     if any(item.stream < 0 for item in conditions):
         raise CorruptDataError("a COMMIT frame holds a condition on a stream below 0")
     return Manifest(pieces, offsets, conditions)
