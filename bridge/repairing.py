@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from bridge.config import ConnectionSettings
 from bridge.errors import CorruptDataError
@@ -14,7 +14,7 @@ from bridge.model.control import ControlKind, peek_kind
 from bridge.model.frames import FrameKind, decode_begin, unpack_bundle, unpack_header
 from bridge.model.identifiers import TransactionId
 from bridge.model.journal import Journal, is_deleted, split, streams_of
-from bridge.model.names import GroupName
+from bridge.model.names import GroupName, group_of_terminated
 from bridge.model.records import StreamConfig
 from bridge.model.repair import GroupEvidence, Step
 from bridge.zookeeper.metadata import Metadata
@@ -30,14 +30,36 @@ def outdated_groups(session: ZooKeeperSession) -> list[GroupName]:
 
 def read_nodes(session: ZooKeeperSession) -> dict[str, bytes]:
     """Everything that stands in ZooKeeper about streams and groups, by path."""
+    root = session.get(paths.CLUSTER)
     waiting = [paths.SCOPES, paths.GROUPS, paths.TRANSACTION_COUNTER]
-    found: dict[str, bytes] = {}
+    found: dict[str, bytes] = {} if root is None else {paths.CLUSTER: root.value}
     while waiting:
         values = session.get_many(waiting)
         there = [(path, node) for path, node in zip(waiting, values, strict=True) if node is not None]
         found.update((path, node.value) for path, node in there if node.owner_session_id is None)
         children = session.children_many([path for path, _ in there])
         waiting = [f"{path}/{name}" for (path, _), names in zip(there, children, strict=True) for name in names]
+    return found
+
+
+def lost_groups(
+    settings: ConnectionSettings, nodes: Mapping[str, bytes], known: Sequence[GroupName]
+) -> list[GroupName]:
+    """The groups that ZooKeeper does not know and that were led under this ZooKeeper path, as their journals say.
+
+    Raises:
+        KafkaUnavailable, NotAuthorizedError
+    """
+    admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+    cluster = nodes.get(paths.CLUSTER)
+    found = []
+    for topic in sorted(admin.list_topics()):
+        name = group_of_terminated(topic)
+        if cluster and name is not None and name not in known:
+            latest = read_latest(settings.bootstrap_servers, settings.kafka, topic)
+            _, journal = split({key: item.value for key, item in latest.items()})
+            if journal.get(paths.CLUSTER) == cluster and paths.group(name) in journal:
+                found.append(name)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bridge.model import paths
 from bridge.model.epochs import EpochRecord
+from bridge.model.faults import StreamFault
 from bridge.model.journal import DELETED, is_deleted, streams_of
 from bridge.model.names import StreamName
 from bridge.model.records import StreamState as Lifecycle
@@ -15,7 +16,6 @@ from bridge.model.records import Truncation, epoch_to_json
 
 if TYPE_CHECKING:
     from coordinator.group import StreamState
-
 
 @dataclass(slots=True)
 class JournalState:
@@ -25,19 +25,22 @@ class JournalState:
     """
 
     nodes: dict[str, bytes] = field(default_factory=dict)
-    _seen: dict[str, tuple[object, object, object]] = field(default_factory=dict)
+    _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _epochs: dict[str, EpochRecord] = field(default_factory=dict)
 
-    def changes(self, streams: Mapping[str, StreamState]) -> dict[str, bytes | None]:
+    def changes(
+        self, streams: Mapping[str, StreamState], faults: Mapping[str, StreamFault]
+    ) -> dict[str, bytes | None]:
         """What is to be written so that it says what these streams are; None is a node that is gone."""
         found: dict[str, bytes | None] = {}
         for name, stream in streams.items():
-            state = (stream.config, stream.history, stream.removing)
+            fault = faults.get(name)
+            state = _state_of(stream, fault)
             known = self._seen.get(name)
             if stream.config.state is Lifecycle.ACTIVE and (
                 known is None or any(one is not other for one, other in zip(known, state, strict=True))
             ):
-                found |= self._of(stream)
+                found |= self._of(stream, fault)
         alive = {item.config.name for item in streams.values() if item.config.state is Lifecycle.ACTIVE}
         if len(alive) < len(self._seen) or not self._seen:
             for gone in streams_of(self.nodes).keys() - alive:
@@ -46,7 +49,12 @@ class JournalState:
                     found[paths.stream(gone)] = DELETED
         return found
 
-    def adopt(self, changes: Mapping[str, bytes | None], streams: Mapping[str, StreamState]) -> None:
+    def adopt(
+        self,
+        changes: Mapping[str, bytes | None],
+        streams: Mapping[str, StreamState],
+        faults: Mapping[str, StreamFault]
+    ) -> None:
         """The changes are durable."""
         for path, value in changes.items():
             if value is None:
@@ -55,11 +63,11 @@ class JournalState:
             else:
                 self.nodes[path] = value
         active = {name: item for name, item in streams.items() if item.config.state is Lifecycle.ACTIVE}
-        self._seen = {name: (item.config, item.history, item.removing) for name, item in active.items()}
+        self._seen = {name: _state_of(item, faults.get(name)) for name, item in active.items()}
         for item in active.values():
             self._epochs |= {paths.epoch(item.config.name, record.epoch): record for record in item.history.records}
 
-    def _of(self, stream: StreamState) -> dict[str, bytes | None]:
+    def _of(self, stream: StreamState, fault: StreamFault | None) -> dict[str, bytes | None]:
         name, history = stream.config.name, stream.history
         wanted: dict[str, bytes | None] = {paths.stream(name): stream.config.to_json()}
         kept = {paths.epoch(name, record.epoch): record for record in history.records}
@@ -68,9 +76,18 @@ class JournalState:
                 wanted[path] = epoch_to_json(record)
         if history.removed or history.foundation is not None:
             wanted[paths.truncation(name)] = Truncation(history.removed, stream.removing, history.foundation).to_json()
+        if stream.late.segments:
+            wanted[paths.late(name)] = stream.late.to_json()
+        if fault is not None:
+            wanted[paths.stream_fault(name)] = fault.to_json()
         old = [path for path in self._below(name) if path not in wanted and path not in kept]
         fresh = {path: value for path, value in wanted.items() if self.nodes.get(path) != value}
         return fresh | dict.fromkeys(old, None)
 
     def _below(self, name: StreamName) -> list[str]:
         return [path for path in self.nodes if path.startswith(f"{paths.stream(name)}/")]
+
+
+def _state_of(stream: StreamState, fault: StreamFault | None) -> tuple[object, ...]:
+    """All that the journal says of a stream, as values that are replaced and never changed."""
+    return stream.config, stream.history, stream.removing, stream.late, fault

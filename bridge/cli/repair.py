@@ -9,7 +9,7 @@ import click
 from bridge.cli.context import CliContext
 from bridge.cli.exit_codes import ExitCode
 from bridge.model.repair import plan
-from bridge.repairing import carry_out, gather_evidence, outdated_groups, read_nodes
+from bridge.repairing import carry_out, gather_evidence, lost_groups, outdated_groups, read_nodes
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
 
@@ -37,8 +37,9 @@ def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
             context.answer({"outdated": [], "steps": []}, "no coordinator has found that ZooKeeper was set back")
             return ExitCode.OK
         # All of them: they share the transaction counter, and a group without a leader has noticed nothing yet.
-        names = Metadata(session).groups()
-        steps = plan(read_nodes(session), gather_evidence(settings, names), int(time.time() * 1000))
+        names, nodes = Metadata(session).groups(), read_nodes(session)
+        names += lost_groups(settings, nodes, names)
+        steps = plan(nodes, gather_evidence(settings, names), int(time.time() * 1000))
         if not dry_run:
             carry_out(session, steps, context.tell)
     document = {"outdated": [str(name) for name in found], "done": not dry_run, "steps": [item.what for item in steps]}

@@ -406,8 +406,8 @@ class PartWriter:
         frames = self.frames + len(slots) + 1
         if is_too_scattered(frames, len(slots) + 1):
             raise TransactionTooLargeError(
-                f"transaction {self.completion.transaction} cannot be continued: {scattered_reason(frames)}; this record "
-                "was not written: commit what there is, or abort",
+                f"transaction {self.completion.transaction} cannot be continued: {scattered_reason(frames)}; this "
+                "record was not written: commit what there is, or abort",
                 limit_bytes=CONTROL_RECORD_BYTES_MAX,
             )
 

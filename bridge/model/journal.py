@@ -12,13 +12,15 @@ it has used (:mod:`bridge.model.lives`), or nothing. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from bridge.model import paths
 from bridge.model.identifiers import SegmentId
+from bridge.model.late import LateNotes
+from bridge.model.lives import former_among, parse_former
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import ControllerEpoch, Truncation
+from bridge.model.records import ControllerEpoch, StreamConfig, StreamState, Truncation
 
 _MARK: Final = b"\0"
 DELETED: Final = b""
@@ -62,12 +64,19 @@ def epochs_of(journal: Journal, stream: StreamName) -> dict[int, bytes]:
     return dict(sorted(found.items()))
 
 
-def lost(journal: Journal, nodes: Mapping[str, bytes | None], name: GroupName, controller_epoch: int) -> list[str]:
+def lost(
+    journal: Journal,
+    nodes: Mapping[str, bytes | None],
+    formers: Collection[str],
+    name: GroupName,
+    controller_epoch: int,
+) -> list[str]:
     """What the journal knows and ZooKeeper does not, as sentences; empty unless ZooKeeper was set back.
 
     Args:
         journal: Of the group.
         nodes: The nodes of the group's streams as ZooKeeper has them, and the transaction counter.
+        formers: The nodes of the scope's deleted streams there.
         name: The group.
         controller_epoch: The new leader's.
     """
@@ -79,11 +88,15 @@ def lost(journal: Journal, nodes: Mapping[str, bytes | None], name: GroupName, c
     if counter is not None and int(counter) > int(known or b"0"):
         found.append(f"the transaction counter was {int(counter)}, ZooKeeper has {int(known or b'0')}")
     for stream, value in streams_of(journal).items():
+        there = nodes.get(paths.stream(stream))
         if is_deleted(value):
+            found += _lost_deletion(stream, value, None if there is None else StreamConfig.from_json(there), formers)
             continue
-        if nodes.get(paths.stream(stream)) is None:
+        if there is None:
             found.append(f"ZooKeeper does not know stream {stream}")
             continue
+        if _age(value) > _age(there):
+            found.append(f"the settings of stream {stream} were changed, or it was created again")
         prefix = f"{paths.epochs(stream)}/"
         last = max((int(path.removeprefix(prefix)) for path in nodes if path.startswith(prefix)), default=-1)
         newest = max(epochs_of(journal, stream), default=-1)
@@ -94,7 +107,34 @@ def lost(journal: Journal, nodes: Mapping[str, bytes | None], name: GroupName, c
         missing = [item for item in gone if here.keeps(item.epoch) and item not in here.removed]
         if missing:
             found.append(f"{len(missing)} segments of stream {stream} were removed, such as {min(missing)}")
+        noted, notes = _late(journal.get(paths.late(stream))), _late(nodes.get(paths.late(stream)))
+        kept = {item: to for item, to in noted.items() if here.keeps(item.epoch) and item not in here.removed}
+        if any(notes.get(item, to) < to for item, to in kept.items()) or (kept and not notes):
+            found.append(f"late records of stream {stream} were forwarded, of which ZooKeeper knows nothing")
     return found
+
+
+def _age(config: bytes) -> tuple[int, int]:
+    """Which of two configurations of a stream is the newer one."""
+    known = StreamConfig.from_json(config)
+    return known.first_epoch, known.revision
+
+
+def _lost_deletion(
+    stream: StreamName, value: bytes, there: StreamConfig | None, formers: Collection[str]
+) -> Iterator[str]:
+    """What is lost of a deletion: that the stream is gone, or which numbers it has used."""
+    _, former = parse_former(value.decode("utf-8", "replace"))
+    if there is not None and there.state is StreamState.ACTIVE and there.first_epoch < former.epoch:
+        yield f"stream {stream} was deleted, ZooKeeper has it"
+    elif former_among(formers, stream).epoch < former.epoch:
+        yield f"ZooKeeper does not know which numbers deleted stream {stream} has used"
+
+
+def _late(raw: bytes | None) -> dict[SegmentId, int]:
+    """Up to where records behind the ends of segments have been settled."""
+    notes = LateNotes() if raw is None else LateNotes.from_json(raw)
+    return {segment: item.looked_to for segment, item in notes.segments.items()}
 
 
 def _removed(raw: bytes | None) -> frozenset[SegmentId]:

@@ -257,3 +257,11 @@ def parse_qualified(name: str) -> tuple[StreamName, SegmentId, TransactionId | N
 def segment_topic_pattern(stream: StreamName) -> str:
     """A regular expression for all segments of a stream, for ``subscribe("^...")`` and Spark's ``subscribePattern``."""
     return rf"{re.escape(stream.scope)}\.{re.escape(stream.stream)}\.segment-[0-9]+\.epoch-[0-9]+"
+
+
+def group_of_terminated(topic: str) -> GroupName | None:
+    """The group whose topic of terminated transactions this is; None if it is none."""
+    try:
+        return GroupName.parse(topic.removeprefix(_TERMINATED)) if topic.startswith(_TERMINATED) else None
+    except InvalidNameError:
+        return None

@@ -117,6 +117,8 @@ class StreamConfig:
     """The epoch with which this life of the stream began; above all that former lives of its name have used."""
     deletion_requests: tuple[str, ...] = ()
     """While it is being deleted, the admin requests that are answered when it is gone."""
+    revision: int = 0
+    """How often its settings have been changed."""
 
     @property
     def buffer_topic(self) -> str:
@@ -138,6 +140,7 @@ class StreamConfig:
                 "retention": self.retention.datum(),
                 "first_epoch": self.first_epoch,
                 "deletion_requests": list(self.deletion_requests),
+                "revision": self.revision,
             }
         )
 

@@ -19,15 +19,16 @@ from bridge.model import paths
 from bridge.model.identifiers import TransactionId
 from bridge.model.journal import Journal, epochs_of, is_deleted, streams_of
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
-from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.model.records import ClientSession, ControllerEpoch, StreamConfig, epoch_from_json
+from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, leading
+from bridge.model.records import ClientSession, ControllerEpoch, Group, StreamConfig, epoch_from_json
 from bridge.model.under_way import Committing, Scaling
 
 COUNTER_JUMP: Final = 1 << 48
 """Clients reserve counters in blocks, and nobody knows which of them they have not used yet."""
 VERSION_JUMP: Final = 2_000
 """How often a node is written whose version counts: by more than may have been given out since the backup."""
-NODES_AT_ONCE: Final = 200
+BATCH_BYTES_MAX: Final = 900_000
+"""Of one ZooKeeper multi; ZooKeeper takes 1 MiB."""
 
 Nodes = Mapping[str, bytes]
 
@@ -71,7 +72,8 @@ def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Ste
     Raises:
         CorruptDataError: something was lost that nobody knows any more; nothing can be repaired.
     """
-    steps = [step for group in groups for step in _mark(nodes, group.name)]
+    steps = list(_parents(nodes, groups))
+    steps += [step for group in groups for step in _mark(nodes, group)]
     for group in groups:
         _check_epochs(nodes, group)
         steps += _group(nodes, group, now_ms)
@@ -85,10 +87,29 @@ def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Ste
     return steps
 
 
-def _mark(nodes: Nodes, name: GroupName) -> Iterator[Step]:
-    if paths.outdated(name) not in nodes:
-        why = b"a repair has begun and has not ended; run it again"
-        yield Step(f"keep coordinators from leading {name}", ((CreateNode(paths.outdated(name), why),),))
+def _parents(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[Step]:
+    """What groups and streams stand below, of scopes that were made after the backup."""
+    scopes = sorted({group.name.scope for group in groups})
+    wanted = [path for scope in scopes for path in (f"{paths.SCOPES}/{scope}", paths.streams(scope))]
+    missing = [path for path in (paths.SCOPES, *wanted, paths.GROUPS) if path not in nodes]
+    if missing:
+        yield Step("make room for what was created since", _batches([CreateNode(path, b"") for path in missing]))
+
+
+def _mark(nodes: Nodes, group: GroupEvidence) -> Iterator[Step]:
+    """Keep everybody from leading a group; one that was created after the backup is made, together with that."""
+    name = group.name
+    path, outdated = paths.group(name), paths.outdated(name)
+    value = group.journal.get(path)
+    why = b"a repair has begun and has not ended; run it again"
+    batch = [] if outdated in nodes else [CreateNode(outdated, why)]
+    if batch and path in nodes:
+        yield Step(f"keep coordinators from leading {name}", (tuple(batch),))
+    elif value is not None and path not in nodes:
+        whole = (CreateNode(path, value), *batch, *(CreateNode(item, b"") for item in paths.group_skeleton(name)))
+        yield Step(f"restore group {name}, which was created since", (whole,))
+    if value is not None and path in nodes and not Group.from_json(nodes[path]).commit_log_topic_id:
+        yield Step(f"restore what group {name} consists of", ((SetNode(path, value),),))
 
 
 def _group(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
@@ -109,7 +130,8 @@ def _group(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
     for path in sorted(wanted):
         created = () if path in nodes else (CreateNode(path, b""),)
         again = (SetNode(path, b""),) * VERSION_JUMP
-        yield Step(f"raise the part numbers of {path.rpartition('/')[2]} by {VERSION_JUMP}", ((*created, *again),))
+        what = f"raise the part numbers of {path.rpartition('/')[2]} by {VERSION_JUMP}"
+        yield Step(what, _batches([*created, *again]))
 
 
 def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Step:
@@ -120,14 +142,9 @@ def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Step:
     last = ControllerEpoch.from_json(journaled).epoch if journaled else 0
     epoch = max(known, last) + VERSION_JUMP
     value = ControllerEpoch(epoch, "repair", now_ms).to_json()
-    batch: tuple[NodeOperation, ...] = (SetNode(path, value),) * (epoch - known)
-    what = f"raise the controller epoch of {group.name} from {known} to {epoch}"
-    sizes = range(0, len(batch), VERSION_JUMP)
     created = () if path in nodes else (CreateNode(path, value),)
-    return Step(
-        what,
-        tuple((*created, *batch[at : at + VERSION_JUMP]) if at == 0 else batch[at : at + VERSION_JUMP] for at in sizes),
-    )
+    what = f"raise the controller epoch of {group.name} from {known} to {epoch}"
+    return Step(what, _batches([*created, *(SetNode(path, value),) * (epoch - known)]))
 
 
 def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> Iterator[Step]:
@@ -260,4 +277,9 @@ def _put(nodes: Nodes, path: str, value: bytes) -> NodeOperation:
 
 
 def _batches(operations: Sequence[NodeOperation]) -> tuple[tuple[NodeOperation, ...], ...]:
-    return tuple(tuple(operations[at : at + NODES_AT_ONCE]) for at in range(0, len(operations), NODES_AT_ONCE))
+    left, found = list(operations), []
+    while left:
+        count = leading(left, BATCH_BYTES_MAX)
+        found.append(tuple(left[:count]))
+        left = left[count:]
+    return tuple(found)

@@ -12,9 +12,18 @@ from bridge.model import paths
 from bridge.model.epochs import EpochCause, EpochRecord, Segment
 from bridge.model.identifiers import Epoch, SegmentId, TransactionId
 from bridge.model.keyspace import KeyRange
+from bridge.model.late import LateNotes, LateSegment
 from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.model.records import ClientSession, ControllerEpoch, StreamConfig, Truncation, epoch_to_json
+from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, bytes_of
+from bridge.model.records import (
+    ClientSession,
+    ControllerEpoch,
+    Group,
+    Retention,
+    StreamConfig,
+    Truncation,
+    epoch_to_json,
+)
 from bridge.model.repair import COUNTER_JUMP, VERSION_JUMP, GroupEvidence, Step, plan
 from bridge.model.under_way import Committing, Roll, Scaling
 
@@ -234,3 +243,56 @@ def _lasting(tree: Tree) -> dict[str, bytes]:
     """Everything but the values of what counts up."""
     counting = (paths.TRANSACTION_COUNTER, paths.controller(GROUP), paths.sessions(GROUP))
     return {path: b"" if path.startswith(counting) else value for path, value in tree.values.items()}
+
+
+def test_a_group_that_was_created_after_the_backup_is_made_and_led_only_in_the_end() -> None:
+    name, other = GroupName("fresh", "late"), StreamName("fresh", "orders")
+    record = Group(name, 5, "log-id", "outcomes-id").to_json()
+    config = StreamConfig(name=other, group=name, created_ms=0, buffer_topic_id="b", retention=Retention(ms=9))
+    noted = LateNotes({SegmentId.of(0, 0): LateSegment(9, 2)}).to_json()
+    journal = {
+        paths.CLUSTER: b"cluster",
+        paths.group(name): record,
+        paths.controller(name): ControllerEpoch(3, "", 0).to_json(),
+        paths.stream(other): config.to_json(),
+        paths.epoch(other, 0): epoch(0),
+        paths.late(other): noted,
+    }
+    evidence = GroupEvidence(name=name, journal=journal, counter=200, ongoing=[OPEN], sessions={"app": 1})
+    tree = Tree(BACKUP)
+    steps = batches(plan(BACKUP, [EVIDENCE, evidence], NOW_MS))
+    for stop, batch in enumerate(steps):
+        tree.multi(batch)
+        if paths.group(name) in tree.values:
+            assert (paths.outdated(name) in tree.values) == (stop < len(steps) - 1), "nobody may lead it in between"
+    assert tree.values[paths.group(name)] == record
+    assert set(paths.group_skeleton(name)) <= tree.values.keys()
+    assert journaled(tree.below(paths.stream(other))) == {
+        path: value for path, value in journal.items() if path.startswith("/scopes")
+    }
+    assert ControllerEpoch.from_json(tree.values[paths.controller(name)]).epoch == 3 + VERSION_JUMP
+    assert int(tree.values[paths.TRANSACTION_COUNTER]) == 201 + COUNTER_JUMP
+    begun_anew = Tree({**BACKUP, paths.group(name): Group(name, 99).to_json()} | with_parents({}))
+    for path in paths.group_skeleton(name):
+        begun_anew.values.setdefault(path, b"")
+    for batch in batches(plan(begun_anew.values, [EVIDENCE, evidence], NOW_MS)):
+        begun_anew.multi(batch)
+    assert begun_anew.values[paths.group(name)] == record, "a client has made it anew, with nothing in it"
+
+
+def test_each_step_fits_into_what_zookeeper_takes_at_once() -> None:
+    long = StreamName("s" * 100, "t" * 100)
+    wide = tuple(Segment(SegmentId.of(number, 9), KeyRange(number / 3000, (number + 1) / 3000)) for number in range(3000))
+    records = {
+        paths.epoch(long, number): epoch_to_json(
+            EpochRecord(Epoch(number), Epoch(number), wide, EpochCause.SCALE, 0, {item.id: 5 for item in wide})
+        )
+        for number in range(1, 12)
+    }
+    config = StreamConfig(name=long, group=GroupName("s" * 100, "g" * 100), created_ms=0, buffer_topic_id="b")
+    journal = {paths.stream(long): config.to_json(), **records}
+    ongoing = [TransactionId.of(0, number) for number in range(3)]
+    evidence = GroupEvidence(name=config.group, journal=journal, ongoing=ongoing)
+    found = batches(plan(with_parents({paths.group(config.group): b"{}"}), [evidence], NOW_MS))
+    assert max(sum(map(bytes_of, batch)) for batch in found) <= 1_000_000
+    assert len(found) > 10

@@ -57,6 +57,17 @@ def check_journal(group: GroupState) -> Steps[None]:
         yield from check_counters(group, (item.transaction.bytes for item in group.preserver.committed()))
 
 
+def check_birth(group: GroupState) -> Steps[None]:
+    """Find out whether a group that ZooKeeper holds for new is one that was made after a backup of it.
+
+    Raises:
+        ZooKeeperOutdated: It is.
+    """
+    cluster = yield from read_node(paths.CLUSTER)
+    if cluster and group.journal.nodes.get(paths.CLUSTER) == cluster:
+        yield from _refuse(group, [f"group {group.name} was led before, ZooKeeper does not know it"])
+
+
 def check_counters(group: GroupState, committed: Iterable[bytes]) -> Steps[None]:
     """Compare the transaction counter with the ids of transactions that were committed.
 
@@ -78,16 +89,15 @@ def check_counters(group: GroupState, committed: Iterable[bytes]) -> Steps[None]
 
 def open_journal(group: GroupState) -> Steps[None]:
     """Write down that this leader has taken over, and what earlier ones have not come to write down."""
-    counter = yield from read_node(paths.TRANSACTION_COUNTER)
-    fresh = {paths.controller(group.name): ControllerEpoch(group.controller_epoch, "", 0).to_json()}
-    if counter is not None:
-        fresh[paths.TRANSACTION_COUNTER] = counter
-    yield from _append(group, fresh | group.journal.changes(group.streams))
+    known = yield from read_nodes([paths.TRANSACTION_COUNTER, paths.CLUSTER, paths.group(group.name)])
+    fresh: dict[str, bytes | None] = {path: value for path, value in known.items() if value}
+    fresh[paths.controller(group.name)] = ControllerEpoch(group.controller_epoch, "", 0).to_json()
+    yield from _append(group, fresh | group.journal.changes(group.streams, dict(group.faults.items())))
 
 
 def keep_journal(group: GroupState) -> Steps[None]:
     """Write down what has changed since."""
-    changes = group.journal.changes(group.streams)
+    changes = group.journal.changes(group.streams, dict(group.faults.items()) if group.faults else {})
     if changes:
         yield from _append(group, changes)
 
@@ -106,18 +116,19 @@ def _append(group: GroupState, changes: Mapping[str, bytes | None]) -> Steps[Non
     for first in range(0, len(rows), RECORDS_PER_ROUND):
         yield from append_messages(Messages(group.name.terminated_topic, rows[first : first + RECORDS_PER_ROUND]))
         yield from commit_round()
-    group.journal.adopt(changes, group.streams)
+    group.journal.adopt(changes, group.streams, dict(group.faults.items()))
 
 
 def _compare(group: GroupState, journal: Journal) -> Steps[list[str]]:
     wanted = [paths.TRANSACTION_COUNTER]
     for name in streams_of(journal):
         numbers = yield from read_children(paths.epochs(name))
-        wanted += [paths.stream(name), paths.truncation(name)]
+        wanted += [paths.stream(name), paths.truncation(name), paths.late(name)]
         wanted += [f"{paths.epochs(name)}/{number}" for number in numbers[-1:]]
     nodes = yield from read_nodes(wanted)
     there = {path: value for path, value in nodes.items() if value is not None}
-    return lost(journal, there, group.name, group.controller_epoch)
+    formers = yield from read_children(paths.formers(group.name.scope))
+    return lost(journal, there, formers, group.name, group.controller_epoch)
 
 
 def _refuse(group: GroupState, faults: list[str]) -> Steps[None]:

@@ -106,9 +106,7 @@ def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> None:
         # Nothing of it was appended, and nothing will be as long as its stream is in an error state.
         why = f"{request.reason or 'admin'}; it waited for stream {stream}, which is in an error state"
         group.fold.refuse(identifier.bytes, why[:REASON_CHARACTERS_MAX], now_ms)
-    elif not group.fold.request_abort(
-        identifier.bytes, (request.reason or "admin")[:REASON_CHARACTERS_MAX], now_ms
-    ):
+    elif not group.fold.request_abort(identifier.bytes, (request.reason or "admin")[:REASON_CHARACTERS_MAX], now_ms):
         raise InvalidRequestError(f"the commit of transaction {identifier} is decided already; nothing was written")
     group.answers.setdefault(identifier.bytes, []).append(name)
 

@@ -108,7 +108,7 @@ def update_stream(group: GroupState, stream: StreamState, name: str, request: Re
     """
     policy = request.retention or Retention()
     policy.check()
-    config = replace(stream.config, retention=policy)
+    config = replace(stream.config, retention=policy, revision=stream.config.revision + 1)
     written = yield from write(
         DeleteNode(f"{paths.requests(group.name)}/{name}"),
         SetNode(paths.stream(config.name), config.to_json()),

@@ -28,7 +28,7 @@ from bridge.model.under_way import Committing, Scaling
 from coordinator.effects import LogSummary
 from coordinator.errors import StaleStateError
 from coordinator.group import Doomed, GroupState, LeaderSettings
-from coordinator.procedures.journal import check_counters, check_journal, check_mark, open_journal
+from coordinator.procedures.journal import check_birth, check_counters, check_journal, check_mark, open_journal
 from coordinator.procedures.outcomes import open_preserver
 from coordinator.procedures.restore import finish_restore, restore_ongoing, restore_snapshots
 from coordinator.procedures.retention import load_stream
@@ -81,11 +81,11 @@ def take_over(
     yield from take_identity(name)
     yield from ensure_nodes(paths.group_skeleton(name))
     preserver, journal = yield from open_preserver(name, settings, replication_factor)
-    yield from _check_commit_log(name, replication_factor)
     terminated: dict[bytes, int] = {}
     group = GroupState(name, controller_epoch, make_fold(terminated), settings)
     group.preserver = preserver
     group.journal.nodes = journal
+    yield from _check_commit_log(group, replication_factor)
     yield from check_mark(group)
     yield from check_journal(group)
     yield from _load_streams(group)
@@ -172,8 +172,9 @@ def _go_on(group: GroupState, start: int, tail: WarmTail | None) -> Steps[LogSum
     return None
 
 
-def _check_commit_log(name: GroupName, replication_factor: int) -> Steps[None]:
+def _check_commit_log(group: GroupState, replication_factor: int) -> Steps[None]:
     """Create the commit log of a new group; refuse one that was deleted and made again."""
+    name = group.name
     raw = yield from read_node(paths.group(name))
     if raw is None:
         raise StaleStateError(f"group {name} is gone")
@@ -182,6 +183,7 @@ def _check_commit_log(name: GroupName, replication_factor: int) -> Steps[None]:
         ids = yield from create_topics([commit_log_topic_spec(name, replication_factor)])
         ends = yield from end_offsets([(name.commit_log_topic, 0)])
         if ends[name.commit_log_topic, 0] > 0:
+            yield from check_birth(group)
             raise CorruptDataError(
                 f"commit log {name.commit_log_topic} holds records, but ZooKeeper has no record of it: ZooKeeper was "
                 "wiped, or another zookeeper_root is meant. Ids of transactions would be given out again, so nothing "
@@ -214,6 +216,7 @@ def _load_streams(group: GroupState) -> Steps[None]:
     scope = group.name.scope
     names = [StreamName(scope, item) for item in (yield from read_children(paths.streams(scope)))]
     values = yield from read_nodes([path for name in names for path in (paths.stream(name), paths.stream_fault(name))])
+    slots: list[str] = []
     for name in names:
         raw = values[paths.stream(name)]
         config = None if raw is None else StreamConfig.from_json(raw)
@@ -223,10 +226,14 @@ def _load_streams(group: GroupState) -> Steps[None]:
             group.doomed[str(name)] = Doomed(config)
         else:
             group.streams[str(name)] = yield from load_stream(config)
+            slots.append(paths.cas_slots(name))
             fault = values[paths.stream_fault(name)]
             if fault is not None:
                 with suppress(CorruptDataError):  # it is found out again, or written anew
                     group.faults.restore(str(name), StreamFault.from_json(fault))
+    # A stream that was restored lacks it, and where ACLs are in force conditional writers may not make it.
+    present = yield from read_nodes(slots)
+    yield from ensure_nodes([path for path, value in present.items() if value is None])
 
 
 def _load_records(group: GroupState) -> Steps[None]:

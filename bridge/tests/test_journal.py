@@ -1,0 +1,76 @@
+"""What a journal tells of a ZooKeeper that was set back, and what it must not take for that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from bridge.model import paths
+from bridge.model.identifiers import SegmentId
+from bridge.model.journal import DELETED, lost
+from bridge.model.late import LateNotes, LateSegment
+from bridge.model.lives import Former
+from bridge.model.names import GroupName, StreamName
+from bridge.model.records import Retention, StreamConfig, StreamState, Truncation
+
+GROUP, NAME = GroupName("sales", "main"), StreamName("sales", "orders")
+CONFIG = StreamConfig(name=NAME, group=GROUP, created_ms=0, buffer_topic_id="id")
+PATH, FORMER = paths.stream(NAME), Former(4, 77)
+GONE = {PATH: FORMER.node(NAME.stream).encode()}
+S0, S1 = SegmentId.of(0, 0), SegmentId.of(1, 0)
+
+
+def faults(journal: Mapping[str, bytes], nodes: Mapping[str, bytes], formers: tuple[str, ...] = ()) -> list[str]:
+    return lost(journal, nodes, formers, GROUP, 7)
+
+
+def late(**looked_to: int) -> bytes:
+    segments = {S0 if name == "s0" else S1: LateSegment(to, 1) for name, to in looked_to.items()}
+    return LateNotes(segments).to_json()
+
+
+def test_a_stream_that_was_deleted_is_not_given_back_by_a_backup() -> None:
+    kept = (FORMER.node(NAME.stream),)
+    assert faults(GONE, {PATH: CONFIG.to_json()}) == [f"stream {NAME} was deleted, ZooKeeper has it"]
+    assert faults(GONE, {PATH: CONFIG.to_json()}, kept) == [f"stream {NAME} was deleted, ZooKeeper has it"]
+    assert faults(GONE, {}, kept) == []
+    assert faults(GONE, {PATH: replace(CONFIG, first_epoch=4).to_json()}, kept) == [], "created again, not noted yet"
+    deleting = replace(CONFIG, state=StreamState.DELETING).to_json()
+    assert faults(GONE, {PATH: deleting}, kept) == [], "its deletion is under way"
+
+
+@pytest.mark.parametrize("there", [(), ("orders#3.77",), ("other#9.99",)])
+def test_numbers_that_a_deleted_stream_has_used_are_not_given_out_again(there: tuple[str, ...]) -> None:
+    assert faults(GONE, {}, there) == [f"ZooKeeper does not know which numbers deleted stream {NAME} has used"]
+
+
+def test_numbers_are_known_by_a_floor_and_of_some_deletions_nothing_is_known() -> None:
+    assert faults(GONE, {}, ("#9.100",)) == []
+    assert faults({PATH: DELETED}, {PATH: CONFIG.to_json()}) == []
+
+
+def test_settings_that_were_changed_since_the_backup_are_missed() -> None:
+    longer = replace(CONFIG, retention=Retention(ms=30 * 86_400_000), revision=1)
+    assert faults({PATH: longer.to_json()}, {PATH: CONFIG.to_json()}) == [
+        f"the settings of stream {NAME} were changed, or it was created again"
+    ]
+    assert faults({PATH: CONFIG.to_json()}, {PATH: longer.to_json()}) == [], "the journal follows, and may be behind"
+    again = replace(CONFIG, first_epoch=4)
+    assert faults({PATH: again.to_json()}, {PATH: replace(longer, revision=9).to_json()}) != []
+    assert faults({PATH: replace(longer, revision=9).to_json()}, {PATH: again.to_json()}) == []
+
+
+def test_late_records_that_were_forwarded_since_the_backup_are_missed() -> None:
+    plain = {PATH: CONFIG.to_json()}
+    journal = plain | {paths.late(NAME): late(s0=5)}
+    missed = [f"late records of stream {NAME} were forwarded, of which ZooKeeper knows nothing"]
+    assert faults(journal, plain) == missed
+    assert faults(journal, plain | {paths.late(NAME): late(s0=4)}) == missed
+    assert faults(journal, plain | {paths.late(NAME): late(s0=5)}) == []
+    assert faults(journal, plain | {paths.late(NAME): late(s0=9)}) == []
+    assert faults(plain, plain | {paths.late(NAME): late(s0=9)}) == []
+    removed = {paths.truncation(NAME): Truncation(frozenset({S0})).to_json()}
+    assert faults(journal, plain | removed) == [], "with a segment goes what was noted of it"
+    assert faults(plain | {paths.late(NAME): late(s0=5, s1=6)}, plain | {paths.late(NAME): late(s1=6)}) == []
