@@ -421,6 +421,11 @@ class Refused(Exception):
         self.topic = topic
         self.places = tuple(places)
 
+    @property
+    def by(self) -> str:
+        """Who has refused it, as messages say it."""
+        return "ZooKeeper" if isinstance(self.effect, ReadNodes | ReadChildren | EnsureNodes | Write) else "Kafka"
+
 
 Effect = (
     ReadNodes

@@ -17,6 +17,7 @@ from bridge.model.records import Truncation, epoch_to_json
 if TYPE_CHECKING:
     from coordinator.group import StreamState
 
+
 @dataclass(slots=True)
 class JournalState:
     """The journal as it stands in Kafka, and what of a leader's state is known to stand there.
@@ -28,9 +29,7 @@ class JournalState:
     _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _epochs: dict[str, EpochRecord] = field(default_factory=dict)
 
-    def changes(
-        self, streams: Mapping[str, StreamState], faults: Mapping[str, StreamFault]
-    ) -> dict[str, bytes | None]:
+    def changes(self, streams: Mapping[str, StreamState], faults: Mapping[str, StreamFault]) -> dict[str, bytes | None]:
         """What is to be written so that it says what these streams are; None is a node that is gone."""
         found: dict[str, bytes | None] = {}
         for name, stream in streams.items():
@@ -50,10 +49,7 @@ class JournalState:
         return found
 
     def adopt(
-        self,
-        changes: Mapping[str, bytes | None],
-        streams: Mapping[str, StreamState],
-        faults: Mapping[str, StreamFault]
+        self, changes: Mapping[str, bytes | None], streams: Mapping[str, StreamState], faults: Mapping[str, StreamFault]
     ) -> None:
         """The changes are durable."""
         for path, value in changes.items():

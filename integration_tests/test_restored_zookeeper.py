@@ -14,12 +14,12 @@ from bridge.cli.main import main
 from bridge.config import load_settings
 from bridge.doctor.checks import find
 from bridge.doctor.gather import gather
-from bridge.errors import RollbridgeError
+from bridge.errors import RollbridgeError, StreamNotFound
 from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, until
 
 ROOT = "/restored"
-STREAM = "restored/orders"
+STREAM, DOOMED, YOUNG = "restored/orders", "restored/doomed", "restored/later"
 
 
 class Rewound:
@@ -62,7 +62,6 @@ def rows(values: list[bytes]) -> list[bytes]:
     return sorted(key + value for value in values for key in (b"a", b"b", b"c", b"d"))
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
     rewound: Rewound, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +70,7 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
     with site:
         with site.connect("app", options) as client:
             client.admin.create_stream(STREAM, segments=2)
+            client.admin.create_stream(DOOMED)
             used = [commit(client, b"1")]
         site.stop_coordinator()
         rewound.back_up()
@@ -84,6 +84,10 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
             old.flush()
             client.admin.scale(STREAM, seal=[1], ranges=[(0.5, 1.0)])
             used.append(commit(client, b"4"))
+            client.admin.delete_stream(DOOMED)
+            client.admin.create_stream(YOUNG, group="young")
+            with client.transaction(YOUNG) as transaction:
+                transaction.write(YOUNG, value=b"young")
             history = client.admin.history(STREAM)
             site.stop_coordinator()
         rewound.restore()
@@ -100,13 +104,23 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
                 transaction.commit()
             assert raised.value.code == "outcome-unknown", "nobody leads, so it is not told another one's outcome"
         assert main(["repair", "--dry-run"]) == 0
-        assert f"restore stream {STREAM}: 2 epochs" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert f"restore stream {STREAM}: 2 epochs" in told
+        assert "restore group restored/young, which was created since" in told
         assert "no longer" not in log.read_text()
         assert main(["repair"]) == 0
         with site.connect("app", options) as client:
             fresh = [commit(client, b"5"), commit(client, b"6")]
             assert not set(used).intersection(fresh), "an id was given out again"
             assert client.admin.history(STREAM).records[: len(history.records)] == history.records
+            with client.transaction(YOUNG) as transaction:
+                transaction.write(YOUNG, value=b"older")
+            with client.reader(YOUNG, follow=False) as reader:
+                assert [record.value for record in reader] == [b"young", b"older"]
+            with pytest.raises(StreamNotFound):
+                client.admin.history(DOOMED)
+            client.admin.create_stream(DOOMED)
+            assert client.admin.history(DOOMED).first > 0, "names of its former life are not used again"
             assert [client.outcome(item).state for item in (*used, *fresh)] == ["committed"] * 6
             resumed = client.resume(old.id)
             resumed.commit()

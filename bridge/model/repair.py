@@ -73,7 +73,7 @@ def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Ste
         CorruptDataError: something was lost that nobody knows any more; nothing can be repaired.
     """
     steps = list(_parents(nodes, groups))
-    steps += [step for group in groups for step in _mark(nodes, group)]
+    steps += [step for group in groups for step in _mark(nodes, group, now_ms)]
     for group in groups:
         _check_epochs(nodes, group)
         steps += _group(nodes, group, now_ms)
@@ -96,8 +96,11 @@ def _parents(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[Step]:
         yield Step("make room for what was created since", _batches([CreateNode(path, b"") for path in missing]))
 
 
-def _mark(nodes: Nodes, group: GroupEvidence) -> Iterator[Step]:
-    """Keep everybody from leading a group; one that was created after the backup is made, together with that."""
+def _mark(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
+    """Keep everybody from leading a group; one that was created after the backup is made, together with that.
+
+    With it is made whatever a coordinator would make that sees the group, and tries to lead it, at once.
+    """
     name = group.name
     path, outdated = paths.group(name), paths.outdated(name)
     value = group.journal.get(path)
@@ -106,7 +109,13 @@ def _mark(nodes: Nodes, group: GroupEvidence) -> Iterator[Step]:
     if batch and path in nodes:
         yield Step(f"keep coordinators from leading {name}", (tuple(batch),))
     elif value is not None and path not in nodes:
-        whole = (CreateNode(path, value), *batch, *(CreateNode(item, b"") for item in paths.group_skeleton(name)))
+        first = CreateNode(paths.controller(name), ControllerEpoch(0, "repair", now_ms).to_json())
+        whole = (
+            CreateNode(path, value),
+            *batch,
+            first,
+            *(CreateNode(item, b"") for item in paths.group_skeleton(name)),
+        )
         yield Step(f"restore group {name}, which was created since", (whole,))
     if value is not None and path in nodes and not Group.from_json(nodes[path]).commit_log_topic_id:
         yield Step(f"restore what group {name} consists of", ((SetNode(path, value),),))
@@ -142,7 +151,7 @@ def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Step:
     last = ControllerEpoch.from_json(journaled).epoch if journaled else 0
     epoch = max(known, last) + VERSION_JUMP
     value = ControllerEpoch(epoch, "repair", now_ms).to_json()
-    created = () if path in nodes else (CreateNode(path, value),)
+    created = () if path in nodes or paths.group(group.name) not in nodes else (CreateNode(path, value),)
     what = f"raise the controller epoch of {group.name} from {known} to {epoch}"
     return Step(what, _batches([*created, *(SetNode(path, value),) * (epoch - known)]))
 

@@ -89,7 +89,9 @@ def batch_of(record: ControlRecord) -> bytes:
 def test_no_record_is_larger_than_was_counted(placement: dict[str, dict[SegmentId, list[Run]]]) -> None:
     frames = sum(len(item) for segment in placement.values() for item in segment.values())
     pieces = sum(map(len, placement.values()))
-    empty: dict[str, dict[SegmentId, list[Run]]] = {f"{number}".ljust(TOPIC_NAME_MAX, "s"): {} for number in range(STREAMS_MAX - len(placement))}
+    empty: dict[str, dict[SegmentId, list[Run]]] = {
+        f"{number}".ljust(TOPIC_NAME_MAX, "s"): {} for number in range(STREAMS_MAX - len(placement))
+    }
     record = largest_head({**placement, **empty})
     assert len(batch_of(record)) <= bytes_of_record(frames, pieces)
 

@@ -282,7 +282,9 @@ def test_a_group_that_was_created_after_the_backup_is_made_and_led_only_in_the_e
 
 def test_each_step_fits_into_what_zookeeper_takes_at_once() -> None:
     long = StreamName("s" * 100, "t" * 100)
-    wide = tuple(Segment(SegmentId.of(number, 9), KeyRange(number / 3000, (number + 1) / 3000)) for number in range(3000))
+    wide = tuple(
+        Segment(SegmentId.of(number, 9), KeyRange(number / 3000, (number + 1) / 3000)) for number in range(3000)
+    )
     records = {
         paths.epoch(long, number): epoch_to_json(
             EpochRecord(Epoch(number), Epoch(number), wide, EpochCause.SCALE, 0, {item.id: 5 for item in wide})

@@ -102,13 +102,14 @@ def delete_further(group: state.GroupState, now_ms: int) -> Steps[bool]:
 
 
 def _answer_refused(group: state.GroupState, doomed: state.Doomed, refused: Refused, now_ms: int) -> Steps[None]:
-    """Answer that Kafka refuses to delete a topic; it is tried again now and then."""
+    """Answer that a deletion cannot go on now; it is tried again now and then."""
     name, waiting = doomed.config.name, doomed.config.deletion_requests
     if not waiting:
         return
+    who = refused.by
     why = (
-        f"Kafka refuses to delete topics of stream {name}: {refused.reason}; the stream can not be used any more, and "
-        "what is left of it is deleted once Kafka allows it; ask again to wait for that"
+        f"{who} refuses to delete what there is of stream {name}: {refused.reason}; the stream can not be used any "
+        f"more, and what is left of it is deleted once {who} allows it; ask again to wait for that"
     )
     answer = refusing(refused.code, why, now_ms).to_json()
     config = replace(doomed.config, deletion_requests=())

@@ -11,6 +11,7 @@ from bridge.model.requests import Answer, Request, RequestKind, refusing
 from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
+from coordinator.preserver import Absence
 from coordinator.procedures.deletion import delete_again, delete_stream
 from coordinator.procedures.foreign import LOOK_AGAIN_MS
 from coordinator.procedures.questions import describe, put_question
@@ -68,7 +69,7 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
             case RequestKind.TRUNCATE_STREAM:
                 yield from truncate_stream(group, _stream(group, request), name, request, now_ms)
             case RequestKind.ABORT_TRANSACTION:
-                _abort(group, name, request, now_ms)
+                yield from _abort(group, name, request, now_ms)
             case RequestKind.DESCRIBE:
                 yield from _answer(group, name, describe(group, request, now_ms))
             case RequestKind.LOOK_UP | RequestKind.FENCE:
@@ -96,11 +97,13 @@ def _delete(group: GroupState, name: str, request: Request) -> Steps[None]:
         yield from delete_stream(group, name, _stream(group, request))
 
 
-def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> None:
-    """Decide on abort; the answer waits for the round that logs it."""
+def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> Steps[None]:
+    """Decide on abort; the answer waits for the round that logs it, which may be that of an earlier leader."""
     identifier = TransactionId.parse(request.transaction)
     if identifier.bytes not in group.fold.open:
-        raise TransactionNotFound(f"transaction {identifier} is not open in group {group.name}; nothing was written")
+        _check_was_aborted(group, identifier, request)
+        yield from _answer(group, name, Answer(ok=True, answered_ms=now_ms))
+        return
     stream = group.waits_for(group.fold.open[identifier.bytes])
     if stream is not None:
         # Nothing of it was appended, and nothing will be as long as its stream is in an error state.
@@ -109,6 +112,26 @@ def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> None:
     elif not group.fold.request_abort(identifier.bytes, (request.reason or "admin")[:REASON_CHARACTERS_MAX], now_ms):
         raise InvalidRequestError(f"the commit of transaction {identifier} is decided already; nothing was written")
     group.answers.setdefault(identifier.bytes, []).append(name)
+
+
+def _check_was_aborted(group: GroupState, identifier: TransactionId, request: Request) -> None:
+    """Return if what has ended was aborted as the request asks, by a leader that has not come to answer it.
+
+    Raises:
+        TransactionNotFound: It was not, or nobody remembers; the request has done nothing.
+        InvalidRequestError: It is committed.
+    """
+    absent = f"transaction {identifier} is not open in group {group.name}"
+    found = None if group.preserver is None else group.preserver.find(identifier)
+    if found is None or found is Absence.FORGOTTEN:
+        raise TransactionNotFound(f"{absent}, and how it has ended is not remembered; nothing was written now")
+    if isinstance(found, Absence):
+        raise TransactionNotFound(f"{absent}; nothing was written")
+    _, ended = found
+    if ended.committed:
+        raise InvalidRequestError(f"transaction {identifier} is committed; nothing was written")
+    if not ended.reason.startswith((request.reason or "admin")[:REASON_CHARACTERS_MAX]):
+        raise TransactionNotFound(f"{absent}: it was aborted before ({ended.reason}); nothing was written")
 
 
 def _clear(group: GroupState, name: str, stream: StreamState, now_ms: int) -> Steps[None]:

@@ -121,11 +121,11 @@ def finish_scale(group: GroupState, scaling: Scaling) -> Steps[None]:
 
 
 def _give_up(group: GroupState, scaling: Scaling, refused: Refused) -> Steps[None]:
-    """Answer that Kafka refuses a scale; topics that were made for it are used by the next one."""
+    """Answer that a scale is refused; topics that were made for it are used by the next one."""
     state = "nothing was changed"
     if not isinstance(refused.effect, CreateTopics):
-        state = "its segments may be closed to writers already; ask again once Kafka allows it"
-    why = f"Kafka refuses to scale stream {scaling.stream}: {refused.reason}; {state}"
+        state = f"its segments may be closed to writers already; ask again once {refused.by} allows it"
+    why = f"{refused.by} refuses to scale stream {scaling.stream}: {refused.reason}; {state}"
     if not (
         yield from write(
             DeleteNode(paths.scaling(group.name)),

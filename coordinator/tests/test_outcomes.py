@@ -21,6 +21,7 @@ from coordinator.group import GroupState, LeaderSettings
 from coordinator.preserver import Absence
 from coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
 from coordinator.procedures.questions import answer_questions, put_question
+from coordinator.procedures.requests import handle_requests
 from coordinator.procedures.sessions import KEPT_MS, WORK_KEPT_MS, forget_sessions, load_sessions
 from coordinator.steps import Steps, commit_round
 from coordinator.tests.makers import GROUP, Bench
@@ -79,6 +80,7 @@ class House:
                 0,
                 at_ms,
                 1,
+                reason=item.reason,
             )
             for item in transactions
         ]
@@ -276,3 +278,31 @@ def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: H
     assert fences.epoch_of("old") == 0
     house.do(forget_sessions(house.group, WORK_KEPT_MS + 1))
     assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged"]
+
+
+def test_an_abort_that_an_earlier_leader_has_carried_out_is_not_denied(house: House) -> None:
+    aborted, other, committed = (house.bench.begin(ORDERS) for _ in range(3))
+    house.group.fold.request_abort(aborted.bytes, "in the way", 0)
+    house.group.fold.request_abort(other.bytes, "client", 0)
+    merged = house.bench.commit(committed, {})
+    house.end(*(house.group.fold.open[item.bytes] for item in (aborted, other)), merged)
+
+    def abort(identifier: TransactionId) -> Answer:
+        body = Request(
+            kind=RequestKind.ABORT_TRANSACTION, transaction=str(identifier), reason="in the way", created_ms=0
+        )
+        path = house.world.request(GROUP, body.to_json())
+        house.do(handle_requests(house.group, 0))
+        return Answer.from_json(house.world.nodes[path])
+
+    assert abort(aborted).ok
+    for identifier, words in (
+        (other, "it was aborted before"),
+        (committed, "is committed; nothing was written"),
+        (TransactionId.of(0, 1 << 90), "is not open in group"),
+    ):
+        answer = abort(identifier)
+        assert not answer.ok
+        assert words in answer.message
+    house.group.preserver = None
+    assert "how it has ended is not remembered" in abort(aborted).message
