@@ -16,17 +16,13 @@ from typing import Final
 from bridge.model.buffered import BufferedTransaction
 from bridge.model.commit_order import LineKey
 from bridge.model.conditions import StreamCondition
+from bridge.model.records import bytes_of_epoch
 from bridge.model.transaction import State
-from bridge.model.under_way import Roll
+from bridge.model.under_way import Roll, ids_beside
 from coordinator.group import GroupState
 
 ROLL_BYTES_MAX: Final = 1_000_000
-"""Of the epochs that a rolling commit publishes together; ZooKeeper takes 1 MiB at once."""
-EPOCH_BYTES: Final = 700
-"""What an epoch record takes at most without its segments, with its path and a root path."""
-SEGMENT_BYTES: Final = 95
-END_BYTES: Final = 70
-"""What a segment, and its end, take at most in an epoch record."""
+"""Of the two epochs that a rolling commit publishes of a stream at once; ZooKeeper takes 1 MiB."""
 
 Target = Mapping[tuple[str, int, int], str]
 """(stream, reference epoch, segment number) → topic."""
@@ -120,19 +116,19 @@ def conditions_of(transaction: BufferedTransaction) -> tuple[StreamCondition, ..
 
 
 def _roll_fault(group: GroupState, rolls: Mapping[str, int]) -> str | None:
-    """Why ZooKeeper cannot take the epochs of a rolling commit; None if it can. Nothing has been sealed by then."""
-    size = segments = 0
+    """Why ZooKeeper cannot take the epochs of a rolling commit; None if it can. Nothing has been sealed by then.
+
+    It always can unless a stream has more segments than can be made now: from a time when there was no limit.
+    """
     for name, epoch in rolls.items():
         history = group.streams[name].history
         old, active = len(history.record(epoch).segments), len(history.active.segments)
-        segments += old + active
-        size += 2 * EPOCH_BYTES + (old + active) * SEGMENT_BYTES + active * END_BYTES
-    if size <= ROLL_BYTES_MAX:
-        return None
-    return (
-        "too many segments: the streams were scaled since the transaction began, and epochs of "
-        f"{segments} segments do not fit into one write to ZooKeeper; begin it again"
-    )
+        if bytes_of_epoch(old, active) + bytes_of_epoch(active, 0) > ROLL_BYTES_MAX:
+            return (
+                f"too many segments: stream {name} was scaled since the transaction began, and epochs of {old} and "
+                f"{active} segments do not fit into one write to ZooKeeper; begin it again"
+            )
+    return None
 
 
 class _Shapes:
@@ -204,13 +200,16 @@ def rolls_of(group: GroupState, transaction: BufferedTransaction) -> dict[str, i
 def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]) -> RollingRound:
     """All waiting transactions that the same rolls serve, in decision order; one with conditions alone.
 
+    They are as many as ZooKeeper takes the ids of, in one node.
+
     Left out are those that would merge into the active epoch of a stream that is being rolled, those with conditions,
     and, so that the commits of a connection keep their order, those of which an earlier one was left out.
     """
     chosen: list[BufferedTransaction] = []
     passed: set[Line] = set()
+    most = min(group.settings.rolling_transactions_max, ids_beside(rolls, group.settings.write_bytes_max))
     for transaction in [first] if _is_alone(group, first) else group.fold.decided.values():
-        if len(chosen) >= group.settings.rolling_transactions_max:
+        if len(chosen) >= most:
             break
         alone = transaction is not first and _is_alone(group, transaction)
         line = line_of(transaction)

@@ -16,7 +16,7 @@ from typing import Final
 
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
-from bridge.model.records import FOREVER, Mark, Retention
+from bridge.model.records import FOREVER, Mark, Retention, marks_to_json
 
 MARKS_PER_LIMIT: Final = 50
 PLACES_MAX: Final = 5_000
@@ -76,6 +76,16 @@ def marks_within(history: EpochHistory, marks: Iterable[Mark]) -> list[Mark]:
     """The marks whose segments are all in the history: where the others are there is nothing to truncate any more."""
     known = history.segments().keys()
     return [mark for mark in marks if mark.cut.keys() <= known]
+
+
+def marks_that_fit(marks: Sequence[Mark], bytes_max: int) -> list[Mark]:
+    """The marks, as many of them as fit into a node of so many bytes; without some of them a little more is kept."""
+    kept = list(marks)
+    while kept and len(marks_to_json(kept)) > bytes_max:
+        del kept[-2::-2]
+        if len(kept) == 1:
+            break
+    return kept
 
 
 def place_to_truncate(marks: Sequence[Mark], now_ms: int, written: int, policy: Retention) -> int | None:

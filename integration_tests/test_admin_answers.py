@@ -43,7 +43,7 @@ def test_an_abort_and_a_truncation_that_a_killed_leader_has_carried_out_are_not_
         with pytest.raises(TransactionNotFound, match=r"aborted before \(in the way\)"):
             b.admin.abort_transaction(doomed.id, reason="another one", group=group)
         place = futures[2].result()
-        b.admin.truncate_stream(stream, {place.segment: place.offset})
+        b.admin.truncate(stream, place)
         assert relay.deaths == 2
         with b.reader(stream, follow=False) as reader:
             assert [record.value for record in reader] == [b"2"]

@@ -19,6 +19,10 @@ from bridge.model.nodes_json import reading
 LATE_HEADER: Final = "rollbridge-late"
 """Header of a copy: topic and offset of the late record, as ``TOPIC@OFFSET``."""
 
+NOTED_MAX: Final = 2_000
+"""Segments of which it is remembered what came in late, the newest ones: a ZooKeeper node holds 1 MiB."""
+REASON_CHARACTERS_MAX: Final = 100
+
 
 @dataclass(frozen=True, slots=True)
 class LateRecord:
@@ -81,14 +85,17 @@ class LateNotes:
         """The same after everything up to ``end`` was forwarded or refused; nothing is under way then."""
         known = self.segments.get(segment, LateSegment(0))
         changed = LateSegment(
-            max(end, known.looked_to), known.forwarded + forwarded, known.refused + refused, reason or known.reason
+            max(end, known.looked_to),
+            known.forwarded + forwarded,
+            known.refused + refused,
+            reason[:REASON_CHARACTERS_MAX] or known.reason,
         )
         return replace(self, segments={**self.segments, segment: changed}, forwarding=None)
 
     def without(self, history: EpochHistory) -> Self:
-        """The same without segments that have been removed."""
+        """The same without segments that have been removed, and of more than fit into a node without the oldest."""
         kept = {item: known for item, known in self.segments.items() if not history.is_removed(item)}
-        return replace(self, segments=kept)
+        return replace(self, segments=dict(sorted(kept.items())[-NOTED_MAX:]))
 
     def to_json(self) -> bytes:
         """Plain JSON."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Self
+from typing import Final, Self
 
 import schemas
 from bridge.errors import InvalidRequestError
@@ -158,6 +158,30 @@ class StreamConfig:
                 deletion_requests=tuple(datum.pop("deletion_requests")),
                 **datum,
             )
+
+
+EPOCH_BYTES: Final = 700
+"""What an epoch record takes at most without its segments, with its path and a root path."""
+SEGMENT_BYTES: Final = 95
+END_BYTES: Final = 70
+"""What a segment, and the end of one, take at most in an epoch record."""
+SEGMENTS_MAX: Final = 3_000
+"""Segments that are active at once in a stream: two epochs with so many, and their ends, fit into one write to
+ZooKeeper, which takes 1 MiB."""
+
+
+def bytes_of_epoch(segments: int, ends: int) -> int:
+    """Return how many bytes an epoch record takes in a ZooKeeper multi at most."""
+    return EPOCH_BYTES + segments * SEGMENT_BYTES + ends * END_BYTES
+
+
+def check_segments(stream: object, wanted: int, present: int = 0) -> None:
+    """Raise InvalidRequestError if a stream is to have more segments than it can, and more than it has."""
+    if wanted > max(SEGMENTS_MAX, present):
+        raise InvalidRequestError(
+            f"stream {stream} would have {wanted} active segments, and {SEGMENTS_MAX} are possible: more do not fit "
+            "into one write to ZooKeeper; nothing was changed; ask for fewer, or share the keys among several streams"
+        )
 
 
 def epoch_to_json(record: EpochRecord) -> bytes:

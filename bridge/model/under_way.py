@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import schemas
 from bridge.model.identifiers import OWNER_PART, TransactionId
 from bridge.model.keyspace import KeyRange
 from bridge.model.names import StreamName
 from bridge.model.nodes_json import reading
+
+NODE_BYTES: Final = 1_000
+"""What a ``committing`` node takes at most beside rolls and ids, with its path and a root path."""
+ROLL_BYTES: Final = 170
+"""What a roll takes in it at most beside the name of its stream."""
+ID_BYTES: Final = 52
+"""What a transaction takes in it at most: its id and the part of its owner."""
+
+
+def ids_beside(streams: Iterable[str], bytes_max: int) -> int:
+    """Return how many transactions fit into a ``committing`` node with rolls of these streams; one at least.
+
+    A transaction has at most 1,000 streams, so there is room for thousands beside them in ZooKeeper's 1 MiB.
+    """
+    room = bytes_max - NODE_BYTES - sum(ROLL_BYTES + len(name) for name in streams)
+    return max(room // ID_BYTES, 1)
 
 
 @dataclass(frozen=True, slots=True)

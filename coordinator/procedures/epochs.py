@@ -7,15 +7,19 @@ and a new leader finishes both before it does anything else.
 
 from __future__ import annotations
 
+import logging
+
 from bridge.model import paths
 from bridge.model.expiry import first_needed, step_towards, without_epochs
-from bridge.model.nodes import DeleteNode
+from bridge.model.nodes import DeleteNode, bytes_of
 from bridge.model.records import StreamState as Lifecycle
 from bridge.model.records import Truncation
 from coordinator.group import GroupState, StreamState
 from coordinator.procedures.retention import save
 from coordinator.retention import marks_within
 from coordinator.steps import Steps
+
+logger = logging.getLogger(__name__)
 
 
 def drop_epochs(group: GroupState, now_ms: int) -> Steps[None]:
@@ -37,15 +41,27 @@ def drop_epochs(group: GroupState, now_ms: int) -> Steps[None]:
             named=[segment for mark in stream.marks for segment in mark.cut] if limited else (),
         )
         while stream.history.first < first:
-            yield from _drop_before(group, stream, step_towards(stream.history, first))
+            if not (yield from _drop_before(group, stream, step_towards(stream.history, first))):
+                break
 
 
-def _drop_before(group: GroupState, stream: StreamState, first: int) -> Steps[None]:
+def _drop_before(group: GroupState, stream: StreamState, first: int) -> Steps[bool]:
+    """Drop the epochs before one, or some of them; False if what would be kept of them does not fit into a node."""
     name = stream.config.name
-    kept = without_epochs(stream.history, first)
-    value = Truncation(kept.removed, stream.removing, kept.foundation).to_json()
-    doomed = range(stream.history.first, first)
-    yield from save(stream, paths.truncation(name), value, *(DeleteNode(paths.epoch(name, item)) for item in doomed))
+    while True:
+        kept = without_epochs(stream.history, first)
+        value = Truncation(kept.removed, stream.removing, kept.foundation).to_json()
+        doomed = range(stream.history.first, first)
+        gone = [DeleteNode(paths.epoch(name, item)) for item in doomed]
+        room = group.settings.write_bytes_max - len(value)
+        if sum(map(bytes_of, gone)) <= room:
+            break
+        first = stream.history.first + len(doomed) // 2
+        if first == stream.history.first:
+            logger.warning("epochs of stream %s are not dropped: what is kept of them would be too much", name)
+            return False
+    yield from save(stream, paths.truncation(name), value, *gone)
     stream.history = kept
     stream.marks = marks_within(kept, stream.marks)
     group.counts["epochs_dropped"] += len(doomed)
+    return True

@@ -39,6 +39,8 @@ from coordinator.topics import segment_topic_spec
 
 Items = Sequence[tuple[str, FrameRef]]
 
+FAULT_CHARACTERS_MAX: Final = 10_000
+"""Of what is said of a stream in an error state."""
 ROUNDS_MAX: Final = 2
 """How often the round of one transaction may be refused as a whole before the transaction is."""
 
@@ -173,7 +175,7 @@ def _wrong_with(group: GroupState, topic: str) -> Steps[str]:
 
 def note_fault(group: GroupState, stream: str, reason: str, refused: Refused, now_ms: int) -> Steps[None]:
     """Put a stream into its error state, for all to see."""
-    fault = StreamFault(reason, refused.code, refused.topic or "", now_ms)
+    fault = StreamFault(reason[:FAULT_CHARACTERS_MAX], refused.code, refused.topic or "", now_ms)
     if stream not in group.streams or not group.faults.note(stream, fault, now_ms):
         return
     group.counts["stream_faults"] += 1

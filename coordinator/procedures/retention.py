@@ -39,7 +39,7 @@ from bridge.model.truncation import Floors, consistent, floors_of, lower, read_b
 from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
-from coordinator.retention import is_mark_due, marks_within, place_to_truncate
+from coordinator.retention import is_mark_due, marks_that_fit, marks_within, place_to_truncate
 from coordinator.steps import (
     Steps,
     delete_records,
@@ -58,9 +58,8 @@ logger = logging.getLogger(__name__)
 
 TOPICS_AT_ONCE: Final = 50
 """Topics of removed segments that are deleted before other work is looked at."""
-REMOVED_MAX: Final = 15_000
-"""Removed segments in the truncation node of a stream; with their topics and what is kept of dropped epochs that is
-below 1 MiB. Of the others the records are deleted; they are removed when the first have gone with their epochs."""
+REMOVED_BYTES: Final = 42
+"""What a removed segment takes in the truncation node of a stream at most, named twice until its topic is gone."""
 
 
 def truncate_stream(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
@@ -198,6 +197,7 @@ def _retain(
         changed = changed or place > 0
         del stream.marks[:place]
     if changed:
+        stream.marks = marks_that_fit(stream.marks, group.settings.write_bytes_max)
         yield from save(stream, paths.retention(stream.config.name), marks_to_json(stream.marks))
 
 
@@ -234,8 +234,13 @@ def _check_read(stream: StreamState, floors: Floors, reader: str, spared: Floors
 
 
 def _delete_below(group: GroupState, stream: StreamState, floors: Floors) -> Steps[bool]:
-    """Delete everything below consistent floors; False if Kafka did not delete all of it."""
-    room = max(REMOVED_MAX - len(stream.history.removed), 0)
+    """Delete everything below consistent floors; False if Kafka did not delete all of it.
+
+    As many segments are removed as the truncation node has room for. Of the others the records are deleted; they are
+    removed when the first have gone with their epochs.
+    """
+    taken = len(_truncation(stream.history, stream.removing))
+    room = max(group.settings.write_bytes_max - taken, 0) // REMOVED_BYTES
     doomed = removable(stream.history, floors)[:room]  # predecessors come first
     if doomed:
         history, removing = stream.history.with_removed(doomed), stream.removing | frozenset(doomed)
@@ -279,8 +284,11 @@ def _delete_topics(group: GroupState, stream: StreamState, now_ms: int) -> Steps
 
 
 def _save_truncation(stream: StreamState, history: EpochHistory, removing: frozenset[SegmentId]) -> Steps[None]:
-    value = Truncation(history.removed, removing, history.foundation).to_json()
-    yield from save(stream, paths.truncation(stream.config.name), value)
+    yield from save(stream, paths.truncation(stream.config.name), _truncation(history, removing))
+
+
+def _truncation(history: EpochHistory, removing: frozenset[SegmentId]) -> bytes:
+    return Truncation(history.removed, removing, history.foundation).to_json()
 
 
 def save(stream: StreamState, path: str, value: bytes, *beside: NodeOperation) -> Steps[None]:

@@ -18,7 +18,7 @@ from bridge.model import paths
 from bridge.model.epochs import EpochRecord
 from bridge.model.keyspace import ranges_of
 from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.records import epoch_to_json
+from bridge.model.records import check_segments, epoch_to_json
 from bridge.model.requests import Answer, Request, refusing
 from bridge.model.under_way import Scaling
 from coordinator.effects import CreateTopics, Refused
@@ -36,10 +36,12 @@ def scale(group: GroupState, stream: StreamState, name: str, request: Request, n
 
     Raises:
         InvalidRangesError: see :meth:`EpochHistory.plan_scale`.
+        InvalidRequestError: the stream would have too many segments.
         StreamBusy: native transactions of others have been open for too long on what is to be sealed.
     """
     ranges = ranges_of(request.ranges)
     record = stream.history.plan_scale(request.seal, ranges, now_ms)
+    check_segments(stream.config.name, len(record.segments), len(stream.history.active.segments))
     closed = stream.history.with_records(record).ended_with(record.epoch)
     if (yield from _is_held(group, [stream.topic_of(item.id) for item in closed], name, request, now_ms)):
         return

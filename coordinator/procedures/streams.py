@@ -21,6 +21,7 @@ from bridge.model.records import (
     StreamConfig,
     StreamState,
     Truncation,
+    check_segments,
     epoch_to_json,
 )
 from bridge.model.requests import Answer, Request
@@ -50,6 +51,7 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
         InvalidNameError: the name is taken by a group, or one of its topics by somebody else's records.
     """
     stream = StreamName.parse(request.stream)
+    check_segments(stream, len(request.ranges) or request.segments)
     ranges = ranges_of(request.ranges) if request.ranges else even_ranges(request.segments or 1)
     check_partition(ranges)
     if not 1 <= request.buffer_partitions <= BUFFER_PARTITIONS_MAX:

@@ -139,17 +139,18 @@ def test_a_topic_that_could_not_be_deleted_is_not_forgotten() -> None:
     assert SegmentId.of(5, 5) in state(bench).history.removed
 
 
-def test_a_truncation_that_removes_more_than_the_node_holds_goes_on_with_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(retention, "REMOVED_MAX", 3)
+def test_a_truncation_that_removes_more_than_the_node_holds_goes_on_with_the_next() -> None:
     bench = grown(9)
     state(bench).history = replace(state(bench).history, removed=frozenset())
+    usual = bench.group.settings
     request = Request(kind=RequestKind.TRUNCATE_STREAM, stream=ORDERS, cut={SegmentId.of(9, 9): 0}, created_ms=0)
 
     def truncate() -> set[str]:
         """Truncate and drop what goes with it; gives the topics whose records were deleted."""
         deleted: set[str] = set()
+        kept = Truncation(state(bench).history.removed, frozenset(), state(bench).history.foundation).to_json()
+        most = len(kept) + (3 - len(state(bench).history.removed)) * retention.REMOVED_BYTES
+        bench.group.settings = replace(usual, write_bytes_max=most)
         steps = retention.truncate_stream(bench.group, state(bench), "request-1", request, 0)
         answer: Any = None
         while True:
@@ -168,6 +169,7 @@ def test_a_truncation_that_removes_more_than_the_node_holds_goes_on_with_the_nex
                 case fx.Write():
                     answer = True
         state(bench).removing = frozenset()
+        bench.group.settings = usual
         bench.group.housekeeping.done_ms.clear()
         housekeep(bench, 2 * DAY_MS)
         return deleted
