@@ -8,11 +8,13 @@ from __future__ import annotations
 from coordinator.group import GroupState
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from coordinator.procedures.bookkeeping import expire_bookkeeping
+from coordinator.procedures.chores import undertake
 from coordinator.procedures.deletion import delete_further
 from coordinator.procedures.epochs import drop_epochs
 from coordinator.procedures.foreign import must_wait, release_due
 from coordinator.procedures.journal import keep_journal
 from coordinator.procedures.late import look_behind
+from coordinator.procedures.mending import mend_timestamps
 from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.outcomes import forget_expired
 from coordinator.procedures.questions import answer_questions
@@ -61,20 +63,21 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         yield from answer_waiting(group, stamp_ms)
     if group.questions:
         yield from answer_questions(group, stamp_ms)
-    yield from record_long(group, now_ms)
+    yield from undertake(group, "records of long transactions", record_long, now_ms)
     if group.finished:
-        yield from remove_records(group)
-    yield from look_behind(group, now_ms)
-    yield from truncate_buffers(group, now_ms)
+        yield from undertake(group, "records of ended transactions", remove_records, now_ms)
+    yield from undertake(group, "late records", look_behind, now_ms)
+    yield from undertake(group, "truncation of buffers", truncate_buffers, now_ms)
     if group.doomed:
         left = (yield from delete_further(group, now_ms)) or left
-    yield from retain_streams(group, now_ms)
-    yield from drop_epochs(group, now_ms)
+    yield from undertake(group, "retention", retain_streams, now_ms)
+    yield from undertake(group, "expiry of epochs", drop_epochs, now_ms)
     yield from keep_journal(group)
-    yield from expire_bookkeeping(group, now_ms)
-    yield from forget_expired(group, now_ms)
-    yield from forget_sessions(group, now_ms)
-    yield from take_snapshots(group, now_ms)
+    yield from undertake(group, "expiry of bookkeeping", expire_bookkeeping, now_ms)
+    yield from undertake(group, "expiry of outcomes", forget_expired, now_ms)
+    yield from undertake(group, "expiry of sessions", forget_sessions, now_ms)
+    yield from undertake(group, "snapshots", take_snapshots, now_ms)
+    yield from undertake(group, "limits of timestamps", mend_timestamps, now_ms)
     return left
 
 

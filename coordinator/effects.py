@@ -74,10 +74,12 @@ class CreateTopics:
 class MendTopics:
     """Tells what of each topic is not as specified, as text; those that are right, or missing, are left out.
 
-    Limits of timestamps are put right, because only an older version can have left them; brokers apply that soon.
+    Limits of timestamps are put right, because only an older version can have left them; brokers apply that soon. If
+    that is ``optional``, None is given where brokers do not answer in time.
     """
 
     topics: tuple[TopicSpec, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

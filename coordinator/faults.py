@@ -12,6 +12,8 @@ from typing import Final
 
 from bridge.model.faults import StreamFault
 
+LEADERLESS: Final = "LEADER_NOT_AVAILABLE"
+"""Kafka's name of what is wrong with a topic none of whose brokers is there."""
 RETRY_FIRST_MS: Final = 1_000
 RETRY_MAX_MS: Final = 60_000
 
@@ -49,9 +51,12 @@ class Faults:
         return next((name for name in streams if name in self._present), None) if self._present else None
 
     def note(self, stream: str, fault: StreamFault, now_ms: int) -> bool:
-        """A stream has been refused; whether that is new. The next try is twice as far away as the last one was."""
+        """A stream has been refused; whether that is new. The next try is twice as far away as the last one was.
+
+        Unless all that it waits for is a broker: this passes by itself, and to look for it costs next to nothing.
+        """
         pause = self._pauses.get(stream)
-        length = RETRY_FIRST_MS if pause is None else min(2 * pause.ms, RETRY_MAX_MS)
+        length = RETRY_FIRST_MS if pause is None or fault.code == LEADERLESS else min(2 * pause.ms, RETRY_MAX_MS)
         self._pauses[stream] = _Pause(length, now_ms + length)
         if stream in self._present:
             return False

@@ -187,10 +187,13 @@ class GroupState:
         doomed: Those that are being deleted, which are none of its streams any more.
         barriers: For a transaction that waits for the end of buffers: the offsets that must be folded first.
         recorded: Open transactions that have a ZooKeeper record.
+        unrecorded: Open transactions that are to get both, and of which that was refused.
         begun: Open transactions that have a BEGIN record on the commit log.
+        unmended: Segments that may have Kafka's limits of timestamps; None until a leader begins to look.
         finished: Transactions whose ZooKeeper record is still to be removed.
         answers: Admin requests that wait for the end of a transaction.
         held: Requests to scale that wait for native transactions of others.
+        unanswered: Requests of which ZooKeeper refuses both the answer and the removal; they are left alone.
         held_rolls: Rolling commits that wait for them, by the names of their streams.
         questions: Requests that are answered once the buffers have been folded up to where they ended.
         preserver: What is remembered of terminated transactions; None if that is switched off.
@@ -217,11 +220,14 @@ class GroupState:
     doomed: dict[str, Doomed] = field(default_factory=dict)
     barriers: dict[bytes, dict[Partition, int]] = field(default_factory=dict)
     recorded: set[bytes] = field(default_factory=set)
+    unrecorded: list[BufferedTransaction] = field(default_factory=list)
     begun: set[bytes] = field(default_factory=set)
+    unmended: list[tuple[str, SegmentId]] | None = None
     finished: list[bytes] = field(default_factory=list)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     questions: dict[str, Question] = field(default_factory=dict)
     held: dict[str, HeldScale] = field(default_factory=dict)
+    unanswered: set[str] = field(default_factory=set)
     held_rolls: dict[tuple[str, ...], HeldRoll] = field(default_factory=dict)
     preserver: TransactionMetadataPreserver | None = None
     log_end: int | None = None

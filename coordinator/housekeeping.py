@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from bridge.model.buffered import Partition
+
+REST_FIRST_MS: Final = 1_000
+REST_MAX_MS: Final = 60_000
 
 
 @dataclass(slots=True)
@@ -14,10 +18,12 @@ class Housekeeping:
     Attributes:
         starts: Where buffer partitions are known to begin.
         done_ms: When each kind of work was done last, by name.
+        rests: For what was refused: for how long it is left alone, and until when.
     """
 
     starts: dict[Partition, int] = field(default_factory=dict)
     done_ms: dict[str, int] = field(default_factory=dict)
+    rests: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def is_due(self, work: str, now_ms: int, every_ms: int, *, at_once: bool = True) -> bool:
         """Whether ``every_ms`` have passed since this work was done last; if so, it counts as done now.
@@ -30,3 +36,20 @@ class Housekeeping:
             return False
         self.done_ms[work] = now_ms
         return True
+
+    def is_resting(self, work: str, now_ms: int) -> bool:
+        """Whether this work was refused a while ago and is left alone."""
+        if work not in self.rests:
+            return False
+        length, until_ms = self.rests[work]
+        return until_ms - length <= now_ms < until_ms
+
+    def rest(self, work: str, now_ms: int) -> int:
+        """This work was refused; returns for how many ms it is left alone, twice as long as the last time."""
+        length = min(2 * self.rests[work][0], REST_MAX_MS) if work in self.rests else REST_FIRST_MS
+        self.rests[work] = length, now_ms + length
+        return length
+
+    def rested(self, work: str) -> None:
+        """This work was done."""
+        self.rests.pop(work, None)

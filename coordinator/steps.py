@@ -115,6 +115,12 @@ def mend_topics(topics: Sequence[TopicSpec]) -> Steps[Mapping[str, str]]:
     return wrong
 
 
+def try_to_mend_topics(topics: Sequence[TopicSpec]) -> Steps[Mapping[str, str] | None]:
+    """See :class:`MendTopics`; None where that cannot be told now."""
+    wrong: Mapping[str, str] | None = yield MendTopics(tuple(topics), optional=True)
+    return wrong
+
+
 def delete_topics(topics: Sequence[str]) -> Steps[None]:
     """See :class:`DeleteTopics`."""
     yield DeleteTopics(tuple(topics))

@@ -1,123 +1,105 @@
 """A poison corpus: what a broker refuses for good, by every way in; each stops its own transaction or stream only.
 
-After each of them an innocent stream of the same group commits, in the same term of the same leader.
+After each of them an innocent stream of the same group commits, in the same term of the same leader. The table of ways
+and poisons is in ``poison.py``; what can only be forged, and what takes longer, is here.
 """
 
 from __future__ import annotations
 
+import os
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from confluent_kafka import KafkaException
 from crc32c import crc32c
 
 import bridge
-from bridge.errors import RecordTooLargeError, TransactionAborted
+from bridge.errors import RollbridgeError, TransactionAborted
 from bridge.kafka.batches import BatchBuilder, Compression
-from bridge.kafka.topics import TopicAdmin
-from bridge.model import paths
-from bridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import ControllerEpoch
-from bridge.zookeeper.session import ZooKeeperSession
-from integration_tests.clients import Site, until
+from integration_tests import poison
+from integration_tests.clients import Site
 from integration_tests.command_line import run_cli
+from integration_tests.patience import PATIENCE_S, eventually
+from integration_tests.poison import CELLS, IMPOSSIBLE, POISONS, WAYS, Ending, Group
 
-DAY_MS = 24 * 3600 * 1000
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 CRC_AT, ATTRIBUTES_AT, COUNT_AT, HEADER_BYTES = 17, 21, 57, 61
-PATIENCE_S = 60
+REFUSALS = (poison.Refused, RollbridgeError, KafkaException)
 
 
-class Group:
-    """The streams of a group: one that is poisoned, and one that has nothing to do with it."""
-
-    def __init__(self, site: Site, client: bridge.Bridge, scope: str) -> None:
-        self.site, self.client = site, client
-        self.name = GroupName(scope)
-        self.poisoned, self.innocent = f"{scope}/poisoned", f"{scope}/innocent"
-        for stream in (self.poisoned, self.innocent):
-            client.admin.create_stream(stream)
-        self.admin = TopicAdmin(site.cluster.bootstrap_servers)
-        self.topic = StreamName.parse(self.poisoned).segment_topic(
-            client.admin.history(self.poisoned).active.segments[0].id
-        )
-        self.buffer = StreamName.parse(self.poisoned).buffer_topic(0)
-        self._producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "message.max.bytes": 16 << 20})
-        self.commit(self.innocent)
-        self.term = self.epoch()
-
-    def epoch(self) -> int:
-        """The controller epoch: it is raised whenever a term begins."""
-        with ZooKeeperSession(self.site.cluster.zookeeper, root=self.site.root) as session:
-            node = session.get(paths.controller(self.name))
-        assert node is not None
-        return ControllerEpoch.from_json(node.value).epoch
-
-    def commit(self, stream: str, value: bytes = b"v") -> None:
-        """A transaction of a client that nothing else has to do with."""
-        with self.site.connect() as b, b.transaction(stream) as txn:
-            txn.write(stream, key=b"k", value=value)
-
-    def inject_data(self, txn: bridge.Transaction, value: bytes, count: int) -> None:
-        """Put a forged DATA frame of a transaction into the buffer."""
-        self._inject(FrameHeader(FrameKind.DATA, txn.id.bytes, 0, 0, 1_000, count), value)
-
-    def inject_commit(self, txn: bridge.Transaction, count: int) -> None:
-        """Ask for the commit of a transaction with so many records, forged ones included."""
-        self._inject(FrameHeader(FrameKind.COMMIT, txn.id.bytes, 0), Manifest({PieceKey(0, 0, 0): count}).encode())
-
-    def _inject(self, header: FrameHeader, value: bytes) -> None:
-        failures: list[KafkaError] = []
-        self._producer.produce(
-            self.buffer,
-            value,
-            key=header.pack(),
-            on_delivery=lambda error, _: failures.append(error) if error else None,
-        )
-        assert self._producer.flush(30) == 0
-        assert not failures
-
-    def innocent_goes_on(self) -> None:
-        """Others commit, and nobody had to take over."""
-        self.commit(self.innocent)
-        assert self.epoch() == self.term
-
-    def fault(self) -> str | None:
-        """What is said to be wrong with the poisoned stream."""
-        fault = self.client.admin.describe(self.poisoned).fault
-        return None if fault is None else fault.reason
+@pytest.fixture(scope="module")
+def shared(site: Site, client: bridge.Bridge) -> Iterator[Group]:
+    with closing(Group(site, client, f"poison{site.root.replace('/', '-')}")) as group:
+        yield group
 
 
 @pytest.fixture
-def group(site: Site, client: bridge.Bridge, scope: str) -> Iterator[Group]:
-    group = Group(site, client, scope)
-    with closing(group.admin):
-        yield group
-        group.innocent_goes_on()
+def group(shared: Group) -> Iterator[Group]:
+    shared.fresh()
+    yield shared
+    shared.innocent_goes_on()
 
 
-TIMES: dict[str, Callable[[int], int]] = {
-    "two hours ahead": lambda now_ms: now_ms + 2 * 3600 * 1000,
-    "a century ahead": lambda now_ms: now_ms + 36_500 * DAY_MS,
-    "the last there is": lambda _: 2**63 - 1,
-    "1970": lambda _: 0,
-    "a decade ago": lambda now_ms: now_ms - 3_650 * DAY_MS,
-}
+# The table ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", TIMES)
-def test_event_times_of_past_and_future_are_taken_by_every_way_in(group: Group, when: str) -> None:
-    moment_ms = TIMES[when](int(time.time() * 1000))
-    with group.client.transaction(group.poisoned) as txn:
-        txn.write(group.poisoned, key=b"k", value=b"txn", timestamp_ms=moment_ms)
-    with group.client.writer(group.poisoned) as writer:
-        writer.write(key=b"k", value=b"plain", timestamp=moment_ms).result(PATIENCE_S)
-    found = {message.value(): message.timestamp()[1] for message in group.site.committed(group.poisoned)}
-    assert found == dict.fromkeys((b"txn", b"plain"), moment_ms)
+@pytest.mark.parametrize(("way", "name"), [cell for cell in CELLS if cell[0] != "Spark"])
+def test_a_poison_harms_nobody_else(group: Group, way: str, name: str) -> None:
+    take(group, way, name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for way, name in CELLS if way == "Spark"])
+def test_a_poison_by_way_of_spark_harms_nobody_else(spark: SparkSession, group: Group, name: str) -> None:
+    group.spark = spark
+    take(group, "Spark", name)
+
+
+def test_every_cell_of_the_table_is_run_or_impossible_for_a_reason() -> None:
+    assert {*CELLS, *IMPOSSIBLE} == {(way, name) for way in WAYS for name in POISONS}
+    assert not {*CELLS} & {*IMPOSSIBLE}
+    assert all(IMPOSSIBLE.values())
+
+
+def take(group: Group, way: str, name: str) -> None:
+    """Write a poison by one way, and look what becomes of it."""
+    item = POISONS[name]
+    ending = item.ending_by(way)
+    right = group.admin.describe([group.topic])[group.topic].config
+    if item.settings:
+        group.admin.set_topic_config(group.topic, item.settings)
+        await_settings(group, item.settings)
+    if item.removes:
+        group.admin.delete_topics([group.topic])
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(WAYS[way], group, item)
+        if ending in (Ending.WAITS, Ending.STUCK):
+            eventually(group.fault, "the stream is in an error state")
+            group.innocent_goes_on()
+            assert not future.done()
+        if ending is Ending.STAYS:
+            group.innocent_goes_on()
+            assert group.fault() is None
+        if ending in (Ending.WAITS, Ending.STAYS) and item.settings:
+            group.admin.set_topic_config(group.topic, {name: right[name] for name in item.settings})
+        if ending is Ending.STUCK:
+            eventually(lambda: poison.abort_all(group) and future.done(), "what waits is aborted")
+        if ending in (Ending.REFUSED, Ending.STUCK):
+            assert future.exception(PATIENCE_S) is not None
+        else:
+            future.result(PATIENCE_S)
+    if ending is Ending.WAITS:
+        eventually(lambda: group.fault() is None, "the stream has left its error state")
+    elif ending is not Ending.STUCK:
+        assert group.fault() is None
 
 
 def frame(*values: bytes, compression: Compression = Compression.NONE) -> bytearray:
@@ -182,12 +164,45 @@ def garbage_after_a_large_record() -> bytes:
 
 
 def misnumbered() -> bytes:
-    """Offset deltas inside that do not count up."""
-    batch = frame(b"x" * 40_000, b"y")
+    """Offset deltas inside that do not count up, in a batch that is forwarded as it is: brokers take it."""
+    batch = frame(os.urandom(40_000), b"y")
     # length varint of the first record has three bytes; attributes and a zero timestamp delta follow
+    assert batch[HEADER_BYTES + 5] == 0
     batch[HEADER_BYTES + 5] = 2
     return sealed(batch)
 
+
+ENCODERS: dict[Compression, Callable[[bytes], bytes]] = {
+    Compression.GZIP: gzip_encode,
+    Compression.SNAPPY: snappy_encode,
+    Compression.LZ4: lz4_encode,
+    Compression.ZSTD: zstd_encode,
+}
+
+
+def recompressed(batch: bytes, codec: Compression) -> bytes:
+    """A batch that was made without compression, whatever stands in it, with the codec."""
+    whole = bytearray(batch[:HEADER_BYTES]) + ENCODERS[codec](bytes(batch[HEADER_BYTES:]))
+    struct.pack_into(">i", whole, 8, len(whole) - 12)
+    return with_attributes(int(codec), whole)
+
+
+def garbage(size: int) -> bytes:
+    """Records that are none, behind a header that says nothing of it."""
+    batch = frame(os.urandom(size))
+    batch[HEADER_BYTES:] = os.urandom(len(batch) - HEADER_BYTES)
+    return sealed(batch)
+
+
+INSIDE: dict[str, Callable[[], bytes]] = {
+    f"{what} in {codec.name.lower()}": lambda make=make, codec=codec: recompressed(make(), codec)  # type: ignore[misc]
+    for codec in ENCODERS
+    for what, make in {
+        "garbage": lambda: garbage(200),
+        "large garbage": lambda: garbage(50_000),
+        "large misnumbered": misnumbered,
+    }.items()
+}
 
 MALFORMED: dict[str, Callable[[], bytes]] = {
     "wrong checksum": wrong_checksum,
@@ -210,6 +225,8 @@ MALFORMED: dict[str, Callable[[], bytes]] = {
     "garbage after a large record": garbage_after_a_large_record,
     "empty": lambda: b"",
     "noise": lambda: bytes(range(256)),
+    "large misnumbered": misnumbered,
+    **INSIDE,
 }
 
 
@@ -219,24 +236,22 @@ def test_a_malformed_frame_ends_its_own_transaction_only(group: Group, kind: str
     lost, kept = (txn.write(group.poisoned, key=b"k", value=b"v") for txn in (bad, good))
     bad.flush()
     good.flush()
-    count = 2 if "large" in kind else 1
+    count = 2 if "large record" in kind or "misnumbered" in kind else 1
     group.inject_data(bad, MALFORMED[kind](), count)
     group.inject_commit(bad, 1 + count)
     assert good.commit().records == 1
     assert kept.result(PATIENCE_S) is not None
     assert isinstance(lost.exception(PATIENCE_S), TransactionAborted)
-    assert [message.value() for message in group.site.committed(group.poisoned)] == [b"v"]
+    assert group.values() == [b"v"]
 
 
-def test_offsets_that_do_not_count_up_stop_nobody(group: Group) -> None:
-    """Kafka takes an uncompressed batch like that of every producer, so there is nobody to refuse."""
-    odd = group.client.begin(group.poisoned)
-    odd.flush()
-    group.inject_data(odd, misnumbered(), 2)
-    group.inject_commit(odd, 2)
-    group.commit(group.poisoned, b"behind it")  # in the same buffer, so decided after it
-    assert group.site.committed(group.poisoned)[-1].value() == b"behind it"
-    assert group.fault() is None
+def test_a_small_frame_that_is_numbered_wrongly_is_numbered_anew(group: Group) -> None:
+    """It is joined with others, as all small ones are, so what readers see is right."""
+    batch = frame(b"x", b"y")
+    assert batch[HEADER_BYTES + 3] == 0
+    batch[HEADER_BYTES + 3] = 2
+    poison.inject(group, sealed(batch), 2)
+    assert group.values() == [b"own", b"x", b"y"]
 
 
 def test_a_frame_between_the_limits_of_buffer_and_segment_ends_its_transaction(group: Group) -> None:
@@ -252,36 +267,6 @@ def test_a_frame_between_the_limits_of_buffer_and_segment_ends_its_transaction(g
     assert group.fault() is None
 
 
-def test_a_record_over_the_limit_is_refused_when_it_is_written(group: Group) -> None:
-    limit = group.client.admin.describe(group.poisoned).config.record_bytes_max
-    with pytest.raises(RecordTooLargeError), group.client.transaction(group.poisoned) as txn:
-        txn.write(group.poisoned, value=bytes(limit + 1))
-
-
-RECONFIGURED = {
-    "smaller records": ({"max.message.bytes": "1000"}, bytes(5_000)),
-    "compacted": ({"cleanup.policy": "compact"}, b"without a key"),
-}
-
-
-@pytest.mark.parametrize("how", RECONFIGURED)
-def test_the_transactions_of_a_reconfigured_topic_wait_until_it_is_right_again(group: Group, how: str) -> None:
-    settings, value = RECONFIGURED[how]
-    right = group.admin.describe([group.topic])[group.topic].config
-    group.admin.set_topic_config(group.topic, settings)
-    refused_by_now(group)
-    txn = group.client.begin(group.poisoned)
-    txn.write(group.poisoned, value=value)
-    future = txn.commit_async()
-    until(lambda: group.fault() is not None, PATIENCE_S)
-    group.innocent_goes_on()
-    assert not future.done()
-    group.admin.set_topic_config(group.topic, {name: right[name] for name in settings})
-    assert future.result(PATIENCE_S).records == 1
-    until(lambda: group.fault() is None, PATIENCE_S)
-    assert [message.value() for message in group.site.committed(group.poisoned)] == [value]
-
-
 def test_the_transactions_of_a_removed_topic_end_with_their_leases(group: Group) -> None:
     group.admin.delete_topics([group.topic])
     short = group.client.begin(group.poisoned, timeout=timedelta(seconds=3))
@@ -289,20 +274,25 @@ def test_the_transactions_of_a_removed_topic_end_with_their_leases(group: Group)
     long = group.client.begin(group.poisoned)
     long.write(group.poisoned, key=b"k", value=b"v")
     futures = [short.commit_async(), long.commit_async()]
-    until(lambda: group.fault() is not None, PATIENCE_S)
+    eventually(group.fault, "the stream is in an error state")
     group.innocent_goes_on()
     with pytest.raises(TransactionAborted, match="error state"):
         futures[0].result(PATIENCE_S)
     answer = run_cli(group.site.environment(), "stream", "describe", group.poisoned)
     assert "UNKNOWN_TOPIC_OR_PARTITION" in answer.out
     assert "stream-error" in run_cli(group.site.environment(), "doctor").out
-    until(lambda: str(long.id) in run_cli(group.site.environment(), "txn", "list").out, PATIENCE_S)
+    eventually(lambda: str(long.id) in run_cli(group.site.environment(), "txn", "list").out, "it is listed")
     answer = run_cli(group.site.environment(), "txn", "abort", str(long.id))
     assert answer.code == 0, answer
     with pytest.raises(TransactionAborted, match="error state"):
         futures[1].result(PATIENCE_S)
 
 
-def refused_by_now(group: Group) -> None:
-    """Brokers apply new settings a little later."""
-    time.sleep(1)
+def await_settings(group: Group, settings: Mapping[str, str]) -> None:
+    """Return when the broker has heard of new settings of the topic."""
+
+    def known() -> bool:
+        config = group.admin.describe([group.topic])[group.topic].config
+        return all(config.get(name) == value for name, value in settings.items())
+
+    eventually(known, f"{settings} of {group.topic}")

@@ -8,7 +8,7 @@ Here every end raises the producer epoch, so that a straggler of any kind is ref
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self, assert_never
@@ -43,6 +43,9 @@ from bridge.kafka.states import AFTER, PERMISSIONS, Operation, Permission, Resul
 
 logger = logging.getLogger(__name__)
 
+_OF_ONE_TOPIC: Final = codes.AWAY | {ErrorCode.unknown_server_error}
+"""Answers to Produce of which nothing is known but that the reason is one topic, or what was sent to it."""
+
 
 class TransactionalAppender:
     """One transactional id and its native transactions, one at a time; not thread-safe.
@@ -58,6 +61,8 @@ class TransactionalAppender:
         request_timeout_ms: Longest wait for the answer to one request.
         retry_timeout_ms: How long an operation is repeated on answers that may pass, such as a leader election.
         unknown_topic_timeout_ms: How long a topic that brokers do not know may still be a new one.
+        topic_timeout_ms: How long a topic, given its name, may have no broker that leads it; ``retry_timeout_ms`` for
+            all by default.
 
     Raises:
         ConfigError: A setting is wrong.
@@ -75,6 +80,7 @@ class TransactionalAppender:
         request_timeout_ms: int = 30_000,
         retry_timeout_ms: int = 60_000,
         unknown_topic_timeout_ms: int = 5_000,
+        topic_timeout_ms: Callable[[str], int] | None = None,
     ) -> None:
         if not transactional_id:
             raise ConfigError("transactional.id: must not be empty")
@@ -87,6 +93,7 @@ class TransactionalAppender:
         self._request_timeout_ms = request_timeout_ms
         self._retry_timeout_ms = retry_timeout_ms
         self._unknown_topic_timeout_ms = unknown_topic_timeout_ms
+        self._topic_timeout_ms = topic_timeout_ms or (lambda _: retry_timeout_ms)
         self._cluster = Cluster(
             bootstrap_servers,
             security=security,
@@ -170,6 +177,7 @@ class TransactionalAppender:
                 request_timeout_ms=self._request_timeout_ms,
                 retry_timeout_ms=self._retry_timeout_ms,
                 unknown_topic_timeout_ms=self._unknown_topic_timeout_ms,
+                topic_timeout_ms=self._topic_timeout_ms,
             )
             offsets = pipeline.run(batches)
             if offsets:
@@ -389,14 +397,18 @@ class TransactionalAppender:
                 )
 
     def _unknown(self, operation: Operation, exc: Exception) -> AppendUnknownError:
-        stumbled = isinstance(exc, PartitionRefused) and exc.error == ErrorCode.unknown_server_error
-        topic, batch = (exc.topic, exc.batch) if isinstance(exc, PartitionRefused) and stumbled else (None, None)
+        topic = batch = None
+        kafka_error = ""
+        if isinstance(exc, PartitionRefused) and exc.error in _OF_ONE_TOPIC:
+            topic, kafka_error = exc.topic, codes.name(exc.error)
+            batch = exc.batch if exc.error == ErrorCode.unknown_server_error else None
         return AppendUnknownError(
             f"outcome of {operation.value} with transactional id {self.transactional_id} is unknown: {exc}; "
             "init, then read the log",
             transactional_id=self.transactional_id,
             topic=topic,
             batch=batch,
+            kafka_error=kafka_error,
         )
 
     def _fenced(self, kafka_error: str) -> ProducerFencedError:

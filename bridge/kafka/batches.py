@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
@@ -111,6 +112,7 @@ class BatchHeader(NamedTuple):
 
 
 _as_header = BatchHeader._make
+_offset_of = attrgetter("offset")
 
 
 class Record(NamedTuple):
@@ -294,6 +296,24 @@ def check_crc(header: BatchHeader, batch: Batch) -> None:
         raise CorruptDataError(f"record batch has checksum {header.crc:#010x}, its bytes give {actual:#010x}")
 
 
+def check_numbering(batch: Batch) -> None:
+    """Raise CorruptDataError unless the records of an uncompressed batch are numbered from 0 on, one by one.
+
+    Brokers look at that inside of compressed batches only, and take any number in others. A consumer believes it, and
+    goes on to read behind it, over records of others. Costs about 0.3 µs per record.
+    """
+    header = parse_header(batch)
+    if header.compression != Compression.NONE:
+        return
+    wanted = range(header.base_offset, header.base_offset + header.record_count)
+    try:
+        numbers = list(map(_offset_of, DefaultRecordBatch(batch)))
+    except Exception as exc:  # the compiled reader raises whatever it trips over
+        raise CorruptDataError(f"a record of a batch of {header.record_count} does not parse: {exc}") from exc
+    if numbers != list(wanted):
+        raise CorruptDataError(f"the {header.record_count} records of a batch are not numbered one by one inside")
+
+
 def uncompressed(header: BatchHeader, batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Batch:
     """The same batch with its records as they are, at most ``limit_bytes`` of them; its checksum is not renewed.
 
@@ -385,7 +405,8 @@ def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compressio
         compression: Codec for merged batches.
 
     Raises:
-        CorruptDataError: An input is not a batch, or its records do not parse.
+        CorruptDataError: An input is not a batch, its records do not parse, or one that is handed back numbers them
+            wrongly.
     """
     merged = Rebatched([], [])
     waiting: list[Batch] = []
@@ -396,7 +417,11 @@ def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compressio
     def close() -> None:
         nonlocal waiting_bytes, count
         if waiting:
-            merged.batches.append(waiting[0] if len(waiting) == 1 else _join(waiting, ends, waiting_bytes, compression))
+            if len(waiting) == 1:
+                check_numbering(waiting[0])
+                merged.batches.append(waiting[0])
+            else:
+                merged.batches.append(_join(waiting, ends, waiting_bytes, compression))
         waiting.clear()
         ends.clear()
         waiting_bytes = HEADER_BYTES

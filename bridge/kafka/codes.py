@@ -116,6 +116,10 @@ TOPIC: Final = frozenset(
 )
 """Answers to Produce whose reason is the topic; those in neither set are about the native transaction as a whole."""
 
+AWAY: Final = frozenset({ErrorCode.leader_not_available})
+"""Of a topic none of whose brokers is there. Nothing was sent to it, so it is no part of the native transaction, which
+can be ended without it; one that is, because its brokers answer that replicas are missing, is waited for."""
+
 END: Final[Mapping[ErrorCode, Meaning]] = {
     **_TRANSACTION,
     # The transaction has ended already, the other way: by the coordinator's time-out, or by a lost earlier request.

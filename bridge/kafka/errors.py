@@ -81,19 +81,28 @@ class AppendUnknownError(RollbridgeError):
     Attributes:
         transactional_id: Identity to init again.
         topic, batch: Of a batch over which a broker stumbled (``UNKNOWN_SERVER_ERROR``), as it does over malformed
-            compressed records: its topic, and its place among those given to ``append()``. Else None.
+            compressed records: its topic, and its place among those given to ``append()``. A topic without a batch is
+            one whose own brokers were away for too long. Else None.
+        kafka_error: Kafka's name of the error where ``topic`` is given.
     """
 
     code = "append-unknown"
     exit_code = 6
 
     def __init__(
-        self, message: str, *, transactional_id: str, topic: str | None = None, batch: int | None = None
+        self,
+        message: str,
+        *,
+        transactional_id: str,
+        topic: str | None = None,
+        batch: int | None = None,
+        kafka_error: str = "",
     ) -> None:
         super().__init__(message)
         self.transactional_id = transactional_id
         self.topic = topic
         self.batch = batch
+        self.kafka_error = kafka_error
 
 
 class ConnectionLostError(KafkaUnavailable):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -124,6 +124,7 @@ class Pipeline:
         request_timeout_ms: int,
         retry_timeout_ms: int,
         unknown_topic_timeout_ms: int,
+        topic_timeout_ms: Callable[[str], int],
     ) -> None:
         self._cluster = cluster
         self._session = session
@@ -131,6 +132,7 @@ class Pipeline:
         self._max_in_flight = max_in_flight
         self._retry_timeout_s = retry_timeout_ms / 1000
         self._unknown_topic_timeout_s = unknown_topic_timeout_ms / 1000
+        self._topic_timeout_ms = topic_timeout_ms
         self._lanes: dict[NodeId, _Lane] = {}
         self._offsets: list[int] = []
         self._again: deque[_Stamped] = deque()
@@ -279,6 +281,8 @@ class Pipeline:
         failing_s = now - self._failing_since.setdefault(item.target, now)
         unknown_topic = code == ErrorCode.unknown_topic_or_partition
         limit_s = self._unknown_topic_timeout_s if unknown_topic else self._retry_timeout_s
+        if code in codes.AWAY:
+            limit_s = min(limit_s, self._topic_timeout_ms(item.target[0]) / 1000)
         if failing_s >= limit_s:
             raise PartitionRefused(
                 item.target[0],

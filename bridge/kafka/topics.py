@@ -208,7 +208,9 @@ class TopicAdmin:
             )
 
     def mend(self, specs: Iterable[TopicSpec]) -> dict[str, str]:
-        """What of each topic is not as specified, as text; a topic that is right, or missing, is left out.
+        """What of each topic is not as specified, or that nobody leads it, as text; those that are right are left out.
+
+        So are those that do not exist.
 
         Limits of timestamps are put right: only topics that an older version created have others.
         """
@@ -220,8 +222,8 @@ class TopicAdmin:
             if old:
                 self.set_topic_config(name, old)
                 logger.info("topic %s: %s; put right", name, _listed({key: differences[key] for key in old}))
-            if differences:
-                found[name] = _listed(differences)
+            if differences or not actual.is_led:
+                found[name] = _listed(differences) if differences else "none of its brokers is there"
         return found
 
     def end_offsets(

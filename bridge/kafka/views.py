@@ -43,6 +43,7 @@ class TopicDescription:
     Attributes:
         replication_factor: The fewest replicas of any partition.
         in_sync: The fewest replicas that are in sync of any partition.
+        is_led: Whether every partition has a leader.
         operations: What the caller's principal may do with it, by Kafka's names; empty unless that was asked for.
         config: Its settings, defaults included, if they were asked for.
     """
@@ -52,6 +53,7 @@ class TopicDescription:
     partitions: int
     replication_factor: int
     in_sync: int
+    is_led: bool
     operations: frozenset[str]
     config: Mapping[str, str] = field(default_factory=dict)
 
@@ -170,6 +172,7 @@ def _description(topic: MetadataResponseTopic) -> TopicDescription:
         len(partitions),
         min((len(item.replica_nodes) for item in partitions), default=0),
         min((len(item.isr_nodes) for item in partitions), default=0),
+        all(item.leader_id >= 0 for item in partitions),
         _operations(topic.topic_authorized_operations),
     )
 

@@ -234,6 +234,10 @@ class EpochHistory:
         record, place = replace(self.record(epoch), sealed_ends=dict(ends)), epoch - self.first
         return replace(self, records=(*self.records[:place], record, *self.records[place + 1 :]))
 
+    def unsealed(self) -> tuple[EpochRecord, ...]:
+        """The epochs with which segments ended that are not known to be sealed."""
+        return tuple(item for item in self.records if item.sealed_ends is None and self.ended_with(item.epoch))
+
     def plan_scale(self, seal: Iterable[int], ranges: Sequence[KeyRange], created_ms: int) -> EpochRecord:
         """The epoch that replaces the active segments numbered ``seal`` by new ones that hold ``ranges``.
 

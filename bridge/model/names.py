@@ -218,6 +218,11 @@ def parse_segment_topic(topic: str) -> tuple[StreamName, SegmentId]:
         raise InvalidNameError(f"topic {topic!r} is not a segment: {fault}") from fault
 
 
+def is_segment_topic(topic: str) -> bool:
+    """Return whether a topic has the name of a segment's."""
+    return _SEGMENT_TOPIC.fullmatch(topic) is not None
+
+
 def parse_buffer_topic(topic: str) -> tuple[StreamName, int]:
     """Take a buffer's topic name apart into stream and first epoch; the inverse of :meth:`StreamName.buffer_topic`.
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from bridge.model import paths
@@ -25,6 +26,7 @@ from bridge.model.nodes import CreateNode, DeleteNode, SetNode
 from bridge.model.transaction import State
 from coordinator.effects import ROUND, STUMBLED, Look, Messages, Refused
 from coordinator.group import GroupState
+from coordinator.procedures.sealing import seal_left
 from coordinator.steps import (
     Steps,
     abort_round,
@@ -120,6 +122,10 @@ def _whole(
         reason = f"its merge was refused {often} times, it may take longer than a native transaction may: "
         _refuse(group, merging[0], reason + refused.reason, now_ms)
         return True
+    if not may_wait and often >= ROUNDS_MAX and merging:  # they cannot be merged one by one: the largest has to go
+        reason = f"a rolling commit of {len(merging)} transactions was refused {often} times, and this is the largest: "
+        _refuse(group, max(merging, key=lambda item: item.bytes), reason + refused.reason, now_ms)
+        return True
     if often > ROUNDS_MAX:
         raise refused
     return len(transactions) == 1 or not may_wait
@@ -180,9 +186,10 @@ def note_fault(group: GroupState, stream: str, reason: str, refused: Refused, no
         return
     group.counts["stream_faults"] += 1
     path = paths.stream_fault(group.streams[stream].config.name)
-    present = yield from read_node(path)
-    # Where it does not apply the stream goes on waiting, and only those who look do not see it.
-    yield from write(CreateNode(path, fault.to_json()) if present is None else SetNode(path, fault.to_json()))
+    # Where it does not apply, or is refused, the stream goes on waiting, and only those who look do not see it.
+    with suppress(Refused):
+        present = yield from read_node(path)
+        yield from write(CreateNode(path, fault.to_json()) if present is None else SetNode(path, fault.to_json()))
 
 
 def try_again(group: GroupState, now_ms: int) -> Steps[None]:
@@ -193,21 +200,28 @@ def try_again(group: GroupState, now_ms: int) -> Steps[None]:
         if fault is None or stream is None:
             group.faults.forget(name)
             continue
+        if stream.history.unsealed():
+            try:
+                yield from seal_left(group, stream)
+            except Refused:
+                group.faults.note(name, fault, now_ms)
+                continue
         active = {stream.topic_of(item.id) for item in stream.history.active.segments}
         if fault.topic in active and not (yield from _takes_records(group, fault.topic)):
             group.faults.note(name, fault, now_ms)
             continue
         group.faults.lift(name)
         path = paths.stream_fault(stream.config.name)
-        if (yield from read_node(path)) is not None:
-            yield from write(DeleteNode(path))
+        with suppress(Refused):
+            if (yield from read_node(path)) is not None:
+                yield from write(DeleteNode(path))
 
 
 def _takes_records(group: GroupState, topic: str) -> Steps[bool]:
-    if topic not in (yield from topic_ids([topic])) or (yield from _wrong_with(group, topic)):
-        return False
     group.forecast.forget([topic])
     try:
+        if topic not in (yield from topic_ids([topic])) or (yield from _wrong_with(group, topic)):
+            return False
         yield from append_messages(Messages(topic, [(b"rollbridge", b"")]))
     except Refused:
         return False

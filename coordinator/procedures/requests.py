@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from bridge.errors import InvalidRequestError, RollbridgeError, StreamNotFound, TransactionNotFound
 from bridge.model import paths
 from bridge.model.frames import REASON_CHARACTERS_MAX
@@ -21,12 +23,14 @@ from coordinator.procedures.snapshots import clear_snapshots, write_snapshots
 from coordinator.procedures.streams import create_stream
 from coordinator.steps import Steps, read_children, read_node, write
 
+logger = logging.getLogger(__name__)
+
 
 def handle_requests(group: GroupState, now_ms: int) -> Steps[bool]:
     """Handle the oldest waiting requests; False when none are left."""
     names = yield from read_children(paths.requests(group.name))
     waiting = {name for names_of in group.answers.values() for name in names_of} | group.questions.keys()
-    waiting |= group.held.keys()
+    waiting |= group.held.keys() | group.unanswered
     todo = sorted(name for name in names if name not in waiting)
     for name in todo[: group.settings.requests_per_turn]:
         raw = yield from read_node(f"{paths.requests(group.name)}/{name}")
@@ -153,11 +157,16 @@ def _rebuild(group: GroupState, name: str, stream: StreamState, now_ms: int) -> 
 
 
 def _answer(group: GroupState, name: str, answer: Answer) -> Steps[None]:
-    """Answer a request, unless its client has withdrawn it."""
-    yield from write(
-        DeleteNode(f"{paths.requests(group.name)}/{name}"),
-        CreateNode(f"{paths.answers(group.name)}/{name}", answer.to_json()),
-    )
+    """Answer a request, unless its client has withdrawn it, or ZooKeeper does not take the answer."""
+    asked = DeleteNode(f"{paths.requests(group.name)}/{name}")
+    for operations in ((asked, CreateNode(f"{paths.answers(group.name)}/{name}", answer.to_json())), (asked,)):
+        try:
+            yield from write(*operations)
+        except Refused as refused:
+            logger.warning("%s: request %s cannot be answered: %s", group.name, name, refused)
+        else:
+            return
+    group.unanswered.add(name)
 
 
 def _stream(group: GroupState, request: Request) -> StreamState:

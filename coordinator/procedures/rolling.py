@@ -26,7 +26,7 @@ Source: PDP-24, "CommitTransaction" and the temporary node of "Controller change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bridge.model import paths
@@ -100,10 +100,13 @@ def finish_roll(
     duplicates = [
         stream.config.name.segment_topic(item.id) for _, stream, duplicate, _ in plans for item in duplicate.segments
     ]
-    ends = yield from seal(duplicates)
+    ends = yield from _seal_duplicates(group, plans, committing.created_ms)
     group.forecast.forget(duplicates)
     for roll, stream, duplicate, _ in plans:
-        closed = {item.id: ends[stream.config.name.segment_topic(item.id)] for item in duplicate.segments}
+        topics = {item.id: stream.topic_of(item.id) for item in duplicate.segments}
+        if not ends.keys() >= set(topics.values()):
+            continue
+        closed = {item: ends[topic] for item, topic in topics.items()}
         stream.history = stream.history.with_sealed_ends(roll.new_active_epoch, closed)
         record = stream.history.record(roll.new_active_epoch)
         if not (yield from write(SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(record)))):
@@ -113,17 +116,37 @@ def finish_roll(
     group.counts["rolling_commits"] += 1
 
 
+def _seal_duplicates(group: GroupState, plans: Sequence[_Plan], now_ms: int) -> Steps[Mapping[str, int]]:
+    """Seal the duplicates; gives their ends, without those of a stream of which that is refused.
+
+    This stream is in an error state then, in which it is tried again; see :mod:`coordinator.procedures.sealing`.
+    """
+    topics = [[stream.topic_of(item.id) for item in duplicate.segments] for _, stream, duplicate, _ in plans]
+    try:
+        return (yield from seal([topic for own in topics for topic in own]))
+    except Refused:
+        ends: dict[str, int] = {}
+    for (roll, *_), own in zip(plans, topics, strict=True):
+        try:
+            ends.update((yield from seal(own)))
+        except Refused as refused:
+            reason = f"the segments of a rolling commit cannot be sealed, readers wait there: {refused.reason}"
+            yield from note_fault(group, roll.stream, reason, refused, now_ms)
+    return ends
+
+
 def _append(
     group: GroupState, committing: Committing, transactions: Sequence[BufferedTransaction], plans: Sequence[_Plan]
 ) -> Steps[None]:
     """Everything up to the commit of the round."""
-    yield from create_topics(
-        [
-            segment_topic_spec(stream.config, item.id)
-            for _, stream, duplicate, fresh in plans
-            for item in (*duplicate.segments, *fresh.segments)
-        ]
-    )
+    if not _is_published(plans):  # otherwise they were made; if one is gone its transactions are refused
+        yield from create_topics(
+            [
+                segment_topic_spec(stream.config, item.id)
+                for _, stream, duplicate, fresh in plans
+                for item in (*duplicate.segments, *fresh.segments)
+            ]
+        )
     topics = targets(group, committing.rolls)
     # Conditions are about what the active segments hold in the end, so these are sealed before they are looked at.
     first_seal = any(map(conditions_of, transactions))

@@ -122,6 +122,9 @@ def finish_pending(group: GroupState) -> Steps[None]:
                 "them are open: some have an outcome and some have not, which one native transaction rules out"
             )
         yield from finish_roll(group, committing, transactions or None)
+    for name, stream in group.streams.items():
+        if stream.history.unsealed() and group.faults.get(name) is None:
+            group.faults.restore(name, StreamFault("segments of a rolling commit are not sealed yet", "", "", 0))
     group.fold.fences.caught_up()
     gone = [item for item in group.recorded if item not in group.fold.open]
     group.finished.extend(gone)

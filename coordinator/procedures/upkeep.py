@@ -68,7 +68,9 @@ def record_long(group: GroupState, now_ms: int) -> Steps[None]:
     aged = [item for item in aged if item.id in group.fold.open]
     if group.faults:  # what waits for a stream in an error state has not ended, and can be looked at and aborted
         aged += [item for item in group.fold.decided.values() if group.waits_for(item) is not None]
-    due = [item for item in aged if item.id not in group.recorded]
+    # What was refused the last time is tried again.
+    waiting = {item.id: item for item in (*group.unrecorded, *aged) if item.id in group.fold.open}
+    due = group.unrecorded = [item for item in waiting.values() if item.id not in group.recorded]
     while due:
         nodes = [CreateNode(*_record_node(group, item)) for item in due[:RECORDS_PER_WRITE]]
         fitting = leading(nodes, group.settings.write_bytes_max)
@@ -92,7 +94,7 @@ def _record(
     group.recorded.update(item.id for item in due)
 
 
-def remove_records(group: GroupState) -> Steps[None]:
+def remove_records(group: GroupState, _: int) -> Steps[None]:
     """Remove the ZooKeeper records, and part counters, of transactions that have ended."""
     todo = group.finished[:RECORDS_PER_WRITE]
     ended = [TransactionId.from_bytes(raw) for raw in todo]

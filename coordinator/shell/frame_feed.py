@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from bridge.kafka.batches import rebatch
+from bridge.kafka.batches import check_numbering, rebatch
 from bridge.model.buffered import FrameRef
 
 SMALL_BYTES: Final = 32 * 1024
@@ -52,7 +52,9 @@ class FrameFeed:
             self.at = (index,)
             self._places[index] = (self._made, 0)
             self._made += 1
-            yield topic, self._batch(frame)
+            batch = self._batch(frame)
+            check_numbering(batch)
+            yield topic, batch
         for topic, indexes in waiting.items():
             yield from self._join(topic, indexes)
 

@@ -22,7 +22,7 @@ from bridge.model.buffered import FrameRef, Partition
 from bridge.model.foreign import ForeignTransaction
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.late import LateRecord
-from bridge.model.names import GroupName
+from bridge.model.names import GroupName, is_segment_topic
 from bridge.model.nodes import CheckNode, NodeOperation
 from bridge.zookeeper.access import open_slots
 from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch
@@ -47,6 +47,11 @@ IDENTITIES: Final = 3
 
 OFFSETS_S: Final = 15.0
 """How long the coordinator of a consumer group may fail to take offsets before their transaction is refused."""
+
+SEGMENT_MS: Final = 3_000
+"""How long a segment may have no leader before its stream waits, and all others go on."""
+GROUP_TOPIC_MS: Final = 60_000
+"""The same for topics of the whole group, without which nothing can be decided."""
 
 FOREIGN_S: Final = 5.0
 """How long a broker may take to tell of native transactions of others."""
@@ -95,7 +100,10 @@ class Interpreter:
         self._foreign = Cluster(settings.bootstrap_servers, security=settings.security, request_timeout_s=FOREIGN_S)
         self._appenders = [
             TransactionalAppender(
-                settings.bootstrap_servers, group.transactional_id(number), security=settings.security
+                settings.bootstrap_servers,
+                group.transactional_id(number),
+                security=settings.security,
+                topic_timeout_ms=lambda topic: SEGMENT_MS if is_segment_topic(topic) else GROUP_TOPIC_MS,
             )
             for number in range(IDENTITIES)
         ]
@@ -193,9 +201,8 @@ class Interpreter:
             case fx.CreateTopics(topics):
                 self._look_at_fence(effect)
                 return self._create_topics(topics)
-            case fx.MendTopics(topics):
-                self._look_at_fence(effect)
-                return self._admin.mend([_spec(spec) for spec in topics])
+            case fx.MendTopics():
+                return self._mend_topics(effect)
             case fx.DeleteTopics():
                 return self._delete_topics(effect)
             case fx.TopicIds(topics):
@@ -352,6 +359,17 @@ class Interpreter:
         self._write(())
         if self._crash is not None and self._procedure is not None:
             self._crash.reach(self._procedure, effect, "fenced")
+
+    def _mend_topics(self, effect: fx.MendTopics) -> Mapping[str, str] | None:
+        self._look_at_fence(effect)
+        admin = self._keeper if effect.optional else self._admin
+        try:
+            return admin.mend([_spec(spec) for spec in effect.topics])
+        except KafkaUnavailable as fault:
+            if not effect.optional:
+                raise
+            logger.info("%s: topics could not be looked at, trying again later: %s", self._group, fault)
+            return None
 
     def _delete_topics(self, effect: fx.DeleteTopics) -> bool:
         """By their ids, looked up before the look at the fence: what was made under a name since is not touched.

@@ -14,11 +14,13 @@ from bridge.kafka.errors import (
     TopicNotFound,
     UnsupportedBrokerError,
 )
+from bridge.model.names import is_segment_topic
 from bridge.zookeeper.errors import ZooKeeperRefused
 from coordinator import effects as fx
 from coordinator.shell.frame_feed import FrameFeed
 
 _DEFINITE: Final = (AppendRefusedError, InvalidRequestError, NotFoundError, ConflictError)
+_ON_ZOOKEEPER: Final = (fx.Write, fx.EnsureNodes, fx.ReadNodes, fx.ReadChildren)
 _DOUBTFUL: Final = (
     FencedError,
     InvalidStateError,  # a defect of ours
@@ -41,12 +43,15 @@ def refusal(effect: fx.Effect, fault: Exception, feed: FrameFeed | None) -> fx.R
         # A frame that is no batch, or is gone from the buffer: found while the batches were made, nothing was sent.
         topic = effect.items[feed.at[0]][0] if feed.at else None
         return fx.Refused(effect, str(fault), code=fault.code, topic=topic, places=feed.at)
-    if isinstance(fault, ZooKeeperRefused) and isinstance(effect, fx.Write):
+    if isinstance(fault, ZooKeeperRefused) and isinstance(effect, _ON_ZOOKEEPER):
         return fx.Refused(effect, str(fault), code=fault.code)
     if isinstance(fault, AppendUnknownError) and fault.batch is not None and feed is not None:
         # A round that was not to be committed yet leaves no doubt once it has been aborted.
         places = feed.items_of(fault.batch)
         return fx.Refused(effect, str(fault), code=fx.STUMBLED, topic=fault.topic, places=places) if places else None
+    if isinstance(fault, AppendUnknownError) and fault.topic is not None and is_segment_topic(fault.topic):
+        # Neither does one with a segment that no broker leads now.
+        return fx.Refused(effect, str(fault), code=fault.kafka_error, topic=fault.topic)
     if isinstance(fault, _DOUBTFUL) or not isinstance(fault, _DEFINITE):
         return None
     if isinstance(fault, AppendRefusedError):

@@ -1,0 +1,31 @@
+"""Sealing what a rolling commit has left open, because Kafka refused to seal it.
+
+By then the commit is visible, so there is no way back: its stream is in an error state, and readers wait at what is not
+sealed, until it can be. The history says what that is: an epoch without ends though segments ended with it.
+"""
+
+from __future__ import annotations
+
+from bridge.model import paths
+from bridge.model.nodes import SetNode
+from bridge.model.records import epoch_to_json
+from coordinator.errors import StaleStateError
+from coordinator.group import GroupState, StreamState
+from coordinator.steps import Steps, seal, write
+
+
+def seal_left(group: GroupState, stream: StreamState) -> Steps[None]:
+    """Seal what is left open of a stream, and publish where it ends.
+
+    Raises:
+        Refused: It is refused still.
+    """
+    for record in stream.history.unsealed():
+        closed = {item.id: stream.topic_of(item.id) for item in stream.history.ended_with(record.epoch)}
+        ends = yield from seal(list(closed.values()))
+        group.forecast.forget(closed.values())
+        history = stream.history.with_sealed_ends(record.epoch, {item: ends[topic] for item, topic in closed.items()})
+        complete = history.record(record.epoch)
+        if not (yield from write(SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(complete)))):
+            raise StaleStateError(f"epoch {record.epoch} of {stream.config.name} is gone")
+        stream.history = history

@@ -1,0 +1,322 @@
+"""A rolling commit that is refused, in each of its effects: nothing is half visible, and all others go on.
+
+Played in the simulated world with the real procedures. What must hold: the transaction at fault is aborted with Kafka's
+reason, or its stream is in an error state that it leaves once nothing is refused any more; no term ends.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+
+from bridge.model import paths
+from bridge.model.cas import Condition, Scope
+from bridge.model.conditions import StreamCondition
+from bridge.model.control import ControlKind, ControlRecord
+from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
+from bridge.model.group_offsets import GroupOffsets
+from bridge.model.identifiers import TransactionId
+from bridge.model.names import GroupName, StreamName
+from bridge.model.records import Group
+from bridge.model.requests import Request, RequestKind
+from bridge.model.sn import ANY
+from coordinator import effects as fx
+from coordinator.errors import StaleStateError
+from coordinator.tests.sim_actors import Leader
+from coordinator.tests.sim_truncation import history_of
+from coordinator.tests.sim_world import World
+
+GROUP = GroupName("sales")
+ORDERS, OTHER = StreamName("sales", "orders"), StreamName("sales", "other")
+LOG = GROUP.commit_log_topic
+DUPLICATE = ".epoch-2"
+"""The transaction is of epoch 0, a scale makes epoch 1, and its rolling commit 2 and 3."""
+ACTIVE = ".epoch-1"
+
+
+class Scene:
+    """A transaction on a stream that has been scaled since, and another stream of the group."""
+
+    def __init__(self) -> None:
+        self.world, self.rng, self.clock_ms = World(), random.Random(0), 1_000_000
+        for path in (paths.GROUPS, paths.SCOPES, paths.requests(GROUP), paths.answers(GROUP)):
+            self.world.ensure(path)
+        self.world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
+        self.counter, self.terms_ended = 0, 0
+        self.leader = Leader(self.world, GROUP)
+        for name in (ORDERS, OTHER):
+            self.ask(Request(kind=RequestKind.CREATE_STREAM, stream=str(name), segments=1, created_ms=0))
+        self.until(lambda: len(self.world.children(paths.streams("sales"))) == 2)
+        self.old = self.begin(ORDERS)
+        self.ask(
+            Request(
+                kind=RequestKind.SCALE_STREAM,
+                stream=str(ORDERS),
+                seal=(0,),
+                ranges=((0.0, 0.5), (0.5, 1.0)),
+                created_ms=0,
+            )
+        )
+        self.until(lambda: history_of(self.world, ORDERS).active.epoch == 1)
+
+    def ask(self, request: Request) -> None:
+        self.world.request(GROUP, request.to_json())
+
+    def step(self) -> None:
+        """The leader goes on; one that gives up has a successor."""
+        self.clock_ms += 10
+        self.world.clock_ms = self.clock_ms
+        try:
+            self.leader.step(self.clock_ms, self.rng)
+        except (fx.Refused, StaleStateError):
+            self.terms_ended += 1
+            self.take_over()
+
+    def take_over(self) -> None:
+        self.world.expire_native(self.leader.epoch)
+        self.leader = Leader(self.world, GROUP)
+
+    def until(self, condition: Callable[[], bool], steps: int = 6_000) -> None:
+        for _ in range(steps):
+            if condition():
+                return
+            self.step()
+        raise AssertionError(f"not within {steps} steps")
+
+    def begin(self, stream: StreamName, lease_ms: int = 10_000_000) -> TransactionId:
+        """Begin a transaction, with one record."""
+        self.counter += 1
+        epoch = int(history_of(self.world, stream).active.reference_epoch)
+        identifier = TransactionId.of(epoch, self.counter)
+        self._send(
+            stream,
+            FrameHeader(FrameKind.BEGIN, identifier.bytes),
+            BeginFrame(f"c{self.counter}", 0, None, lease_ms, {str(stream): epoch}).encode(),
+        )
+        batch = json.dumps([["k", f"v{self.counter}", str(identifier), 0]]).encode()
+        self._send(stream, FrameHeader(FrameKind.DATA, identifier.bytes, 0, self._segment(epoch), 0, 1), batch)
+        return identifier
+
+    def commit(self, stream: StreamName, identifier: TransactionId, *, how: str = "") -> None:
+        """Ask for its commit."""
+        offsets = (GroupOffsets("readers", {("t", 0): 1}, 0, "m"),) if how == "offsets" else ()
+        condition = StreamCondition(0, Condition(ANY, Scope.SEGMENT, b"k"))
+        segment = self._segment(identifier.epoch)
+        manifest = Manifest({PieceKey(0, 0, segment): 1}, offsets, (condition,) if how == "conditions" else ())
+        self._send(stream, FrameHeader(FrameKind.COMMIT, identifier.bytes), manifest.encode())
+
+    @staticmethod
+    def _segment(epoch: int) -> int:
+        """The number of the first segment of an epoch of this scene."""
+        return 1 if epoch else 0
+
+    def _send(self, stream: StreamName, header: FrameHeader, value: bytes) -> None:
+        assert self.world.produce(stream.buffer_topic(), (header.pack(), value)) is not None
+
+    def outcome(self, identifier: TransactionId) -> ControlRecord | None:
+        found = [
+            record
+            for _, record in self.world.topics[LOG].visible()
+            if record.transaction == identifier and record.kind is not ControlKind.BEGIN
+        ]
+        assert len(found) < 2
+        return found[0] if found else None
+
+    def visible(self, identifier: TransactionId) -> int:
+        """How many records of a transaction readers see."""
+        logs = [log for name, log in self.world.topics.items() if ".segment-" in name]
+        return sum(record.transaction == str(identifier) for log in logs for _, record in log.visible())
+
+    def check(self) -> None:
+        """Nothing is half visible."""
+        outcome = self.outcome(self.old)
+        committed = outcome is not None and outcome.kind is ControlKind.COMMIT
+        assert self.visible(self.old) == int(committed)
+
+    def others_go_on(self) -> None:
+        """A transaction of the other stream is committed."""
+        mine = self.begin(OTHER)
+        self.commit(OTHER, mine)
+        self.until(lambda: self.outcome(mine) is not None, 600)
+        assert self.visible(mine) == 1
+        assert self.terms_ended == 0
+
+    @property
+    def fault(self) -> bytes | None:
+        return self.world.nodes.get(paths.stream_fault(ORDERS))
+
+
+Guilty = Callable[[fx.Effect], fx.Refused | None]
+
+
+def refused(effect: fx.Effect, topic: str | None = None, code: str = "TOPIC_AUTHORIZATION_FAILED") -> fx.Refused:
+    return fx.Refused(effect, "no", code=code, topic=topic)
+
+
+def create(effect: fx.Effect) -> fx.Refused | None:
+    if isinstance(effect, fx.CreateTopics) and any(DUPLICATE in item.name for item in effect.topics):
+        return refused(effect)
+    return None
+
+
+def merge(effect: fx.Effect) -> fx.Refused | None:
+    if isinstance(effect, fx.MergeFrames | fx.AppendTogether):
+        return next((refused(effect, topic) for topic, _ in effect.items if DUPLICATE in topic), None)
+    return None
+
+
+def content(effect: fx.Effect) -> fx.Refused | None:
+    found = merge(effect)
+    if found is None:
+        return None
+    return fx.Refused(effect, "no", code="INVALID_RECORD", topic=found.topic, places=(0,))
+
+
+def seal_active(effect: fx.Effect) -> fx.Refused | None:
+    return refused(effect) if isinstance(effect, fx.Seal) and any(ACTIVE in item for item in effect.topics) else None
+
+
+def seal_duplicate(effect: fx.Effect) -> fx.Refused | None:
+    return refused(effect) if isinstance(effect, fx.Seal) and any(DUPLICATE in item for item in effect.topics) else None
+
+
+class RollOnly:
+    """The round of the roll as a whole; what is in it is known from its frames."""
+
+    def __init__(self, kind: type[fx.Effect]) -> None:
+        self.kind, self.rolls = kind, False
+
+    def __call__(self, effect: fx.Effect) -> fx.Refused | None:
+        if isinstance(effect, fx.MergeFrames):
+            self.rolls = any(DUPLICATE in topic for topic, _ in effect.items)
+        if not self.rolls or not isinstance(effect, self.kind):
+            return None
+        self.rolls = False
+        return refused(effect, code="INVALID_TXN_STATE")
+
+
+def offsets(effect: fx.Effect) -> fx.Refused | None:
+    return refused(effect, code="INVALID_TXN_STATE") if isinstance(effect, fx.SendOffsets) else None
+
+
+def look(effect: fx.Effect) -> fx.Refused | None:
+    return refused(effect) if isinstance(effect, fx.Look) else None
+
+
+WAITS: dict[str, Guilty] = {"CreateTopics": create, "MergeFrames of a topic": merge, "Seal": seal_active}
+ABORTS: dict[str, tuple[Callable[[], Guilty], str]] = {
+    "MergeFrames for what is in a frame": (lambda: content, ""),
+    "CommitRound": (lambda: RollOnly(fx.CommitRound), ""),
+    "SendOffsets": (lambda: offsets, "offsets"),
+    "Look": (lambda: look, "conditions"),
+    "MergeFrames behind sealed conditions": (lambda: merge, "conditions"),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_the_stream_waits_and_its_transaction_is_committed_once_nothing_is_refused(name: str) -> None:
+    scene = Scene()
+    scene.world.refuses = lambda effect, _: WAITS[name](effect)
+    scene.commit(ORDERS, scene.old)
+    scene.until(lambda: scene.fault is not None)
+    scene.check()
+    assert scene.outcome(scene.old) is None
+    scene.others_go_on()
+    assert paths.committing(GROUP) not in scene.world.nodes
+    scene.world.refuses = lambda *_: None
+    scene.until(lambda: scene.outcome(scene.old) is not None and scene.fault is None)
+    scene.check()
+    assert scene.visible(scene.old) == 1
+    assert scene.terms_ended == 0
+
+
+@pytest.mark.parametrize("name", ABORTS)
+def test_the_transaction_is_aborted_with_the_reason(name: str) -> None:
+    scene = Scene()
+    make, how = ABORTS[name]
+    guilty = make()
+    scene.world.refuses = lambda effect, _: guilty(effect)
+    scene.commit(ORDERS, scene.old, how=how)
+    scene.until(lambda: scene.outcome(scene.old) is not None)
+    outcome = scene.outcome(scene.old)
+    assert outcome is not None
+    assert outcome.kind is ControlKind.ABORT
+    assert outcome.reason.endswith("no") or "no" in outcome.reason.split(": ")
+    scene.check()
+    scene.others_go_on()
+    assert paths.committing(GROUP) not in scene.world.nodes
+    fresh = scene.begin(ORDERS)
+    scene.world.refuses = lambda *_: None
+    scene.commit(ORDERS, fresh)
+    scene.until(lambda: scene.visible(fresh) == 1)
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_what_cannot_be_sealed_after_the_commit_is_sealed_later(takes_over: bool) -> None:
+    """The transaction is committed by then; its stream waits, a new leader goes on with it, and others never notice."""
+    scene = Scene()
+    scene.world.refuses = lambda effect, _: seal_duplicate(effect)
+    scene.commit(ORDERS, scene.old)
+    scene.until(lambda: scene.fault is not None)
+    scene.check()
+    assert scene.visible(scene.old) == 1
+    scene.others_go_on()
+    assert paths.committing(GROUP) not in scene.world.nodes, "others may roll"
+    if takes_over:
+        scene.take_over()
+        scene.others_go_on()
+    assert [item.epoch for item in history_of(scene.world, ORDERS).unsealed()] == [3]
+    scene.world.refuses = lambda *_: None
+    scene.until(lambda: scene.fault is None)
+    assert not history_of(scene.world, ORDERS).unsealed()
+    assert scene.terms_ended == 0
+
+
+@pytest.mark.parametrize("guilty", [create, merge, content])
+def test_a_new_leader_that_is_refused_behind_published_epochs_ends_its_roll(guilty: Guilty) -> None:
+    """It cannot go back, since the epochs are known; so the transaction goes, and nobody after it tries again."""
+    scene = Scene()
+    scene.commit(ORDERS, scene.old)
+    scene.until(lambda: history_of(scene.world, ORDERS).active.epoch == 3)
+    assert scene.outcome(scene.old) is None
+    scene.take_over()
+    scene.world.refuses = lambda effect, _: guilty(effect)
+    scene.until(lambda: scene.outcome(scene.old) is not None)
+    scene.check()
+    outcome = scene.outcome(scene.old)
+    assert outcome is not None
+    assert (outcome.kind is ControlKind.COMMIT) == (guilty is create), "its topics are there"
+    scene.others_go_on()
+    assert paths.committing(GROUP) not in scene.world.nodes
+
+
+def test_a_roll_of_several_that_outlasts_its_native_transaction_again_and_again_gives_up_the_largest() -> None:
+    scene = Scene()
+    # A second transaction of the same epoch, which the same roll carries.
+    other = TransactionId.of(0, 77)
+    begin = BeginFrame("c77", 0, None, 10_000_000, {str(ORDERS): 0}).encode()
+    scene._send(ORDERS, FrameHeader(FrameKind.BEGIN, other.bytes), begin)
+    rows = [["k", f"w{number}", str(other), number] for number in range(2)]
+    scene._send(ORDERS, FrameHeader(FrameKind.DATA, other.bytes, 0, 0, 0, 2), json.dumps(rows).encode())
+    manifest = Manifest({PieceKey(0, 0, 0): 2})
+    scene.commit(ORDERS, scene.old)
+    scene._send(ORDERS, FrameHeader(FrameKind.COMMIT, other.bytes), manifest.encode())
+    scene.until(lambda: history_of(scene.world, ORDERS).active.epoch == 3)
+    scene.take_over()
+
+    def slow(effect: fx.Effect, _: int) -> fx.Refused | None:
+        if isinstance(effect, fx.MergeFrames) and len(effect.items) > 1:
+            return refused(effect, code="INVALID_TXN_STATE")
+        return None
+
+    scene.world.refuses = slow
+    scene.until(lambda: scene.outcome(scene.old) is not None and scene.outcome(other) is not None)
+    assert scene.visible(scene.old) == 1
+    assert scene.visible(other) == 0
+    outcome = scene.outcome(other)
+    assert outcome is not None
+    assert "largest" in outcome.reason
+    scene.others_go_on()
