@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
-from confluent_kafka import KafkaException
 from crc32c import crc32c
 
 import bridge
 from bridge.errors import RollbridgeError, TransactionAborted
 from bridge.kafka.batches import BatchBuilder, Compression
+from bridge.kafka.topics import TopicSpec
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import StreamName
 from integration_tests import poison
 from integration_tests.clients import Site
 from integration_tests.command_line import run_cli
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CRC_AT, ATTRIBUTES_AT, COUNT_AT, HEADER_BYTES = 17, 21, 57, 61
-REFUSALS = (poison.Refused, RollbridgeError, KafkaException)
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +287,69 @@ def test_the_transactions_of_a_removed_topic_end_with_their_leases(group: Group)
     assert answer.code == 0, answer
     with pytest.raises(TransactionAborted, match="error state"):
         futures[1].result(PATIENCE_S)
+
+
+# Rolling commits ----------------------------------------------------------------------------------------------------
+
+
+def split(group: Group) -> None:
+    """Scale the poisoned stream, so that what began before needs a rolling commit."""
+    group.client.admin.scale(group.poisoned, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
+
+
+def test_a_rolling_commit_that_is_refused_waits_and_others_go_on(group: Group) -> None:
+    """Kafka has a topic of the name that it needs, and that is another one; it is taken away later."""
+    txn = group.client.begin(group.poisoned)
+    txn.write(group.poisoned, key=b"k", value=b"rolled")
+    txn.flush()
+    split(group)
+    needed = StreamName.parse(group.poisoned).segment_topic(SegmentId.of(0, 2))
+    group.admin.create_topics([TopicSpec(name=needed, partitions=2)])
+    future = txn.commit_async()
+    eventually(group.fault, "the stream is in an error state")
+    group.innocent_goes_on()
+    assert not future.done()
+    assert group.values() == []
+    group.admin.delete_topics([needed])
+    assert future.result(PATIENCE_S).records == 1
+    eventually(lambda: group.fault() is None, "the stream has left its error state")
+    assert group.values() == [b"rolled"]
+
+
+def test_a_rolling_commit_with_a_malformed_frame_ends_its_own_transaction_only(group: Group) -> None:
+    bad, good = group.client.begin(group.poisoned), group.client.begin(group.poisoned)
+    lost, kept = (txn.write(group.poisoned, key=b"k", value=b"v") for txn in (bad, good))
+    bad.flush()
+    good.flush()
+    split(group)
+    group.inject_data(bad, MALFORMED["garbage in zstd"](), 1)
+    group.inject_commit(bad, 2)
+    assert good.commit().records == 1
+    assert kept.result(PATIENCE_S) is not None
+    assert isinstance(lost.exception(PATIENCE_S), TransactionAborted)
+    assert group.values() == [b"v"]
+
+
+# Old segments -------------------------------------------------------------------------------------------------------
+
+
+def test_old_segments_take_every_time_after_a_takeover(shared: Group) -> None:
+    shared.fresh()
+    limit = {"message.timestamp.after.max.ms": "3600000"}  # Kafka's own, which older versions left as it is
+    shared.admin.set_topic_config(shared.topic, limit)
+    await_settings(shared, limit)
+
+    def is_taken() -> bool:
+        try:
+            poison.by_plain_writer(shared, POISONS["time of two hours ahead"])
+        except RollbridgeError:
+            return False
+        return True
+
+    assert not is_taken()
+    shared.site.stop_coordinator()
+    shared.site.start_coordinator()
+    eventually(is_taken, "the next leader has put it right")
 
 
 def await_settings(group: Group, settings: Mapping[str, str]) -> None:

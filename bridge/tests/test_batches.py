@@ -18,6 +18,7 @@ from bridge.kafka.batches import (
     BatchBuilder,
     Compression,
     Record,
+    check_numbering,
     next_sequence,
     parse_header,
     read_records,
@@ -177,6 +178,20 @@ def test_records_numbered_wrong_inside_are_found_by_the_deep_check() -> None:
     validate_frame(frame, 2)
     with pytest.raises(CorruptDataError, match="numbered 0"):
         validate_frame(frame, 2, deep=True)
+
+
+def test_a_batch_that_is_handed_on_as_it_is_numbers_its_records_one_by_one() -> None:
+    batch = bytearray(build([(NOW, None, b"v", [])] * 2))
+    check_numbering(bytes(batch))
+    rebatch([bytes(batch)], 1 << 20)
+    batch[HEADER_BYTES + (len(batch) - HEADER_BYTES) // 2 + 3] = 0
+    wrong = with_checksum(batch)
+    with pytest.raises(CorruptDataError, match="not numbered one by one"):
+        check_numbering(wrong)
+    with pytest.raises(CorruptDataError, match="not numbered one by one"):
+        rebatch([wrong], 1 << 20)
+    joined = rebatch([wrong, wrong], 1 << 20).batches
+    assert [record.offset for record in read_records(joined[0])] == [0, 1, 2, 3], "numbered anew"
 
 
 @given(
