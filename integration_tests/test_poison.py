@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +26,7 @@ from bridge.kafka.topics import TopicSpec
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
 from integration_tests import poison
+from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.command_line import run_cli
 from integration_tests.patience import PATIENCE_S, eventually
@@ -333,23 +335,29 @@ def test_a_rolling_commit_with_a_malformed_frame_ends_its_own_transaction_only(g
 # Old segments -------------------------------------------------------------------------------------------------------
 
 
-def test_old_segments_take_every_time_after_a_takeover(shared: Group) -> None:
-    shared.fresh()
-    limit = {"message.timestamp.after.max.ms": "3600000"}  # Kafka's own, which older versions left as it is
-    shared.admin.set_topic_config(shared.topic, limit)
-    await_settings(shared, limit)
+def test_old_segments_take_every_time_after_a_takeover(
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    with (
+        Site(cluster, f"/{unique_name('old-segments')}", tmp_path) as site,
+        site.connect() as client,
+        closing(Group(site, client, unique_name("old"))) as group,
+    ):
+        limit = {"message.timestamp.after.max.ms": "3600000"}  # Kafka's own, which older versions left as it is
+        group.admin.set_topic_config(group.topic, limit)
+        await_settings(group, limit)
 
-    def is_taken() -> bool:
-        try:
-            poison.by_plain_writer(shared, POISONS["time of two hours ahead"])
-        except RollbridgeError:
-            return False
-        return True
+        def is_taken() -> bool:
+            try:
+                poison.by_plain_writer(group, POISONS["time of two hours ahead"])
+            except RollbridgeError:
+                return False
+            return True
 
-    assert not is_taken()
-    shared.site.stop_coordinator()
-    shared.site.start_coordinator()
-    eventually(is_taken, "the next leader has put it right")
+        assert not is_taken()
+        site.stop_coordinator()
+        site.start_coordinator()
+        eventually(is_taken, "the next leader has put it right")
 
 
 def await_settings(group: Group, settings: Mapping[str, str]) -> None:
