@@ -139,7 +139,8 @@ def _append(
     group: GroupState, committing: Committing, transactions: Sequence[BufferedTransaction], plans: Sequence[_Plan]
 ) -> Steps[None]:
     """Everything up to the commit of the round."""
-    if not _is_published(plans):  # otherwise they were made; if one is gone its transactions are refused
+    # Where one is published all topics were made before; if one is gone since, its transactions are refused.
+    if not any(_is_published(roll, stream) for roll, stream, _, _ in plans):
         yield from create_topics(
             [
                 segment_topic_spec(stream.config, item.id)
