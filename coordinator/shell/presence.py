@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from bridge.errors import EnvironmentProblem
+from bridge.kafka.patience import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,10 @@ CONNECTIONS_MAX: Final = 500
 """Whoever comes when there are so many is sent away."""
 DIAL_S: Final = 2.0
 """How long a connection, and the greeting on it, may take to come."""
+AGAIN_FIRST_S: Final = 0.01
 AGAIN_S: Final = 1.0
-"""Pause after an attempt that said nothing."""
+"""Pauses after attempts that said nothing, from the first on doubled up to this. A process that dies closes one socket
+after the other: for a moment after its connections have ended, its port may still take new ones."""
 _GREETING_BYTES_MAX: Final = 1_000
 _PREFIX: Final = "rollbridge coordinator"
 
@@ -165,9 +168,11 @@ class Vigil(threading.Thread):
 
     def run(self) -> None:
         """Watch until it has ended, or :meth:`stop`."""
+        pauses = Backoff(AGAIN_FIRST_S, AGAIN_S)
         while not self._stopping.is_set():
             sight = self._dial()
             if sight is Sight.THERE:
+                pauses.reset()
                 self.seen.set()
                 self._hold()
                 continue  # look at once what has become of it
@@ -175,7 +180,7 @@ class Vigil(threading.Thread):
                 if not self._stopping.is_set():
                     self._on_end()
                 return
-            self._stopping.wait(AGAIN_S)
+            self._stopping.wait(pauses.grow())
 
     def stop(self) -> None:
         """Let go of the other one; nothing is told any more, unless that is under way."""

@@ -120,6 +120,19 @@ def test_a_connection_that_is_lost_is_made_again() -> None:
         assert not ended.is_set()
 
 
+def test_a_port_that_is_open_for_a_moment_longer_than_its_connections_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(presence, "AGAIN_S", 100 * WAIT_S)
+    life = "f" * 32
+    dying = Impostor()
+    with vigil(dying.address, life, is_there=False) as ended:
+        dying.answer(greeting("one", life)).close()
+        dying.answer(b"").close()
+        dying.server.close()
+        assert ended.wait(WAIT_S)
+
+
 def test_the_next_life_at_the_same_port_ends_the_one_before() -> None:
     there = Impostor()
     with there.server, vigil(there.address, "0" * 32, is_there=False) as ended:
