@@ -78,7 +78,7 @@ def absorb(
     if isinstance(refused.effect, Look):
         yield from abort_round()  # what was appended is still there
         (transaction,) = transactions
-        _refuse(group, transaction, f"its conditions can not be looked at: {refused.reason}", now_ms)
+        refuse(group, transaction, f"its conditions can not be looked at: {refused.reason}", now_ms)
         return True
     if not isinstance(refused.effect, ROUND):
         raise refused
@@ -92,7 +92,7 @@ def absorb(
     if refused.places:
         place, wrong = yield from _single_out(group, items, refused)
         if place is not None:
-            _refuse(group, transactions[bisect_right(ends, place)], reason, now_ms)
+            refuse(group, transactions[bisect_right(ends, place)], reason, now_ms)
             return True
         reason = f"{reason}; {wrong}" if wrong else reason
     if may_wait:
@@ -101,12 +101,13 @@ def absorb(
     start = 0
     for transaction, end in zip(transactions, ends, strict=True):
         if any(topic == refused.topic for topic, _ in items[start:end]):
-            _refuse(group, transaction, reason, now_ms)
+            refuse(group, transaction, reason, now_ms)
         start = end
     return True
 
 
-def _refuse(group: GroupState, transaction: BufferedTransaction, reason: str, now_ms: int) -> None:
+def refuse(group: GroupState, transaction: BufferedTransaction, reason: str, now_ms: int) -> None:
+    """End a transaction as aborted, because something of it is refused."""
     group.fold.refuse(transaction.id, reason[:REASON_CHARACTERS_MAX], now_ms)
     group.counts["transactions_refused"] += 1
 
@@ -120,11 +121,11 @@ def _whole(
     often = max((group.failed_rounds[item.id] for item in transactions), default=0)
     if len(merging) == 1 and often >= ROUNDS_MAX:
         reason = f"its merge was refused {often} times, it may take longer than a native transaction may: "
-        _refuse(group, merging[0], reason + refused.reason, now_ms)
+        refuse(group, merging[0], reason + refused.reason, now_ms)
         return True
     if not may_wait and often >= ROUNDS_MAX and merging:  # they cannot be merged one by one: the largest has to go
         reason = f"a rolling commit of {len(merging)} transactions was refused {often} times, and this is the largest: "
-        _refuse(group, max(merging, key=lambda item: item.bytes), reason + refused.reason, now_ms)
+        refuse(group, max(merging, key=lambda item: item.bytes), reason + refused.reason, now_ms)
         return True
     if often > ROUNDS_MAX:
         raise refused
@@ -237,4 +238,4 @@ def give_up_waiting(group: GroupState, now_ms: int) -> None:
         name = group.waits_for(transaction)
         fault = None if name is None else group.faults.get(name)
         if fault is not None and transaction.deadline_ms < now_ms:
-            _refuse(group, transaction, f"expired while stream {name} was in an error state: {fault.reason}", now_ms)
+            refuse(group, transaction, f"expired while stream {name} was in an error state: {fault.reason}", now_ms)

@@ -34,6 +34,7 @@ from bridge.model.buffered import BufferedTransaction
 from bridge.model.epochs import EpochRecord
 from bridge.model.nodes import CreateNode, DeleteNode, SetNode
 from bridge.model.records import epoch_to_json
+from bridge.model.transaction import State
 from bridge.model.under_way import Committing, Roll
 from coordinator.effects import ROUND, Look, Refused
 from coordinator.errors import StaleStateError
@@ -41,7 +42,7 @@ from coordinator.group import GroupState, StreamState
 from coordinator.planning import conditions_of, targets
 from coordinator.procedures.conditions import Before
 from coordinator.procedures.merge import append_round, items_of, settle
-from coordinator.procedures.refusals import absorb, note_fault
+from coordinator.procedures.refusals import absorb, note_fault, refuse
 from coordinator.steps import Steps, abort_round, commit_round, create_topics, seal, write
 from coordinator.topics import segment_topic_spec
 
@@ -88,8 +89,11 @@ def finish_roll(
             except Refused as refused:
                 may_wait = not any(_is_published(roll, stream) for roll, stream, _, _ in plans)
                 if not isinstance(refused.effect, (*ROUND, Look)):
-                    yield from _leave(group, committing, refused, may_wait=may_wait)
-                    return
+                    if may_wait:
+                        yield from _leave(group, committing, refused)
+                        return
+                    yield from _give_up(group, transactions, refused, plans, committing.created_ms)
+                    continue
                 again = yield from absorb(
                     group, transactions, items, stops, refused, committing.created_ms, may_wait=may_wait
                 )
@@ -97,6 +101,7 @@ def finish_roll(
                     yield from _undo(group, committing)
                     return
         settle(group, transactions, rolled=True)
+    plans = [item for item in plans if _is_published(item[0], item[1])]  # all of them, unless it was given up
     duplicates = [
         stream.config.name.segment_topic(item.id) for _, stream, duplicate, _ in plans for item in duplicate.segments
     ]
@@ -149,6 +154,9 @@ def _append(
             ]
         )
     topics = targets(group, committing.rolls)
+    if not any(transaction.state is State.COMMITTING for transaction in transactions):
+        yield from append_round(group, transactions, topics, committing.created_ms)
+        return
     # Conditions are about what the active segments hold in the end, so these are sealed before they are looked at.
     first_seal = any(map(conditions_of, transactions))
     if first_seal:
@@ -161,14 +169,27 @@ def _append(
         yield from _publish_once(group, plans)
 
 
-def _leave(group: GroupState, committing: Committing, refused: Refused, *, may_wait: bool) -> Steps[None]:
-    """A topic can not be made or sealed: the streams that were to be rolled wait, and all others go on.
+def _give_up(
+    group: GroupState,
+    transactions: Sequence[BufferedTransaction],
+    refused: Refused,
+    plans: Sequence[_Plan],
+    now_ms: int,
+) -> Steps[None]:
+    """What is refused is one stream's, and another's epochs are published already: the transactions are refused."""
+    yield from abort_round()
+    group.log_end = group.draft = None
+    reason = f"its rolling commit is refused: {refused.reason}"
+    for transaction in transactions:
+        if transaction.state is State.COMMITTING:
+            refuse(group, transaction, reason, now_ms)
+    for roll, stream, _, _ in plans:
+        if not _is_published(roll, stream):
+            yield from note_fault(group, roll.stream, reason, refused, now_ms)
 
-    Raises:
-        Refused: Their new epochs are published already.
-    """
-    if not may_wait:
-        raise refused
+
+def _leave(group: GroupState, committing: Committing, refused: Refused) -> Steps[None]:
+    """A topic can not be made or sealed: the streams that were to be rolled wait, and all others go on."""
     yield from abort_round()
     group.log_end = group.draft = None
     reason = f"its transactions need a rolling commit, and that is refused: {refused.reason}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -320,3 +321,44 @@ def test_a_roll_of_several_that_outlasts_its_native_transaction_again_and_again_
     assert outcome is not None
     assert "largest" in outcome.reason
     scene.others_go_on()
+
+
+def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_as_a_whole() -> None:
+    """The first one's epochs are published when that is refused; they stay, empty, and nobody tries again for ever."""
+    scene = Scene()
+    both = TransactionId.of(0, 88)
+    begin = BeginFrame("c88", 0, None, 10_000_000, {str(OTHER): 0, str(ORDERS): 0}).encode()
+    for place, stream in enumerate((OTHER, ORDERS)):
+        scene._send(stream, FrameHeader(FrameKind.BEGIN, both.bytes), begin)
+        row = json.dumps([["k", f"x{place}", str(both), place]]).encode()
+        scene._send(stream, FrameHeader(FrameKind.DATA, both.bytes, 0, 0, place, 1), row)
+    request = Request(
+        kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=((0.0, 0.5), (0.5, 1.0)), created_ms=0
+    )
+    scene.ask(request)
+    scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1)
+    manifest = Manifest({PieceKey(0, 0, 0): 1, PieceKey(0, 1, 0): 1})
+    scene._send(OTHER, FrameHeader(FrameKind.COMMIT, both.bytes), manifest.encode())
+    first, second = sorted((ORDERS, OTHER), key=str)
+    scene.until(lambda: history_of(scene.world, first).active.epoch == 3)
+    assert history_of(scene.world, second).active.epoch == 1, "one after the other"
+    scene.take_over()
+
+    def guilty(effect: fx.Effect, _: int) -> fx.Refused | None:
+        wanted = isinstance(effect, fx.Seal) and any(f".{second.stream}." in item for item in effect.topics)
+        return refused(effect) if wanted else None
+
+    scene.world.refuses = guilty
+    scene.until(lambda: scene.outcome(both) is not None)
+    outcome = scene.outcome(both)
+    assert outcome is not None
+    assert outcome.kind is ControlKind.ABORT
+    scene.until(lambda: paths.committing(GROUP) not in scene.world.nodes)
+    assert scene.visible(both) == 0
+    assert not history_of(scene.world, first).unsealed()
+    assert scene.terms_ended == 0
+    scene.world.refuses = lambda *_: None
+    # Its segments were sealed before; a scale gives it others.
+    scene.ask(replace(request, stream=str(second), seal=(1, 2), ranges=((0.0, 1.0),)))
+    scene.until(lambda: history_of(scene.world, second).active.epoch == 2)
+    scene.until(lambda: paths.stream_fault(second) not in scene.world.nodes)
