@@ -238,7 +238,7 @@ class Resumer:
         part = self._metadata.claim_part(group, known.id)
         waiting = self._runtime.outcomes.waiting
         before = waiting.get(known.id.bytes)
-        completion = waiting[known.id.bytes] = Completion(known.id.bytes)
+        completion = waiting[known.id.bytes] = Completion(known.id.bytes, known.client_name)
         try:
             resumed = ResumedTransaction(self._runtime, plan, completion, part, known)
         except BaseException:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bridge.errors import (
+    CorruptDataError,
     Fenced,
     IncompleteError,
     OutcomeUnknown,
@@ -28,6 +29,7 @@ from bridge.errors import (
     TransactionRefused,
 )
 from bridge.futures import LightFuture
+from bridge.model.avro import encode_text
 from bridge.model.control import (
     EXPIRED,
     FENCED,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_NAME_AT = 2
+"""Where the client name stands in a control record that has no reason: behind the kind and an empty text."""
 _creation = threading.Lock()
 """Guards the creation of events and callback lists, which most transactions never need."""
 
@@ -60,6 +64,7 @@ class Completion:
         settled: Whether the outcome is known.
         failure: The first send that failed, if one did.
         writers: Who writes the transaction in this process, while its outcome is not known.
+        client_name: Who has begun it; None if that is not known here.
     """
 
     __slots__ = (
@@ -69,6 +74,7 @@ class Completion:
         "_record",
         "_unknown",
         "_value",
+        "client_name",
         "closed",
         "failure",
         "key",
@@ -77,8 +83,9 @@ class Completion:
         "writers",
     )
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, client_name: str | None = None) -> None:
         self.key = key
+        self.client_name = client_name
         self.closed = False
         self.settled = False
         self.failure: Exception | None = None
@@ -95,6 +102,19 @@ class Completion:
     def transaction(self) -> TransactionId:
         """The id of the transaction."""
         return TransactionId.from_bytes(self.key)
+
+    def is_of_another(self, value: bytes) -> bool:
+        """Whether a control record with this id says of another client's transaction how it ended.
+
+        Ids are given out again by a ZooKeeper that was set back and has not been repaired.
+        """
+        name = self.client_name
+        if name is None or value.startswith(encode_text(name), _NAME_AT):
+            return False  # the usual case: it has no reason, and nothing is decoded
+        try:
+            return decode_control(self.key, value).client_name != name
+        except CorruptDataError:
+            return False
 
     def settle(self, value: bytes, offset: int) -> None:
         """Take the control record from the commit log; it is decoded when somebody asks for it."""

@@ -160,5 +160,8 @@ class OutcomeTail:
                 continue
             value, offset = message.value(), message.offset()
             if value is not None and offset is not None and peek_kind(value) is not ControlKind.BEGIN:
+                if completion.is_of_another(value):
+                    logger.warning("transaction %s of another client has ended: not ours", completion.transaction)
+                    continue
                 del waiting[key]
                 completion.settle(value, offset)

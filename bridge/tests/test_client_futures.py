@@ -272,3 +272,14 @@ def test_the_ends_of_a_commit_span_streams_segments_and_parts() -> None:
 
 def test_an_empty_commit_has_no_ends() -> None:
     assert find_ends(record({}), {}, []) == (None, None)
+
+
+@pytest.mark.parametrize("reason", ["", "expired", "c"])
+@pytest.mark.parametrize("kind", [ControlKind.COMMIT, ControlKind.ABORT])
+def test_the_end_of_another_clients_transaction_with_the_same_id_is_told_apart(kind: ControlKind, reason: str) -> None:
+    value = control(kind, reason=reason)
+    assert not Completion(ID.bytes, "c").is_of_another(value)
+    assert not Completion(ID.bytes).is_of_another(value), "whose it is is not known here"
+    for name in ("cc", "d", "dd", ""):
+        assert Completion(ID.bytes, name).is_of_another(value)
+    assert not Completion(ID.bytes, "d").is_of_another(b"\x02\x00"), "what can not be read says nothing"

@@ -6,13 +6,13 @@ The order of the effects, each of which may be the last before a crash:
 2. the topics of both new epochs are created;
 3. frames and control records are appended, invisible, to the duplicates of the transactions' epoch;
 4. the active segments are sealed;
-5. both epoch records are published, with the ends of the sealed segments, of one stream after the other;
+5. both epoch records are published, with the ends of the sealed segments, of as many streams at once as fit;
 6. the round is committed: records and outcomes become visible;
 7. the duplicates are sealed;
 8. their ends are published, of one stream after the other, and ``committing`` is removed.
 
-What is published at once is that of one stream, because a ZooKeeper multi holds 1 MiB, and a transaction may have a
-thousand streams. Nobody can tell: nothing is visible before step 6, and who finds a part done does the rest.
+A ZooKeeper multi holds 1 MiB, and a transaction may have a thousand streams, so it may take several to publish all.
+Nobody can tell: nothing is visible before step 6, and who finds a part done does the rest.
 
 PDP-24 merges and seals first and seals the active segments last. Here they are sealed before the commit becomes
 visible, because a plain write after the commit's answer could otherwise land in a segment that readers take before
@@ -31,15 +31,15 @@ from dataclasses import replace
 
 from bridge.model import paths
 from bridge.model.buffered import BufferedTransaction
-from bridge.model.epochs import EpochRecord
-from bridge.model.nodes import CreateNode, DeleteNode, SetNode
+from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.nodes import CreateNode, DeleteNode, SetNode, bytes_of
 from bridge.model.records import epoch_to_json
 from bridge.model.transaction import State
 from bridge.model.under_way import Committing, Roll
 from coordinator.effects import ROUND, Look, Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
-from coordinator.planning import conditions_of, targets
+from coordinator.planning import ROLL_BYTES_MAX, conditions_of, targets
 from coordinator.procedures.conditions import Before
 from coordinator.procedures.merge import append_round, items_of, settle
 from coordinator.procedures.refusals import absorb, note_fault, refuse
@@ -218,18 +218,27 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[None]:
         stream.config.name.segment_topic(item.id) for stream, _, _ in left for item in stream.history.active.segments
     ]
     ends = yield from seal(topics)
+    operations: list[CreateNode] = []
+    histories: list[tuple[StreamState, EpochHistory]] = []
     for stream, duplicate, fresh in left:
         name = stream.config.name
         closed = {item.id: ends[name.segment_topic(item.id)] for item in stream.history.active.segments}
         complete = replace(duplicate, sealed_ends=closed)
-        published = yield from write(
-            CreateNode(paths.epoch(name, complete.epoch), epoch_to_json(complete)),
-            CreateNode(paths.epoch(name, fresh.epoch), epoch_to_json(fresh)),
-        )
-        if not published:
-            raise StaleStateError(f"an epoch of the rolling commit of {name} exists already")
-        stream.history = stream.history.with_records(complete, fresh)
+        own = [CreateNode(paths.epoch(name, item.epoch), epoch_to_json(item)) for item in (complete, fresh)]
+        if operations and sum(map(bytes_of, (*operations, *own))) > ROLL_BYTES_MAX:
+            yield from _publish(operations, histories)
+            operations, histories = [], []
+        operations += own
+        histories.append((stream, stream.history.with_records(complete, fresh)))
+    yield from _publish(operations, histories)
     group.forecast.forget(topics)
+
+
+def _publish(operations: Sequence[CreateNode], histories: Sequence[tuple[StreamState, EpochHistory]]) -> Steps[None]:
+    if not (yield from write(*operations)):
+        raise StaleStateError("an epoch of the rolling commit exists already")
+    for stream, history in histories:
+        stream.history = history
 
 
 def _epochs(group: GroupState, roll: Roll, created_ms: int) -> tuple[EpochRecord, EpochRecord]:
