@@ -198,7 +198,14 @@ class Consumer:
     # Reading ---------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float = -1) -> Message | None:
-        """The next message, or error, or None if there is none within ``timeout`` seconds (-1: wait for ever)."""
+        """The next message, or error, or None if there is none within ``timeout`` seconds (-1: wait for ever).
+
+        Raises:
+            StreamNotFound: a stream was deleted.
+            StreamRecreated: and created again. Nothing is handed out until :meth:`subscribe` is called again, or a new
+                consumer is made; it begins there as ``auto.offset.reset`` says.
+            ConflictError: the group reads other streams.
+        """
         return next(iter(self._take(1, timeout)), None)
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
@@ -268,13 +275,15 @@ class Consumer:
         now = time.monotonic()
         if now < self._step_at:
             return
-        self._step_at = now + _STEP_S
+        self._step_at = 0.0  # what is raised here is raised again before anything is handed out
         if self._manual:
             self._commits.commit_sometimes()
+            self._step_at = now + _STEP_S
             return
         self._refresh()
         self._members.step()
         self._commits.commit_sometimes()
+        self._step_at = now + _STEP_S
 
     def _refresh(self) -> None:
         if self._members.refresh():
@@ -303,6 +312,7 @@ class Consumer:
         Nothing is committed any more in a segment that has been removed.
 
         Raises:
+            StreamRecreated: a segment is of a stream that was deleted and created again; nothing was committed.
             KafkaException: as from confluent-kafka's consumer, when not asynchronous.
         """
         self._check_open()

@@ -25,6 +25,7 @@ from bridge.errors import (
     KafkaUnavailable,
     NotFoundError,
     StreamNotFound,
+    StreamRecreated,
     UnavailableError,
 )
 from bridge.group_commits import Committed, GroupCommits
@@ -151,6 +152,8 @@ class Membership:
         self._ends: dict[str, int] = {}
         self._sending: dict[str, tuple[int, float]] = {}
         self._fault: Exception | None = None
+        self._recreated: str | None = None
+        """Said with each call until the streams are taken anew."""
         self.histories: dict[StreamName, EpochHistory] = {}
         self.owned: dict[str, Owned] = {}
 
@@ -165,6 +168,7 @@ class Membership:
         """
         names = list(dict.fromkeys(streams))
         self._age += 1
+        self._recreated = None
         self.histories = {name: self._load(name, self._changed.set, None) for name in names}
         for known in (self._whole, self._verdicts, self._committed, self._sealed):
             known.clear()
@@ -186,7 +190,10 @@ class Membership:
 
         Raises:
             StreamNotFound: a stream was deleted.
+            StreamRecreated: and created again.
         """
+        if self._recreated is not None and self.histories:
+            raise StreamRecreated(self._recreated)
         if self._loading.under_way:
             return self._loaded()
         now = time.monotonic()
@@ -223,6 +230,18 @@ class Membership:
         if found.keys() != self.histories.keys():
             self._changed.set()  # other streams are read by now
             return False
+        for name, known in self.histories.items():
+            if found[name].is_outdated(known):
+                logger.warning("ZooKeeper holds fewer epochs of %s than it did; they are read again", name)
+                self._changed.set()
+                self._load_at = time.monotonic() + _ASK_MAX_S
+                return False
+            if not found[name].is_later(known):
+                self._recreated = (
+                    f"stream {name} was deleted and created again while group {self._group_id} was reading it; nothing "
+                    "of the one that there is now was handed out: subscribe again, or begin with a new consumer"
+                )
+                raise StreamRecreated(self._recreated)
         self.histories = found
         self._adopt()
         self._ask_at = 0.0
@@ -238,7 +257,12 @@ class Membership:
             self._whole[name] = lineage(history)
             self._sealed |= {name.segment_topic(life.segment.id): life.sealed_end for life in self._whole[name].lives}
         for item in self.owned.values():
-            if item.phase is not Phase.DONE and self.histories[item.stream].is_removed(item.segment):
+            if item.phase is Phase.DONE:
+                continue
+            now = self.histories.get(item.stream)
+            if now is not None and now.is_former(item.segment):
+                item.phase = Phase.DONE  # it will be taken away; the stream was created again
+            elif now is not None and now.is_removed(item.segment):
                 item.phase = Phase.DONE
                 logger.warning("%s was removed before group %s had read all of it", item.topic, self._group_id)
         self._decide()

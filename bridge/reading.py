@@ -357,9 +357,13 @@ class Reader:
             self._refresh_at = time.monotonic() + _RETRY_S
             return
         if history is not None:
-            self._plan.update(history)
-            self._history = history
             self._loaded_at = time.monotonic()
+            if not self._plan.update(history):
+                logger.warning("ZooKeeper holds fewer epochs of %s than it did; they are read again", self._stream)
+                self._changed.set()
+                self._refresh_at = time.monotonic() + _RETRY_S
+                return
+            self._history = history
 
     def _assign(self) -> None:
         """Have the consumer read exactly what the plan says."""

@@ -13,7 +13,14 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaE
 
 import bridge
 from bridge.consumer_message import Message
-from bridge.errors import ConfigError, ConflictError, InvalidRequestError, StreamNotFound
+from bridge.errors import (
+    ConfigError,
+    ConflictError,
+    InvalidRequestError,
+    RollbridgeError,
+    StreamNotFound,
+    StreamRecreated,
+)
 from bridge.model.names import StreamName
 from integration_tests.clients import Site, until
 from integration_tests.grown_streams import KEYS, grow, write
@@ -423,3 +430,76 @@ def test_settings_that_are_wrong_are_all_named() -> None:
         )
     for key in ("plugin.library.paths", "isolation.level", "auto.offset.reset", "group.id", "strategy", "perhaps"):
         assert key in str(caught.value)
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_member_takes_nothing_of_a_stream_that_was_created_again_for_the_former_one(
+    client: bridge.Bridge, orders: str, group: Group, reset: str
+) -> None:
+    with group.member(orders, auto_offset_reset=reset, enable_auto_commit=False) as consumer:
+
+        def has_begun() -> bool:
+            write(client, orders, b"former")
+            return bool(consumer.consume(100, 0.5))
+
+        until(has_begun)
+        consumer.commit(asynchronous=False)
+        [former, *_] = consumer.position(consumer.assignment())
+        write(client, orders, b"never read")
+        client.admin.delete_stream(orders)
+        client.admin.create_stream(orders, segments=2)
+        write(client, orders, b"fresh")
+        found: list[Message] = []
+
+        def is_refused() -> bool:
+            try:
+                found.extend(consumer.consume(100, 0.5))
+            except StreamRecreated:
+                return True
+            except StreamNotFound:
+                pass  # it was looked at in between
+            return False
+
+        until(is_refused)
+        with pytest.raises(StreamRecreated, match="subscribe again"):
+            consumer.poll(30)
+        assert {message.value() for message in found} <= {b"never read", b"former"}
+        with pytest.raises(StreamRecreated):
+            consumer.commit(offsets=[former], asynchronous=False)
+        consumer.subscribe([orders])
+        if reset == "earliest":
+            assert values(take(consumer, len(KEYS))) == {key: [b"fresh"] for key in KEYS}
+            nothing_comes(consumer)
+        else:
+            later: list[Message] = []
+
+            def comes() -> bool:
+                write(client, orders, b"later")
+                later.extend(consumer.consume(100, 0.5))
+                return bool(later)
+
+            until(comes)
+            assert {message.value() for message in later} == {b"later"}
+
+
+def test_offsets_of_a_former_life_commit_no_transaction(client: bridge.Bridge, orders: str, group: Group) -> None:
+    """A transaction that carries a place in a stream that is gone does not tell the group that it has read anything."""
+    with group.member(orders, enable_auto_commit=False) as consumer:
+        write(client, orders, b"former")
+        take(consumer, len(KEYS))
+        places, metadata = consumer.position(consumer.assignment()), consumer.consumer_group_metadata()
+        client.admin.delete_stream(orders)
+        client.admin.create_stream(orders, segments=2)
+        write(client, orders, b"fresh")
+        transaction = client.begin(orders)
+        transaction.write(orders, key=b"k", value=b"what came of it")
+
+        def send() -> None:
+            transaction.send_offsets(places, metadata)
+            transaction.commit()
+
+        with pytest.raises((RollbridgeError, KafkaException)):
+            send()
+    with group.member(orders) as fresh:
+        assert values(take(fresh, len(KEYS))) == {key: [b"fresh"] for key in KEYS}
+        nothing_comes(fresh)

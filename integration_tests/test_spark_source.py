@@ -15,7 +15,7 @@ import pytest
 
 import bridge
 from bridge.client.options import ClientOptions
-from bridge.errors import GroupMismatchError, InvalidRequestError, KafkaUnavailable, TruncatedError
+from bridge.errors import GroupMismatchError, InvalidRequestError, KafkaUnavailable, RollbridgeError, TruncatedError
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
 from bridge.spark import source, transactions
@@ -378,6 +378,36 @@ def test_what_can_not_be_read_is_refused_and_says_why(
     )
     with pytest.raises(KafkaUnavailable, match=r"no Kafka broker answered at 127\.0\.0\.1:1"):
         DriverConnection(nobody)
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_running_query_reads_nothing_of_a_stream_that_was_created_again(
+    client: bridge.Bridge, orders: str, here: Here, fail: str
+) -> None:
+    given = lowered(options_of(here.site, orders, startingOffsets="earliest", failOnDataLoss=fail))
+    write(client, orders, b"former")
+    reader = source.stream_reader(given, source.schema(given))
+    try:
+        begin = reader.initialOffset()
+        end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+        assert reader.partitions(begin, end)
+        client.admin.delete_stream(orders)
+        client.admin.create_stream(orders, segments=2)
+        write(client, orders, b"fresh")
+
+        def is_refused() -> bool:
+            try:
+                assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+            except RollbridgeError as fault:  # or that its topics are gone, as long as it has not heard of the new ones
+                return "was deleted and created again since the checkpoint was written" in str(fault)
+            return False
+
+        eventually(is_refused, "the checkpoint is refused")
+        with pytest.raises(InvalidRequestError, match="was deleted and created again"):
+            reader.partitions(begin, end)
+    finally:
+        reader.stop()
+    assert here.values(orders) == each(b"fresh")
 
 
 def test_what_was_truncated_below_the_checkpoint_is_an_error_or_left_out(

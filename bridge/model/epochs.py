@@ -225,6 +225,10 @@ class EpochHistory:
             and all(map(_is_same, known, own))
         )
 
+    def is_outdated(self, by: EpochHistory) -> bool:
+        """Whether another one has grown from it: it comes from a ZooKeeper server that lags, or was set back."""
+        return self.next_epoch < by.next_epoch and by.is_later(self)
+
     def with_removed(self, segments: Iterable[SegmentId]) -> EpochHistory:
         """This history with more segments removed."""
         return replace(self, removed=self.removed | frozenset(segments))

@@ -75,13 +75,17 @@ class ReadingPlan:
         self._done |= continued
         self._adopt(history)
 
-    def update(self, history: EpochHistory) -> None:
+    def update(self, history: EpochHistory) -> bool:
         """Take the stream's epochs as they are now: there may be more, and sealed ends may have become known.
+
+        Returns False if more epochs were known than these; nothing is forgotten then.
 
         Raises:
             StreamRecreated: it is not the same stream any more.
             TruncatedError: epochs were dropped whose records had not all been read, as far as is known here.
         """
+        if history.is_outdated(self._history):
+            return False
         if not history.is_later(self._history):
             raise StreamRecreated("the stream was deleted and created again while it was being read; begin anew")
         lost = sorted(item for item in self._sealed if item not in self._done and history.is_dropped(item))
@@ -91,6 +95,7 @@ class ReadingPlan:
                 "end; begin at 'earliest', or at a later position"
             )
         self._adopt(history)
+        return True
 
     def readable(self) -> dict[SegmentId, int]:
         """The segments to read now and the offset at which each goes on."""

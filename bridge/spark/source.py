@@ -202,6 +202,8 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = advance(history, front, ends, limit=most)
         everything = end if most is None else advance(history, front, ends, chain_max=None)
+        # It may have become another one between two looks.
+        before.check_same(driver.offset(before.position.offsets))
         self._readable = driver.offset(everything)
         if end == front:
             return start if front == before.position.offsets else driver.offset(front, before.commit_log).as_json()
