@@ -1,7 +1,8 @@
 """What one test leaves behind is that test's failure: processes that outlive the test that started them.
 
 Processes that tests share are started by fixtures of modules and of the run, so they are there before a test begins.
-One that a test stops and starts again is known by its command line, which names its directory or its root.
+One that a test stops and starts again is known by its command line, which names its directory; a coordinator is known by
+its root in ZooKeeper, since successors have other names.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import psutil
 PATIENCE_S: Final = 20.0
 """How long a process that was told to end may take, in seconds: many times what a slow machine needs."""
 _LOOK_S: Final = 0.05
+_ROOT: Final = "--zookeeper-root="
 _HELPERS: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Processes of Python's own, which live as long as the one that they help."""
 
@@ -42,9 +44,15 @@ def left_behind(before: Mapping[int, CommandLine], patience_s: float = PATIENCE_
 
 
 def _new(before: Mapping[int, CommandLine]) -> dict[int, CommandLine]:
-    known: Collection[CommandLine] = set(before.values())
+    known: Collection[CommandLine] = {_identity(command) for command in before.values()}
     return {
         pid: command
         for pid, command in children().items()
-        if pid not in before and command not in known and not any(name in part for part in command for name in _HELPERS)
+        if pid not in before
+        and _identity(command) not in known
+        and not any(name in part for part in command for name in _HELPERS)
     }
+
+
+def _identity(command: CommandLine) -> CommandLine:
+    return tuple(part for part in command if part.startswith(_ROOT)) or command

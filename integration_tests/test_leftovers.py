@@ -11,9 +11,9 @@ from integration_tests.leftovers import children, left_behind
 
 
 @contextmanager
-def running(name: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(*name: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends when its input does."""
-    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", name]
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", *name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -35,6 +35,13 @@ def test_what_was_there_before_may_be_started_again() -> None:
         before = children()
     with running("shared"), running("another"):
         assert [command[-1] for command in left_behind(before, 0).values()] == ["another"]
+
+
+def test_a_coordinator_may_have_a_successor_with_another_name() -> None:
+    with running("--name=one", "--zookeeper-root=/a"):
+        before = children()
+    with running("--name=two", "--zookeeper-root=/a"), running("--name=one", "--zookeeper-root=/b"):
+        assert [command[-1] for command in left_behind(before, 0).values()] == ["--zookeeper-root=/b"]
 
 
 def test_a_process_that_has_ended_and_was_not_waited_for_is_not_left_behind() -> None:
