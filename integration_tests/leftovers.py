@@ -1,8 +1,8 @@
 """What one test leaves behind is that test's failure: processes that outlive the test that started them.
 
 Processes that tests share are started by fixtures of modules and of the run, so they are there before a test begins.
-One that a test stops and starts again is known by its command line, which names its directory; a coordinator is known by
-its root in ZooKeeper, since successors have other names.
+One that a test stops and starts again is known by its command line, which names its directory; a coordinator is known
+by its root in ZooKeeper, since successors have other names.
 """
 
 from __future__ import annotations
