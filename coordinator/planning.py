@@ -111,8 +111,12 @@ def line_of(transaction: BufferedTransaction) -> Line:
 
 
 def conditions_of(transaction: BufferedTransaction) -> tuple[StreamCondition, ...]:
-    """The conditions of a transaction whose commit was asked for; it has a round of its own if there are any."""
-    return () if transaction.manifest is None else transaction.manifest.conditions
+    """The conditions of a transaction that is to be committed; it has a round of its own if there are any.
+
+    One that was refused after its commit was asked for is only logged, whatever it expected, beside any others.
+    """
+    is_due = transaction.state is State.COMMITTING and transaction.manifest is not None
+    return transaction.manifest.conditions if is_due and transaction.manifest is not None else ()
 
 
 def _roll_fault(group: GroupState, rolls: Mapping[str, int]) -> str | None:

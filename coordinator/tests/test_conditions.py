@@ -120,6 +120,20 @@ def test_a_refused_one_leaves_its_abort_record_with_what_is_there() -> None:
     assert item.state is State.ABORTED
 
 
+def test_one_that_was_refused_before_its_round_is_logged_beside_others_and_holds_nobody_up() -> None:
+    bench = Bench({ORDERS: 1})
+    refused = bench.one(ORDERS, 0, conditions=[expects(at(7))])
+    bench.group.fold.refuse(refused.id, "expired while stream sales/orders was in an error state", bench.clock_ms)
+    innocent = bench.one(ORDERS, 0)
+    planned = plan_round(bench.group)
+    assert planned == DirectRound((refused, innocent))
+    steps = merge_direct(bench.group, [refused, innocent], bench.clock_ms)
+    assert isinstance(next(steps), fx.MergeFrames)
+    appended = steps.send([10])
+    assert isinstance(appended, fx.AppendControl)
+    assert [record.kind for record in appended.records] == [ControlKind.ABORT, ControlKind.COMMIT]
+
+
 def test_a_place_beyond_the_tail_is_refused_with_the_last_record_of_the_key() -> None:
     bench = Bench({ORDERS: 1})
     item = bench.one(ORDERS, 0, conditions=[expects(at(50), Scope.KEY)])
