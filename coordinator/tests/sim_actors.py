@@ -117,12 +117,18 @@ class Attempt:
     order: CommitOrder | None = None
     begun_ms: int = 0
     asked_ms: int = 0
+    commits_ms: int | None = None
+    """When its commit is asked for, if that has been decided."""
+    poisoned: list[tuple[StreamName, Record]] = field(default_factory=list)
+    """What of it no broker takes."""
 
 
 class Client:
     """Writes ever higher numbers under its own keys, plainly or in transactions, one after the other."""
 
     lease_ms = LEASE_MS
+    poisons = 0.0
+    """How many of its frames hold what no broker takes."""
 
     def __init__(self, name: str, world: World, streams: list[StreamName], rng: random.Random) -> None:
         self.name = name
@@ -198,22 +204,31 @@ class Client:
 
     def _go_on(self) -> None:
         assert self.current is not None
+        if self.current.commits_ms is not None:
+            if self.clock_ms >= self.current.commits_ms:
+                self._ask_for_commit(self.current)
+            return
         chance = self.rng.random()
         if chance < 0.75:
             self._write(self.current)
+            if self.lease_ms == LEASE_MS and self.rng.random() < 0.05:  # it asks for its commit at the last moment
+                self.current.commits_ms = self.current.begun_ms + LEASE_MS - self.rng.randint(0, 200)
         elif chance < 0.93:
-            self.current.ended, self.current.asked_ms = "commit", self.world.clock_ms
-            if self.rng.random() < 0.4:
-                self.current.offsets = (self._offsets(),)
-            if self.rng.random() < 0.4:
-                self.current.conditions = tuple(self._conditions(self.current.begin))
-            self._send(self.current, self.current.begin.home, *commit_frame(self.current))
+            self._ask_for_commit(self.current)
         elif chance < 0.96:
             self.current.ended = "abort"
             header = FrameHeader(FrameKind.ABORT, self.current.id.bytes, self.current.part)
             self._send(self.current, self.current.begin.home, header, encode_abort("no"))
         elif chance < 0.98:
             self.current.ended = "silent"
+
+    def _ask_for_commit(self, attempt: Attempt) -> None:
+        attempt.ended, attempt.asked_ms = "commit", self.world.clock_ms
+        if self.rng.random() < 0.4:
+            attempt.offsets = (self._offsets(),)
+        if self.rng.random() < 0.4:
+            attempt.conditions = tuple(self._conditions(attempt.begin))
+        self._send(attempt, attempt.begin.home, *commit_frame(attempt))
 
     def _offsets(self) -> GroupOffsets:
         """Of a group whose members share the partitions anew now and then, perhaps before the leader comes to it."""
@@ -252,6 +267,9 @@ class Client:
         attempt.pieces[piece] = attempt.pieces.get(piece, 0) + len(made)
         attempt.sent.setdefault(piece, []).extend((stream, record) for record in made)
         batch = json.dumps([[item.key, item.value, item.transaction, item.sequence] for item in made]).encode()
+        if self.poisons and self.rng.random() < self.poisons:
+            self.world.poison.add(batch)
+            attempt.poisoned.extend((stream, record) for record in made)
         header = FrameHeader(FrameKind.DATA, attempt.id.bytes, attempt.part, number, base, len(made))
         self._send(attempt, str(stream), header, batch)
         if self.rng.random() < 0.1:
@@ -268,6 +286,10 @@ class Client:
         self.log_position = topic.stable_end(self.log_position)
         self.current.outcome = self.outcomes.get(self.current.id)
         if self.current.outcome is not None:
+            if self.current.outcome.kind is ControlKind.COMMIT and self.current.records and self.rng.random() < 0.5:
+                stream, last = self.current.records[-1]  # what is written after the answer comes after it for readers
+                count = self.counts[stream, last.key] = self.counts[stream, last.key] + 1
+                self.pending = stream, Record(last.key, f"{last.key}={count}")
             self.current = None
 
     def _plain(self, stream: StreamName, record: Record) -> None:
@@ -412,13 +434,15 @@ class Leader:
                 self.world.acting = self.place()
                 blind = "waiting-roll" in self.world.faults and self.world.acting == "must_wait/LookForForeign"
                 self.result = [] if blind else self.world.execute(self.effect, self.epoch)
+                if "hasty-expiry" in self.world.faults and self.world.acting == "expire_overdue/EndOffsets":
+                    self.result = dict.fromkeys(self.result, 0)
                 if isinstance(self.effect, fx.Now):
                     self.result += self.skew_ms
                 self.effect = None
             except Blocked:
                 return
             except fx.Refused as refused:
-                self.effect, self.refused = None, refused
+                self.effect, self.refused = None, self.world.hear(refused)
             self.look_ahead()
 
     def look_ahead(self) -> None:
@@ -482,6 +506,8 @@ class Leader:
                 raise Gone  # a newer leader has deleted the stream
             if start < log.start:
                 raise Gone
+            if rng.random() < 0.25:
+                continue  # what stands there is fetched later than what it does next
             entries = log.entries[start : start + rng.randint(0, 12)]
             for offset, entry in enumerate(entries, start):
                 self.group.fold.fold(stream, (topic, number), offset, entry.appended_ms, *entry.item)

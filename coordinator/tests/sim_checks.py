@@ -15,12 +15,19 @@ from coordinator.tests.sim_clocks import lease_faults
 from coordinator.tests.sim_conditions import condition_faults, refusal_faults
 from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_pipelines import PipeliningClient, may_be_forsaken, order_faults
+from coordinator.tests.sim_refusals import Refusals, is_poisoned, refused_rightly
 from coordinator.tests.sim_sessions import RestartingClient, answer_faults
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Record, World
 
 
-def faults(world: World, group: GroupName, streams: list[StreamName], clients: list[Client]) -> list[str]:
+def faults(
+    world: World,
+    group: GroupName,
+    streams: list[StreamName],
+    clients: list[Client],
+    refusals: Refusals | None = None,
+) -> list[str]:
     """Every promise that the history breaks, as a sentence."""
     found: list[str] = []
     log = [(offset, record) for offset, record in world.topics[group.commit_log_topic].visible()]
@@ -51,7 +58,7 @@ def faults(world: World, group: GroupName, streams: list[StreamName], clients: l
             numbers = [int(value.split("=")[1]) for value in values]
             if numbers != sorted(numbers):
                 found.append(f"records of key {key} in {stream} are out of order: {numbers}")
-    _check_clients(world, streams, clients, outcomes, placed, found)
+    _check_clients(world, clients, refusals, outcomes, placed, found)
     _check_leases(world, group, clients, outcomes, found)
     _check_memory(world, group, log, found)
     ended = {str(record.transaction): (record.kind is ControlKind.COMMIT, offset) for offset, record in log}
@@ -143,8 +150,8 @@ def _is_truncated(world: World, value: str) -> bool:
 
 def _check_clients(
     world: World,
-    streams: list[StreamName],
     clients: list[Client],
+    refusals: Refusals | None,
     outcomes: dict[str, ControlRecord],
     placed: Counter[tuple[str, str]],
     found: list[str],
@@ -172,6 +179,7 @@ def _check_clients(
                 and attempt.ended == "commit"
                 and outcome.reason not in ("expired", "offsets refused")
                 and not may_be_forsaken(client, attempt, outcome)
+                and not (refusals is not None and refused_rightly(attempt, outcome, refusals))
             ):
                 found.append(f"the commit of {attempt.id} was refused: {outcome.reason}")
             if attempt.outcome is not None and attempt.outcome != outcome:
@@ -179,6 +187,8 @@ def _check_clients(
             if [world.group_offsets.count(item) for item in attempt.offsets] != [int(committed)] * len(attempt.offsets):
                 found.append(f"the offsets of {attempt.id} do not go with its outcome, {outcome.kind}")
             if committed:
+                if is_poisoned(attempt):
+                    found.append(f"{attempt.id} is committed with what no broker takes")
                 for wanted in attempt.conditions:
                     name = StreamName.parse(list(attempt.begin.streams)[wanted.stream])
                     found.extend(condition_faults(world, name, whole_history_of(world, name), str(attempt.id), wanted))

@@ -171,8 +171,10 @@ class World:
     clients), ``timed-seal`` (where a segment ends is inferred, and nobody looks again), ``forgotten-late`` (what was
     forwarded is not remembered), ``denying-successor`` (who ends the deletion of another leader does not answer it),
     ``unbounded-multi`` (leaders write as much at once as there is), ``stubborn-request`` (what is refused for good is
-    tried again), ``waiting-seal`` (who seals does not look for native
-    transactions of others first), ``waiting-roll`` (rolling commits do not).
+    tried again), ``waiting-seal`` (who seals does not look for native transactions of others first), ``waiting-roll``
+    (rolling commits do not), ``deaf-refusal`` (what is refused for good is taken for an unknown outcome),
+    ``broad-refusal`` (what is refused for one frame is held against its stream), ``hasty-expiry`` (that a lease has run
+    out is decided without reading the buffers to their ends).
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -191,6 +193,9 @@ class World:
         self.made = 0
         self.seal_waits = 0
         """For how many more tries nothing is sealed, if that comes too late anyway."""
+        self.is_early = False
+        """Whether a rolling commit is visible whose epochs are not published: leaders do not die then, for whoever
+        takes over would stumble, and it is for readers to notice."""
         self.ended = 0
         self.late_markers: set[str] = set()
         self.generations: dict[str, int] = {}
@@ -206,6 +211,8 @@ class World:
         """All that ever stood in each list of removed segments."""
         self.refuses: Callable[[fx.Effect, int], fx.Refused | None] = lambda *_: None
         """Called with each effect and its leader; what it gives is the answer, and nothing of the effect is done."""
+        self.poison: set[bytes] = set()
+        """What frames hold that no broker takes."""
         self.wrong: dict[str, str] = {}
         """Topics that were reconfigured, and what is wrong with them."""
         self.in_between: Callable[[str], None] = lambda _: None
@@ -310,7 +317,7 @@ class World:
             case fx.Seal() if "visible-before-sealed" in self.faults and (leader in self.open or self.seal_waits):
                 if leader in self.open:
                     self.end(leader, "committed")
-                    self.seal_waits = 30
+                    self.seal_waits, self.is_early = 30, True
                 self.seal_waits -= 1
                 raise Blocked
             case fx.Seal(names):
@@ -393,6 +400,18 @@ class World:
                 visible = dict(self.topics[topic].visible())
                 return {offset: visible[offset][1] if offset in visible else None for offset in offsets}
         return None
+
+    def hear(self, refused: fx.Refused) -> fx.Refused:
+        """What a leader makes of a refusal; one with a defect makes something else of it.
+
+        Raises:
+            Gone: It takes it for an unknown outcome, so that its term ends.
+        """
+        if "deaf-refusal" in self.faults and isinstance(refused.effect, fx.ROUND):
+            raise Gone
+        if "broad-refusal" in self.faults and refused.places:
+            return fx.Refused(refused.effect, refused.reason, code=refused.code, topic=refused.topic)
+        return refused
 
     def execute_partly(self, effect: fx.Effect, leader: int, share: float) -> None:
         """Carry out a part of an effect, as a crash in its middle may leave it."""
@@ -536,18 +555,22 @@ class World:
         """Append the records of frames inside the leader's native transaction."""
         offsets: list[int] = []
         for topic, frame in items:
-            batch = frame.batch
-            if batch is None:
-                buffer = self.topics[shard(*frame.partition)]
-                if frame.offset < buffer.start:
-                    raise Gone
-                batch = buffer.entries[frame.offset].item[1]
+            batch = self.batch_of(frame)
             if offsets:
                 self.in_between(topic)
             offsets.append(len(self.topics[topic].entries))
             for key, value, transaction, sequence in json.loads(batch):
                 self._append(topic, Record(key, value, transaction, sequence), leader)
         return offsets
+
+    def batch_of(self, frame: FrameRef) -> bytes:
+        """What is in a frame."""
+        if frame.batch is not None:
+            return frame.batch
+        buffer = self.topics[shard(*frame.partition)]
+        if frame.offset < buffer.start:
+            raise Gone
+        return bytes(buffer.entries[frame.offset].item[1])
 
     def append_control(self, topic: str, records: Sequence[ControlRecord], leader: int) -> list[int]:
         """Append control records inside the leader's native transaction."""
@@ -627,6 +650,7 @@ class World:
     def end(self, leader: int, state: str) -> None:
         """End the leader's native transaction."""
         if "visible-before-sealed" in self.faults and leader == self.identity and leader not in self.open:
+            self.is_early = False
             return
         if leader != self.identity and "no-fencing" not in self.faults:
             raise Fenced

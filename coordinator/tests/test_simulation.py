@@ -29,6 +29,7 @@ from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_clocks import RETENTION_MS, check_age
 from coordinator.tests.sim_expiry import check_drop, epoch_of, spoiled, whole_history_of
 from coordinator.tests.sim_pipelines import PipeliningClient
+from coordinator.tests.sim_refusals import POISONED, REFUSAL_DEFECTS, Refusals, is_poisoned
 from coordinator.tests.sim_sessions import RestartingClient
 from coordinator.tests.sim_standby import STANDBY_DEFECTS, Standby
 from coordinator.tests.sim_truncation import (
@@ -45,7 +46,7 @@ GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
 OLD_STREAMS = [StreamName("sales", "old-1"), StreamName("sales", "old-2")]
 BUFFER_PARTITIONS = dict(zip(STREAMS, (2, 1), strict=True))
-STEPS = 4_000
+STEPS = 3_000
 DRAIN_STEPS = 8_000
 """Several times what the longest run took to come to rest; a run with a defect may never do so, and takes them all."""
 UNSEEN_FRAGILITY = 0.3
@@ -109,6 +110,9 @@ class Run:
         self.clients = [Client(f"c{number}", self.world, STREAMS, self.rng) for number in range(3)]
         self.clients += [RestartingClient(f"c{number}", self.world, GROUP, STREAMS, self.rng) for number in (3, 4)]
         self.clients.append(PipeliningClient("c5", self.world, STREAMS, self.rng))
+        for client in self.clients:
+            client.poisons = POISONED
+        self.refusals = self.world.refuses = Refusals(self.world, STREAMS, seed)
         self.world.in_between = self._interrupt
         self.world.may_delete = self._check_deletion
         self.world.may_drop = self._check_drop
@@ -137,10 +141,11 @@ class Run:
                 if administrator.rng.random() < 0.2:
                     administrator.step(self.clock_ms)
             self._let_foreign_end()
+            self.refusals.step()
             chance = self.rng.random()
             if chance < 0.006:
                 self._crash()
-            elif chance < 0.010:
+            elif chance < 0.010 and not self.world.is_early:
                 self.leaders.append(self._next_leader())  # the old one is left behind, not dead
             elif chance < 0.020:
                 body = scale_request(self.world, self.rng.choice(STREAMS), self.rng, self.clock_ms)
@@ -165,10 +170,11 @@ class Run:
             client.stopping = True
         for administrator in self.administrators:
             administrator.is_patient = True
+        self.refusals.end()
         self.fragility = 0.0
         self._until(self._quiet)
         denied = [fault for administrator in self.administrators for fault in administrator.faults]
-        return faults(self.world, GROUP, STREAMS, self.clients) + denied + self.world.broken
+        return faults(self.world, GROUP, STREAMS, self.clients, self.refusals) + denied + self.world.broken
 
     def _meddle(self) -> None:
         """Topics of snapshots are compacted, and now and then a record in one is damaged."""
@@ -289,6 +295,8 @@ class Run:
 
     def _crash(self, leader: Leader | None = None) -> None:
         leader = leader or self.rng.choice(self.leaders)
+        if self.world.is_early:
+            return
         leader.crash(self.rng.random())
         self.crash_points[leader.place()] += 1
         self._replace(leader)
@@ -395,6 +403,9 @@ class Coverage:
         "answered committed": 25,
         "answered aborted": 25,
         "resumed": 25,
+        "poisoned, refused": 50,
+        "streams of which a topic was refused": 50,
+        "rounds refused": 50,
     }
 
     def __init__(self) -> None:
@@ -416,6 +427,8 @@ class Coverage:
         self.points.update(run.crash_points)
         counts.update(world.takeovers)
         counts["ongoing transactions from a snapshot"] += world.spared
+        counts["streams of which a topic was refused"] += len(run.refusals.denied)
+        counts["rounds refused"] += run.refusals.rounds
         counts["offsets of groups"] += len(world.group_offsets)
         for name in STREAMS:
             counts.update(f"cause {record.cause.value}" for record in whole_history_of(world, name).records)
@@ -434,6 +447,7 @@ class Coverage:
         self.counts[f"ended {attempt.ended}"] += 1
         self.counts["resumed"] += attempt.part > 0
         if attempt.outcome is not None:
+            self.counts["poisoned, refused"] += is_poisoned(attempt) and "INVALID_RECORD" in attempt.outcome.reason
             self.counts[f"reason {attempt.outcome.reason}"] += 1
             if attempt.conditions:
                 self.counts[f"condition {'refused' if attempt.outcome.refused else attempt.outcome.kind.value}"] += 1
@@ -459,6 +473,15 @@ def covered(seeds: Iterable[int]) -> Coverage:
         assert not broken, f"seed {seed}: {broken[:5]}"
         coverage.add(run)
     return coverage
+
+
+FOUND_AS = {
+    "deaf-refusal": "tried for ever",
+    "broad-refusal": "in an error state",
+    "hasty-expiry": "although its commit was asked for in time",
+    "visible-before-sealed": "out of order",
+}
+"""What has to be said about some defects, which stumble over other things as well."""
 
 
 @pytest.mark.parametrize(
@@ -490,17 +513,21 @@ def covered(seeds: Iterable[int]) -> Coverage:
         "unordered-session",
         "gaps-in-session",
         "trusts-its-clock",
+        "hasty-expiry",
         *snapshots.SNAPSHOT_DEFECTS,
         *snapshots.ONGOING_DEFECTS,
         *STANDBY_DEFECTS,
         *ADMIN_DEFECTS,
+        *REFUSAL_DEFECTS,
     ],
 )
 def test_the_checks_catch_a_defect(defect: str) -> None:
+    told = FOUND_AS.get(defect, "")
     for seed in range(150):
         try:
-            if Run(seed, frozenset({defect})).go():
-                return
-        except Exception:  # a defect may also surface as a crash of the leader itself
+            broken = Run(seed, frozenset({defect})).go()
+        except Exception as fault:  # a defect may also surface as a crash of the leader itself
+            broken = [str(fault)]
+        if any(told in text for text in broken):
             return
     raise AssertionError(f"no run has noticed the defect {defect}")
