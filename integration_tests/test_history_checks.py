@@ -348,6 +348,10 @@ MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
     ),
     "a record of the last life that was refused": (lambda h: lived(h, answer=Answer.FAILED), "lives"),
     "a process that ends by itself": (lambda h: replace(h, deaths=["client c ended with -6"]), "died"),
+    "a leader that trusts a ZooKeeper that was set back": (
+        lambda h: replace(h, led_outdated=["coordinator-1 leads"]),
+        "led outdated",
+    ),
     "a segment whose end is not known": (unsealed, "epoch chain"),
     "a reader that skips": (lambda h: reread(h, lambda rows: rows.pop(0)), "skip or rewind"),
     "a reader that rewinds": (lambda h: reread(h, lambda rows: rows.append(rows[-1])), "skip or rewind"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -28,55 +25,23 @@ from bridge.model.late import LATE_HEADER, LateNotes
 from bridge.model.names import StreamName
 from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.adapter_tools import read_values
-from integration_tests.backends.interface import AnyCluster
+from integration_tests.backends.choice import demand
+from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.backends.local import LocalCluster
+from integration_tests.clients import Site
 from integration_tests.coordinators import Relay, until
+from integration_tests.patience import PATIENCE_S, eventually
 
-DISK_MIB = 600
 FROZEN_S = 0.5
 ROUNDS = 4
 
 
-class Disk:
-    """A file system in a file, which can be made to stand still."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Let no write to it come to an end."""
-        subprocess.run(["fsfreeze", "-f", str(self.path)], check=True)
-        try:
-            yield
-        finally:
-            subprocess.run(["fsfreeze", "-u", str(self.path)], check=True)
-
-
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    """An ext4 file system on a loop device; skipped where none can be mounted."""
-    image, place = tmp_path / "disk.img", tmp_path / "disk"
-    place.mkdir()
-    with image.open("wb") as file:
-        os.truncate(file.fileno(), DISK_MIB << 20)
-    steps = (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", "loop", str(image), str(place)])
-    for step in steps:
-        try:
-            done = subprocess.run(step, capture_output=True, check=False)
-        except FileNotFoundError as fault:
-            pytest.skip(f"file systems cannot be made here: {fault}")
-        if done.returncode:
-            pytest.skip(f"file systems cannot be mounted here: {done.stderr.decode().strip()}")
-    found = Disk(place)
-    try:
-        with found.frozen():
-            pass
-    except (subprocess.CalledProcessError, FileNotFoundError) as fault:
-        subprocess.run(["umount", str(place)], check=True)
-        pytest.skip(f"file systems cannot be frozen here: {fault}")
-    yield found
-    subprocess.run(["umount", "-l", str(place)], check=True)
+def stalling() -> Iterator[LocalCluster]:
+    """Servers whose broker has its logs on a disk that can be made to stand still."""
+    with LocalCluster(stalling=True) as own:
+        demand(own, [Ability.DISK_STALL])
+        yield own
 
 
 _NUMBERS = count()
@@ -85,7 +50,7 @@ _NUMBERS = count()
 class Writer:
     """Writes without pause, as any Kafka user would, and notes what was acknowledged, until it is refused."""
 
-    def __init__(self, servers: str, topic: str) -> None:
+    def __init__(self, servers: str, topic: str, codec: str = "none") -> None:
         self._producer = Producer(
             {
                 **producer_config(servers),
@@ -93,6 +58,7 @@ class Writer:
                 "enable.idempotence": True,
                 "acks": "all",
                 "linger.ms": 0,
+                "compression.type": codec,
             }
         )
         self._topic = topic
@@ -132,34 +98,71 @@ class Writer:
 
 
 def test_nothing_is_acknowledged_behind_the_end_of_a_topic_that_is_sealed_while_the_disk_stands_still(
-    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stalling: LocalCluster,
 ) -> None:
     """Appends that were past all checks hold the log's lock meanwhile, or wait for it."""
-    monkeypatch.setattr(tempfile, "tempdir", str(disk.path))
-    # The controller goes on: new settings reach the broker while its logs stand still.
-    with LocalCluster(kafka_settings={"metadata.log.dir": str(tmp_path / "metadata")}) as own:
-        admin = TopicAdmin(own.bootstrap_servers)
-        warm = "warm"
-        admin.create_topics([TopicSpec(name=warm)])
-        admin.seal([warm])  # the transaction coordinator has made its topic
-        for number in range(ROUNDS):
-            topic = f"frozen-{number}"
-            admin.create_topics([TopicSpec(name=topic)])
-            writers = [Writer(own.bootstrap_servers, topic) for _ in range(3)]
+    servers = stalling.bootstrap_servers
+    admin = TopicAdmin(servers)
+    warm = "warm"
+    admin.create_topics([TopicSpec(name=warm)])
+    admin.seal([warm])  # the transaction coordinator has made its topic
+    for number in range(ROUNDS):
+        topic = f"frozen-{number}"
+        admin.create_topics([TopicSpec(name=topic)])
+        writers = [Writer(servers, topic) for _ in range(3)]
+        with ExitStack() as at_work:
+            for writer in writers:
+                at_work.enter_context(writer.at_work())
+            with ThreadPoolExecutor(1) as pool:
+                with stalling.frozen_disk():
+                    sealing = pool.submit(admin.seal, [topic])
+                    time.sleep(FROZEN_S)  # the length of the fault
+                end = sealing.result(120)[topic]
+        late = [offset for writer in writers for offset, _ in writer.acknowledged if offset >= end]
+        assert late == [], f"{topic} is sealed at {end}"
+        there = read_values(servers, topic)
+        written = Counter((value or b"").strip() for value in there)
+        acknowledged = [value for writer in writers for _, value in writer.acknowledged]
+        assert [value for value in acknowledged if written[value] != 1] == []
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_what_is_acknowledged_while_a_stream_is_scaled_on_a_disk_that_stands_still_is_read_once(
+    stalling: LocalCluster, tmp_path: Path, codec: str
+) -> None:
+    """A plain idempotent producer with acks=all, a disk that stands still for half a second, and a scale."""
+    name = "frozen/orders"
+    options = bridge.ClientOptions(admin_timeout_s=PATIENCE_S)
+    with Site(stalling, "/frozen", tmp_path) as site, site.connect("app", options) as b:
+        b.admin.create_stream(name)
+        b.admin.scale(name, seal=[0], ranges=[(0.0, 1.0)])  # the transaction coordinator has made its topic
+        acknowledged: list[bytes] = []
+        for _ in range(ROUNDS):
+            [segment] = b.admin.history(name).active.segments
+            topic = StreamName.parse(name).segment_topic(segment.id)
+            writers = [Writer(stalling.bootstrap_servers, topic, codec) for _ in range(3)]
             with ExitStack() as at_work:
                 for writer in writers:
                     at_work.enter_context(writer.at_work())
-                with ThreadPoolExecutor(1) as pool:
-                    with disk.frozen():
-                        sealing = pool.submit(admin.seal, [topic])
-                        time.sleep(FROZEN_S)  # the length of the fault
-                    end = sealing.result(120)[topic]
-            late = [offset for writer in writers for offset, _ in writer.acknowledged if offset >= end]
-            assert late == [], f"{topic} is sealed at {end}"
-            there = read_values(own.bootstrap_servers, topic)
-            written = Counter((value or b"").strip() for value in there)
-            acknowledged = [value for writer in writers for _, value in writer.acknowledged]
-            assert [value for value in acknowledged if written[value] != 1] == []
+                with ThreadPoolExecutor(1) as pool, stalling.frozen_disk():
+                    scaling = pool.submit(b.admin.scale, name, seal=[segment.id.number], ranges=[(0.0, 1.0)])
+                    time.sleep(FROZEN_S)  # the length of the fault
+                scaling.result(PATIENCE_S)
+            acknowledged += [value for writer in writers for _, value in writer.acknowledged]
+            end = b.admin.history(name).sealed_end(segment.id)
+            assert end is not None
+            behind = [offset for writer in writers for offset, _ in writer.acknowledged if offset >= end]
+            assert codec == "gzip" or behind == [], f"{topic} is sealed at {end}"
+        counts: Counter[bytes] = Counter()
+
+        def all_are_there() -> bool:
+            counts.clear()
+            with b.reader(name, follow=False) as reader:
+                counts.update((record.value or b"").strip() for record in reader)
+            return all(counts[value] for value in acknowledged)
+
+        eventually(all_are_there, "everything that was acknowledged can be read")
+        assert [value for value in acknowledged if counts[value] != 1] == []
 
 
 POINTS = [

@@ -119,7 +119,7 @@ class EmbeddedCluster:
         self._reaper = Reaper(home.path)
         self._cluster = Cluster(home, self._cache)
         try:
-            self._state = self._cluster.up(self._wishes).state
+            self._state = self._start_servers(self._cluster, self._wishes)
         except BaseException as exc:
             if isinstance(exc, RollbridgeError):
                 # The logs are about to go.
@@ -273,6 +273,10 @@ class EmbeddedCluster:
         cluster, _ = self._running()
         process = cluster.processes(name)[0]
         return CoordinatorHandle(name=name, pid=process.pid, log=cluster.home.logs / f"{name}.out", process=process)
+
+    def _start_servers(self, cluster: Cluster, wishes: Wishes) -> State:
+        """Start both servers; returns when they answer."""
+        return cluster.up(wishes).state
 
     def _running(self) -> tuple[Cluster, State]:
         if self._cluster is None or self._state is None:

@@ -53,13 +53,16 @@ def chosen() -> Backend:
         raise pytest.UsageError(f"{BACKEND_VARIABLE}={asked} is no backend; it is one of {known}") from None
 
 
-def new_cluster(*, kafka_settings: Mapping[str, str] | None = None) -> AnyCluster:
-    """Servers of a test's own, one broker and one ZooKeeper, on the backend that was chosen; not started yet."""
+def new_cluster(*, kafka_settings: Mapping[str, str] | None = None, stalling: bool = False) -> AnyCluster:
+    """Servers of a test's own, one broker and one ZooKeeper, on the backend that was chosen; not started yet.
+
+    If they are ``stalling``, the broker's disk can be made to stand still, where this machine can do that.
+    """
     if chosen() is not Backend.DOCKER:
-        return LocalCluster(kafka_settings=kafka_settings)
+        return LocalCluster(kafka_settings=kafka_settings, stalling=stalling)
     if reason := why_no_containers():
         lacking(reason)
-    return ContainerCluster(kafka_settings=kafka_settings)
+    return ContainerCluster(kafka_settings=kafka_settings, stalling=stalling)
 
 
 def each(asked: Backend) -> list[Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Self
 
@@ -12,8 +13,9 @@ from bridge.embedded import CRASH_VARIABLE, probes
 from bridge.embedded.plan import new_cluster_id
 from bridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
 from bridge.errors import NotFoundError
-from integration_tests.backends.engine import prepare
-from integration_tests.backends.interface import Ability, Clock, Coordinator
+from integration_tests.backends.disks import Disk
+from integration_tests.backends.engine import is_local, prepare
+from integration_tests.backends.interface import Ability, Clock, Coordinator, Unsupported
 from integration_tests.backends.logs import logged
 from integration_tests.backends.nodes import Broker, CoordinatorNode, Node, ZooKeeper
 from integration_tests.backends.surroundings import Surroundings
@@ -21,6 +23,8 @@ from integration_tests.clocks import OFFSET_VARIABLE, SITECUSTOMIZE
 from integration_tests.coordinators import SESSION_TIMEOUT_S
 
 _CLOCK: Final = "/tmp/clock"
+IMAGE_UID: Final = 1000
+"""Who the servers run as in their images."""
 
 
 class ContainerCluster:
@@ -36,6 +40,7 @@ class ContainerCluster:
         zookeepers: int = 1,
         kafka_settings: Mapping[str, str] | None = None,
         disk_mib: Mapping[str, int] | None = None,
+        stalling: bool = False,
     ) -> None:
         """Only notes what is wanted; ``start`` starts it.
 
@@ -44,12 +49,16 @@ class ContainerCluster:
             zookeepers: How many.
             kafka_settings: Broker settings on top of those of the embedded cluster.
             disk_mib: Size of the data directory of parts whose disk is to be filled; it is in memory.
+            stalling: Have the logs of the brokers, but not those of the controllers, on disks that can be made to stand
+                still, where this machine can do that and is the engine's own.
         """
         self.brokers: Final = _names(KAFKA, brokers)
         self.zookeepers: Final = _names(ZOOKEEPER, zookeepers)
         self.kafka_cluster_id: Final = new_cluster_id()
         self._kafka_settings = dict(kafka_settings or {})
         self._disk_mib = dict(disk_mib or {})
+        self._stalling = stalling
+        self._disks: dict[str, Disk] = {}
         self.surroundings: Final = Surroundings()
         self.labels: Final = self.surroundings.labels
         """On everything that it makes."""
@@ -68,6 +77,7 @@ class ContainerCluster:
         prepare()
         try:
             network, labels = self.surroundings.make(), self.labels
+            self._mount_disks()
             servers: list[Node] = [
                 self.zookeeper_class(number, self.zookeepers, network, labels)
                 for number in range(1, len(self.zookeepers) + 1)
@@ -78,8 +88,11 @@ class ContainerCluster:
                     self.broker_class(number, self.brokers, network, labels, self.kafka_cluster_id, settings)
                 )
             for server in servers:
+                disk = self._disks.get(server.part)
                 self._nodes[server.part] = server.keep_data_in(
-                    self.surroundings.volume(server.part, self._disk_mib.get(server.part))
+                    self.surroundings.volume(
+                        server.part, self._disk_mib.get(server.part), None if disk is None else disk.path
+                    )
                 )
             with ThreadPoolExecutor(len(servers)) as together:  # a quorum needs all of them
                 list(together.map(Node.start, servers))
@@ -97,6 +110,8 @@ class ContainerCluster:
         for node in self._nodes.values():
             node.get_docker_client().client.close()
         self._nodes.clear()
+        while self._disks:
+            self._disks.popitem()[1].remove()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -129,7 +144,7 @@ class ContainerCluster:
     @property
     def can(self) -> frozenset[Ability]:
         """What this backend can do with this engine and its kernel."""
-        return self.surroundings.can
+        return self.surroundings.can | ({Ability.DISK_STALL} if self._disks else set())
 
     def node(self, part: str) -> Node:
         """The container of a part.
@@ -188,6 +203,47 @@ class ContainerCluster:
         assert isinstance(broker, Broker)
         return broker.add_listener(name, advertised)
 
+    def stall_disk(self, part: str, seconds: float) -> None:
+        """Let the logs of a broker stand still.
+
+        Raises:
+            Unsupported: it has no such disk.
+        """
+        if part not in self._disks:
+            raise Unsupported(f"the disk of {part} cannot be made to stand still")
+        self._disks[part].stand_still(seconds)
+
+    def _mount_disks(self) -> None:
+        """A disk for each broker, as far as that was asked for and this machine can do it."""
+        if not self._stalling or not is_local():
+            return
+        try:
+            for part in self.brokers:
+                self._disks[part] = Disk.mounted()
+                os.chown(self._disks[part].path, IMAGE_UID, IMAGE_UID)
+        except Unsupported:
+            while self._disks:
+                self._disks.popitem()[1].remove()
+        else:
+            # Controllers go on: new settings reach a broker while its logs stand still.
+            self._kafka_settings.setdefault("metadata.log.dir", "/tmp/metadata")
+
+    def back_up_zookeeper(self) -> None:
+        """Copy the volumes of all servers to one of its own, while all stand still."""
+        with ExitStack() as standing:
+            for part in self.zookeepers:
+                standing.enter_context(self.paused(part))
+            self.surroundings.copy_volumes(self.zookeepers, restore=False)
+
+    def restore_zookeeper(self) -> None:
+        """Put the copies in place of what there is."""
+        nodes = [self.node(part) for part in self.zookeepers]
+        for node in nodes:
+            node.kill()
+        self.surroundings.copy_volumes(self.zookeepers, restore=True)
+        with ThreadPoolExecutor(len(nodes)) as together:  # a quorum needs all of them
+            list(together.map(Node.start_again, nodes))
+
     def in_network_of(self, part: str, script: str) -> str:
         """Run a script of the toolbox as root in the network namespace of a part; returns what it prints.
 
@@ -198,17 +254,22 @@ class ContainerCluster:
 
     # -- coordinators -------------------------------------------------------------------------------------
 
-    def start_coordinator(self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None) -> Coordinator:
+    def start_coordinator(
+        self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None, ahead_s: float = 0.0
+    ) -> Coordinator:
         """Start one more coordinator and return when it has registered.
 
         Args:
             env: Environment variables of the container.
             crash_at: The point at which it kills itself, as ``coordinator.shell.crash`` writes it.
+            ahead_s: By how much its clock is ahead of the true time, or behind it.
         """
         number = sum(part.startswith(COORDINATOR_PREFIX) for part in self._nodes) + 1
         environment = {**(env or {}), **({CRASH_VARIABLE: crash_at} if crash_at else {})}
         name = f"{COORDINATOR_PREFIX}{number}"
         node = self._coordinator(name, name, probes.ZOOKEEPER_ROOT, environment)
+        if ahead_s:
+            _give_clock(node, ahead_s)
         self._nodes[node.part] = node
         node.start()
         node.await_answer()
@@ -240,10 +301,8 @@ class ContainerCluster:
     @contextmanager
     def clocked_coordinator(self, root: str, name: str, logs: Path) -> Iterator[Clock]:
         """The same with a clock that can be set."""
-        environment = {"PYTHONPATH": _CLOCK, OFFSET_VARIABLE: f"{_CLOCK}/offset"}
-        node = self._coordinator(_part(root, name), name, root, environment)
-        node.with_copy_into_container(SITECUSTOMIZE.encode(), f"{_CLOCK}/sitecustomize.py")
-        node.with_copy_into_container(b"0", f"{_CLOCK}/offset")
+        node = self._coordinator(_part(root, name), name, root, {})
+        _give_clock(node, 0.0)
         with self._in_background(node, logs):
             yield _ContainerClock(node)
 
@@ -273,6 +332,13 @@ class ContainerCluster:
         return CoordinatorNode(
             part, name, self.surroundings.network, self.surroundings.labels, {**where, **environment}, registered
         )
+
+
+def _give_clock(node: Node, ahead_s: float) -> None:
+    """Before the start: have a Python program in a container read its clock from a file."""
+    node.with_envs(**{"PYTHONPATH": _CLOCK, OFFSET_VARIABLE: f"{_CLOCK}/offset"})
+    node.with_copy_into_container(SITECUSTOMIZE.encode(), f"{_CLOCK}/sitecustomize.py")
+    node.with_copy_into_container(str(ahead_s).encode(), f"{_CLOCK}/offset")
 
 
 class _ContainerClock:

@@ -127,6 +127,12 @@ def host() -> str:
     return str(engine().networks.get("bridge").attrs["IPAM"]["Config"][0]["Gateway"])
 
 
+def is_local() -> bool:
+    """Whether the engine runs on this very machine, so that it finds the directories that it is told of."""
+    remote = urlsplit(os.environ.get("DOCKER_HOST", "")).hostname
+    return remote is None and engine().info().get("Name") == socket.gethostname()
+
+
 def publishing_address() -> str:
     """On which address of the engine's machine to publish: servers without authentication stay local if they can."""
     return _LOOPBACK if host() == _LOOPBACK else "0.0.0.0"

@@ -24,6 +24,8 @@ class Ability(StrEnum):
     """A server's data directory has no room left."""
     CLOCK = "clock"
     """The clock of one coordinator is set."""
+    DISK_STALL = "disk that stands still"
+    """Writes of a broker to its disk wait for a while; only of a cluster that was asked for so."""
     SERVER_CLOCK = "clock of a server"
     """The clock of one broker or ZooKeeper server is wrong."""
 
@@ -109,8 +111,26 @@ class AnyCluster(Protocol):
     def add_listener(self, name: str, advertised: str) -> str:
         """Have the only broker listen at one more address, where it says that it is at ``advertised``; restarts it."""
 
-    def start_coordinator(self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None) -> Coordinator:
-        """Start one more coordinator under the usual root path, and return when it has registered."""
+    def stall_disk(self, part: str, seconds: float) -> None:
+        """Let no write of a broker to its logs come to an end for a while, and return when it is over.
+
+        Raises:
+            Unsupported: the cluster was not made for it, or this machine cannot do it.
+        """
+
+    def back_up_zookeeper(self) -> None:
+        """Copy what all ZooKeeper servers hold at one moment; they stand still meanwhile."""
+
+    def restore_zookeeper(self) -> None:
+        """Kill all ZooKeeper servers, start them on the latest copy, and return when they answer."""
+
+    def start_coordinator(
+        self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None, ahead_s: float = 0.0
+    ) -> Coordinator:
+        """Start one more coordinator under the usual root path, and return when it has registered.
+
+        Its clock is ahead of the true time by ``ahead_s``, or behind it.
+        """
 
     def runs(self, part: str) -> bool:
         """Whether a part runs."""

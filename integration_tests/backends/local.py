@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from bridge.embedded import CoordinatorHandle, EmbeddedCluster
-from integration_tests.backends.interface import Ability, Clock, Coordinator
+from bridge.embedded.cluster import Cluster
+from bridge.embedded.plan import Wishes
+from bridge.embedded.servers import KAFKA, ZOOKEEPER
+from bridge.embedded.state import State
+from integration_tests.backends.disks import Disk
+from integration_tests.backends.interface import Ability, Clock, Coordinator, Unsupported
 from integration_tests.clocks import FileClock
 from integration_tests.coordinators import coordinator
 
@@ -16,9 +23,92 @@ from integration_tests.coordinators import coordinator
 class LocalCluster(EmbeddedCluster):
     """An embedded cluster with what tests ask of any backend."""
 
-    brokers: Final = ("kafka",)
-    zookeepers: Final = ("zookeeper",)
-    can: Final = frozenset({Ability.CLOCK})
+    brokers: Final = (KAFKA,)
+    zookeepers: Final = (ZOOKEEPER,)
+
+    def __init__(self, *, kafka_settings: Mapping[str, str] | None = None, stalling: bool = False) -> None:
+        """Only notes what is wanted.
+
+        Args:
+            kafka_settings: Of the broker, on top of those of the embedded cluster.
+            stalling: Have the broker's logs, but not those of the controller, on a disk that can be made to stand
+                still, where this machine can do that.
+        """
+        super().__init__(kafka_settings=kafka_settings)
+        self._stalling = stalling
+        self._disk: Disk | None = None
+
+    @property
+    def can(self) -> frozenset[Ability]:
+        """Processes cannot do much."""
+        return frozenset({Ability.CLOCK} | ({Ability.DISK_STALL} if self._disk is not None else set()))
+
+    def stop(self) -> None:
+        """Stop everything and remove the data."""
+        super().stop()
+        if self._disk is not None:
+            self._disk.remove()
+            self._disk = None
+
+    def _start_servers(self, cluster: Cluster, wishes: Wishes) -> State:
+        if self._stalling:
+            with suppress(Unsupported):
+                self._disk = Disk.mounted()
+        if self._disk is not None:
+            # The controller goes on: new settings reach the broker while its logs stand still.
+            settings = {**(wishes.kafka_settings or {}), "metadata.log.dir": str(cluster.home.path / "metadata")}
+            wishes = replace(wishes, kafka_settings=settings)
+            cluster.up(wishes, only=[ZOOKEEPER])
+            cluster.home.of(KAFKA).symlink_to(self._disk.path)
+        return super()._start_servers(cluster, wishes)
+
+    def stall_disk(self, part: str, seconds: float) -> None:
+        """Let the broker's logs stand still."""
+        if self._disk is None or part != KAFKA:
+            raise Unsupported(f"the disk of {part} cannot be made to stand still")
+        self._disk.stand_still(seconds)
+
+    @contextmanager
+    def frozen_disk(self) -> Iterator[None]:
+        """Let the broker's logs stand still for the length of a block.
+
+        Raises:
+            Unsupported: they have no disk of their own.
+        """
+        if self._disk is None:
+            raise Unsupported("the broker's logs cannot be made to stand still")
+        with self._disk.frozen():
+            yield
+
+    def back_up_zookeeper(self) -> None:
+        """Copy its directory."""
+        shutil.rmtree(self._backup, ignore_errors=True)
+        with self.paused(ZOOKEEPER):
+            shutil.copytree(self.home / ZOOKEEPER / "data", self._backup)
+
+    def restore_zookeeper(self) -> None:
+        """Put the copy in place of what there is."""
+        self.kill(ZOOKEEPER)
+        shutil.rmtree(self.home / ZOOKEEPER / "data")
+        shutil.copytree(self._backup, self.home / ZOOKEEPER / "data")
+        self.restart(ZOOKEEPER)
+
+    @property
+    def _backup(self) -> Path:
+        return self.home / "zookeeper-backup"
+
+    def start_coordinator(
+        self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None, ahead_s: float = 0.0
+    ) -> CoordinatorHandle:
+        """A coordinator process, perhaps with a clock of its own."""
+        clock: Mapping[str, str] = {}
+        if ahead_s:
+            folder = self.home / f"clock-{len(self._coordinators) + 1}"
+            folder.mkdir()
+            own = FileClock(folder)
+            own.set(ahead_s)
+            clock = own.environment
+        return super().start_coordinator(env={**(env or {}), **clock}, crash_at=crash_at)
 
     def runs(self, part: str) -> bool:
         """Whether a process of the part runs."""

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 from docker.models.containers import Container
@@ -79,12 +80,17 @@ class Surroundings:
         said = self.run(TOOLBOX, ["sh", "-c", f"{script}; true"], as_root=True)
         return frozenset(found | {Ability(line) for line in said.out.decode().splitlines()})
 
-    def volume(self, part: str, size_mib: int | None = None) -> Volume:
-        """A named volume for the data of a part; with a size, in memory, so that it can be filled."""
+    def volume(self, part: str, size_mib: int | None = None, path: Path | None = None) -> Volume:
+        """A named volume for the data of a part; with a size, in memory, so that it can be filled.
+
+        With a ``path`` it is this directory of the engine's machine.
+        """
         options = {}
+        if path is not None:
+            options = {"type": "none", "device": str(path), "o": "bind"}
         if size_mib is not None:
             options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size_mib}m,uid=1000,gid=1000,mode=0755"}
-        name = f"rollbridge-test-{self._id}-{part}"
+        name = self._volume_name(part)
         volume = engine().volumes.create(name, driver="local", driver_opts=options, labels=self.labels)
         if size_mib is not None:
             # A file system in memory is gone when no container uses it any more, so one does all the time.
@@ -98,6 +104,39 @@ class Surroundings:
                 labels=self.labels,
             )
         return volume
+
+    def copy_volumes(self, parts: Sequence[str], *, restore: bool) -> None:
+        """Copy the volumes of parts to a volume for this purpose, or back from there.
+
+        Raises:
+            EnvironmentProblem: it fails.
+        """
+        source, target = ("/backup", "/data") if restore else ("/data", "/backup")
+        steps = [
+            f"mkdir -p {target}/{part} && find {target}/{part} -mindepth 1 -delete && "
+            f"cp -a {source}/{part}/. {target}/{part}/"
+            for part in parts
+        ]
+        name = self._volume_name("backup")
+        engine().volumes.create(name, driver="local", labels=self.labels)
+        mounts = {self._volume_name(part): {"bind": f"/data/{part}", "mode": "rw"} for part in parts}
+        container = engine().containers.create(
+            prepare()[TOOLBOX],
+            ["sh", "-ec", " && ".join(steps)],
+            volumes={**mounts, name: {"bind": "/backup", "mode": "rw"}},
+            network_mode="none",
+            labels=self.labels,
+            user="root",
+        )
+        try:
+            container.start()
+            if container.wait(timeout=120)["StatusCode"]:
+                raise EnvironmentProblem(f"volumes cannot be copied: {container.logs().decode()}")
+        finally:
+            container.remove(force=True, v=False)
+
+    def _volume_name(self, part: str) -> str:
+        return f"rollbridge-test-{self._id}-{part}"
 
     def beside(self, container: Container, script: str) -> str:
         """Run a script of the toolbox as root in the network namespace of a container; returns what it prints.

@@ -8,18 +8,26 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 from integration_tests.backends.choice import Backend
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.engine import descriptions, prepare
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.backends.local import LocalCluster
-from integration_tests.history.run import running
+from integration_tests.history.events import Fault
+from integration_tests.history.report import Report, put_section, summary
+from integration_tests.history.run import Run, running
 
 WINDOWS_PER_RUN = 12
 """Then the history is checked and another one is begun, with the next seed, on servers of its own."""
+
+
+SECTIONS: Final = {Backend.LOCAL: "processes", Backend.DOCKER: "containers"}
+"""Where the summary of each backend stands in docs/soak.md."""
 
 
 def main() -> int:
@@ -34,6 +42,9 @@ def main() -> int:
         default=Backend.LOCAL,
         help="local: one broker and one ZooKeeper as processes; docker: three of each in containers",
     )
+    parser.add_argument(
+        "--report", type=Path, default=None, help="put a summary into this document, in the section of the backend"
+    )
     arguments = parser.parse_args()
     if arguments.backend == Backend.DOCKER:
         try:
@@ -44,23 +55,43 @@ def main() -> int:
         print("\n".join(f"- {line}" for line in descriptions()), end="\n\n", flush=True)
     seed = random.randrange(1_000_000) if arguments.seed is None else arguments.seed
     deadline = time.monotonic() + arguments.minutes * 60
-    findings = 0
+    reports: list[Report] = []
     while time.monotonic() < deadline:
         folder = Path(tempfile.mkdtemp(prefix=f"history-{seed}-", dir=arguments.keep))
+        report = one(arguments.backend, seed, folder, deadline)
+        if arguments.keep is None and not report.found:
+            shutil.rmtree(folder)
+        print("\n".join(report.lines()), end="\n\n", flush=True)
+        reports.append(report)
+        seed += 1
+    command = f"make soak MINUTES={arguments.minutes:g}"
+    command += ' ARGS="--backend docker"' if arguments.backend == Backend.DOCKER else ""
+    lines = list(summary(reports, command))
+    print("\n".join(lines), flush=True)
+    if arguments.report is not None:
+        put_section(arguments.report, SECTIONS[arguments.backend], lines)
+    return 1 if any(report.found for report in reports) else 0
+
+
+def one(backend: Backend, seed: int, folder: Path, deadline: float) -> Report:
+    """One history; one that does not come to its end is a finding."""
+    run: Run | None = None
+    try:
         with ExitStack() as ending:
-            docker = arguments.backend == Backend.DOCKER
-            servers: AnyCluster = ContainerCluster(brokers=3, zookeepers=3) if docker else LocalCluster()
+            docker = backend == Backend.DOCKER
+            servers: AnyCluster = (
+                ContainerCluster(brokers=3, zookeepers=3, stalling=True) if docker else LocalCluster(stalling=True)
+            )
             run = ending.enter_context(running(seed, folder, ending.enter_context(servers)))
             for _ in range(WINDOWS_PER_RUN):
                 if time.monotonic() < deadline:
                     run.window(run.random_fault(), broken_s=5)
-            report = run.end()
-        if arguments.keep is None:
-            shutil.rmtree(folder)
-        print("\n".join(report.lines()), end="\n\n", flush=True)
-        findings += len(report.found)
-        seed += 1
-    return 1 if findings else 0
+            return run.end()
+    except Exception as fault:
+        traceback.print_exc()
+        report = Report(seed, "servers of its own") if run is None else run.report
+        report.found.append(Fault("no end", f"seed {seed}, {folder}: {type(fault).__name__}: {fault}"))
+        return report
 
 
 if __name__ == "__main__":

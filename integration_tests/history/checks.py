@@ -238,6 +238,11 @@ def deaths(facts: Facts) -> Iterator[Fault]:
     return (Fault("died", text) for text in facts.history.deaths)
 
 
+def set_back(facts: Facts) -> Iterator[Fault]:
+    """Nobody leads while ZooKeeper holds less than it did."""
+    return (Fault("led outdated", text) for text in facts.history.led_outdated)
+
+
 def key_order(facts: Facts) -> Iterator[Fault]:
     """What one client wrote under a key, one after the other, stands in that order along the key's lineage."""
     asked: dict[tuple[str, str, str], list[str]] = defaultdict(list)
@@ -392,6 +397,7 @@ CHECKS = (
     progress,
     time_outs,
     deaths,
+    set_back,
     groups,
     copies,
     lives,

@@ -241,6 +241,7 @@ class History:
         windows: What was broken, and when.
         calls: Calls that took longer than they were given.
         deaths: Processes that ended by themselves, a sentence each.
+        led_outdated: Leaders that did not notice that ZooKeeper had been set back, a sentence each.
         handed: What a consumer group of all streams was handed; None without one.
         copied: Values of the copies that a consumer group has made of one stream, in transactions with its offsets:
             the stream, and the values as they were before. None without one.
@@ -254,6 +255,7 @@ class History:
     windows: Sequence[Window] = field(default=())
     calls: Sequence[Call] = field(default=())
     deaths: Sequence[str] = field(default=())
+    led_outdated: Sequence[str] = field(default=())
     handed: Sequence[Handed] | None = None
     copied: tuple[str, Sequence[str]] | None = None
     passing: Passing | None = None

@@ -17,7 +17,7 @@ from bridge.errors import RollbridgeError, StreamBusy, StreamExists, StreamNotFo
 from bridge.model.names import StreamName
 from integration_tests.backends import faults
 from integration_tests.backends.interface import Ability, AnyCluster, Coordinator
-from integration_tests.clocks import FileClock
+from integration_tests.history.repairs import Restoration
 from integration_tests.history.workers import Workers
 
 COORDINATORS: Final = 2
@@ -40,6 +40,21 @@ BOUNDS_S: Final = {
 again and again, on a machine that is busy. They last a little longer than that, so that standing still shows."""
 
 
+WITH_NUMBERS: Final = ("writer", "guest", "pulse", "transformer")
+"""Clients that hold numbers out of ZooKeeper, and so have to be restarted when it was set back."""
+
+
+@contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """Do something beside a block, and wait for it at its end."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
 class Nemesis:
     """Breaks one thing at a time. What is broken stays so for the length of a ``with`` block."""
 
@@ -58,10 +73,10 @@ class Nemesis:
         """``copies`` has what is in the first of ``streams``, ``passing`` comes and goes, ``pulse`` is left alone."""
         self._passing = passing
         self._cluster = cluster
-        (folder / "clock").mkdir()
-        self._clock = FileClock(folder / "clock")
         self.paused: str | None = None
         """The client that stood still in the latest block, if one did."""
+        self.led_outdated: list[str] = []
+        """Times at which nobody noticed that ZooKeeper had been set back, a sentence each."""
         self._workers = workers
         self._streams = streams
         self._choice = choice
@@ -89,7 +104,10 @@ class Nemesis:
             "make a stream anew": self._recreate,
             "make a stream anew while a client of it stands still": self._recreate_beside_a_paused_guest,
             "make a stream anew while a coordinator stands still": self._recreate_beside_a_paused_coordinator,
+            "set ZooKeeper back": self._set_zookeeper_back,
         }
+        if Ability.DISK_STALL in cluster.can:
+            self.faults[f"the disk of {broker} stands still"] = self._stall_disk
         if Ability.PARTITION in cluster.can:
             cuts: dict[str, Callable[[], Iterator[None]]] = {
                 f"cut {broker} off from the others": lambda: self._cut_off(cluster.brokers),
@@ -109,12 +127,10 @@ class Nemesis:
 
     def start_coordinators(self) -> None:
         """Two, of which one leads and the other stands by; the clock of the second is wrong by about a day."""
-        self._clock.set(self._choice.choice([-1, 1]) * self._choice.uniform(0.5, 1.5) * 86_400)
+        wrong_s = self._choice.choice([-1, 1]) * self._choice.uniform(0.5, 1.5) * 86_400
         env = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_S)}
         for number in range(COORDINATORS):
-            wrong = number > 0 and Ability.CONTAINERS not in self._cluster.can
-            clock = self._clock.environment if wrong else {}
-            self._handles.append(self._cluster.start_coordinator(env={**env, **clock}))
+            self._handles.append(self._cluster.start_coordinator(env=env, ahead_s=wrong_s if number else 0.0))
         self.coordinators = [handle.name for handle in self._handles]
 
     def stop_coordinators(self) -> None:
@@ -168,6 +184,45 @@ class Nemesis:
         with faults.lossy(self._cluster, self._one_of(self._cluster.brokers), LOSS):
             yield
 
+    def _stall_disk(self) -> Iterator[None]:
+        """Writes to the logs of a broker do not end, now and then, while a stream is scaled."""
+        part, stream = self._one_of(self._cluster.brokers), self._choice.choice(self._streams)
+        lengths_s = [self._choice.uniform(0.3, 2.0) for _ in range(1_000)]
+        over = threading.Event()
+
+        def stall() -> None:
+            for length_s in lengths_s:
+                if over.wait(length_s / 2):
+                    return
+                self._cluster.stall_disk(part, length_s)
+
+        def rescale() -> None:
+            while not over.is_set():
+                self._rescale(stream)
+
+        with beside(stall), beside(rescale):
+            yield
+            over.set()
+
+    def _set_zookeeper_back(self) -> Iterator[None]:
+        """ZooKeeper is restored from a backup, and repaired, as docs/operations.md says."""
+        restoration = Restoration(self._cluster, self._streams[0])
+        restoration.back_up()
+        restoration.await_change(lambda: self._rescale(self._streams[0]))
+        heirs = [self._workers.kill_all(role) for role in WITH_NUMBERS]
+        for handle in self._handles:
+            self._cluster.stop_coordinator(handle)
+        self._cluster.restore_zookeeper()
+        for name in self.coordinators:
+            self._cluster.restart(name)
+        if not restoration.is_refused():
+            self.led_outdated.append("a leader has not noticed that ZooKeeper was set back")
+        yield
+        restoration.repair()
+        for task in (task for tasks in heirs for task in tasks):
+            leaves = task.role == "writer" and self._choice.random() < 0.5
+            self._workers.start(task.role, task.streams, task.name if leaves else None)
+
     def _kill_client(self) -> Iterator[None]:
         """Half of them have an heir, which takes the name and ends what was left open."""
         name = self._choice.choice(self._workers.alive())
@@ -203,11 +258,9 @@ class Nemesis:
 
     def _while_it_comes_and_goes(self) -> Iterator[None]:
         over = threading.Event()
-        done = threading.Thread(target=self._come_and_go, args=(over,))
-        done.start()
-        yield
-        over.set()
-        done.join()
+        with beside(lambda: self._come_and_go(over)):
+            yield
+            over.set()
 
     def _come_and_go(self, over: threading.Event) -> None:
         with bridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
@@ -235,11 +288,9 @@ class Nemesis:
         producer.begin_transaction()
         producer.produce(StreamName.parse(stream).segment_topic(segment.id), b"never to be seen", b"stranger")
         producer.flush(60)
-        done = threading.Thread(target=self._rescale, args=(stream,))
-        done.start()
-        yield
-        producer.abort_transaction(60)
-        done.join()
+        with beside(lambda: self._rescale(stream)):
+            yield
+            producer.abort_transaction(60)
 
     def _ask_for_too_much(self) -> Iterator[None]:
         """A stream with more copies than there are brokers, asked for by somebody who does not wait for the answer."""
@@ -256,10 +307,8 @@ class Nemesis:
 
     def _scale(self) -> Iterator[None]:
         stream = self._choice.choice(self._streams)
-        done = threading.Thread(target=self._rescale, args=(stream,))
-        done.start()
-        yield
-        done.join()
+        with beside(lambda: self._rescale(stream)):
+            yield
 
     def _rescale(self, stream: str) -> None:
         """Split a segment or join two; without an answer it may still come."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +19,6 @@ from integration_tests.histories import FOREVER
 from integration_tests.history.checks import find_faults
 from integration_tests.history.events import (
     Answer,
-    Fault,
     History,
     Kind,
     Operation,
@@ -33,6 +30,7 @@ from integration_tests.history.events import (
 from integration_tests.history.final import commit_log, stream_states
 from integration_tests.history.groups import COPIED
 from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
+from integration_tests.history.report import Report
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
 
@@ -50,55 +48,6 @@ HEAL_S: Final = 120.0
 not reach each other may need half a minute for a single commit, after ``replica.lag.time.max.ms``."""
 CALM: Final = 40
 """So many more things must be noted between two faults."""
-
-
-@dataclass
-class Report:
-    """What a run was, and what it found."""
-
-    seed: int
-    servers: str
-    seconds: float = 0.0
-    faults: Counter[str] = field(default_factory=Counter)
-    recovery_s: dict[str, float] = field(default_factory=dict)
-    """Longest time from the end of a fault to the next commit of a new client."""
-    answers: Counter[str] = field(default_factory=Counter)
-    records: int = 0
-    epochs: int = 0
-    found: list[Fault] = field(default_factory=list)
-
-    def demand(self) -> None:
-        """AssertionError with the report, if something was found, or if too little was done to find anything."""
-        text = "\n".join(self.lines())
-        assert not self.found, text
-        assert self.answers["transaction commit: ok"] > 100, text
-        assert self.answers["plain commit: ok"] > 50, text
-        assert self.answers["conditional commit: ok"] > 10, text
-        assert self.epochs > 2 or not self.faults["scale"], text
-
-    def lines(self) -> Iterator[str]:
-        """For people; Markdown."""
-        yield (
-            f"Seed {self.seed}, brokers + ZooKeeper servers + coordinators: {self.servers}. "
-            f"{self.seconds / 60:.1f} minutes, {self.records:,} committed records, "
-            f"{self.epochs} epochs, {len(self.found)} findings."
-        )
-        yield ""
-        yield "| what clients did | answer | times |"
-        yield "|---|---|---|"
-        for name, count in sorted(self.answers.items()):
-            kind, _, answer = name.partition(" ")
-            yield f"| {kind} | {answer} | {count:,} |"
-        yield ""
-        yield "| fault | times | longest until a new client committed |"
-        yield "|---|---|---|"
-        for name, count in sorted(self.faults.items()):
-            yield f"| {name} | {count} | {self.recovery_s.get(name, 0.0):.1f} s |"
-        if self.found:
-            yield ""
-            for kind, count in Counter(fault.kind for fault in self.found).most_common():
-                yield f"- {kind}: {count}"
-                yield from (f"  - {fault.text}" for fault in [item for item in self.found if item.kind == kind][:7])
 
 
 class Run:
@@ -197,6 +146,7 @@ class Run:
             self._windows,
             list(self._workers.calls()),
             deaths,
+            self._nemesis.led_outdated,
             list(self._workers.handed()),
             (STREAMS[0], copied),
             passing,
@@ -277,7 +227,7 @@ def running(seed: int, folder: Path, cluster: AnyCluster | None = None) -> Itera
     Its servers are ``cluster``, which runs, or its own, on the backend that was chosen.
     """
     with ExitStack() as ending:
-        servers = cluster or ending.enter_context(new_cluster())
+        servers = cluster or ending.enter_context(new_cluster(stalling=True))
         workers = ending.enter_context(Workers(servers.bootstrap_servers, servers.zookeeper, folder, seed))
         run = Run(servers, workers, seed, folder)
         ending.callback(run.stop_coordinators)

@@ -73,6 +73,13 @@ class Workers:
         self._processes[name][1].kill()
         self._processes[name][1].wait(PATIENCE_S)
 
+    def kill_all(self, role: str) -> list[Task]:
+        """SIGKILL all of a role that are alive; returns what each was told to do."""
+        names = self.alive(role)
+        for name in names:
+            self.kill(name)
+        return [self._processes[name][0] for name in names]
+
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal."""
         os.kill(self._processes[name][1].pid, number)
