@@ -26,6 +26,7 @@ from bridge.model.requests import Request, RequestKind
 from bridge.model.sn import ANY
 from coordinator import effects as fx
 from coordinator.errors import StaleStateError
+from coordinator.procedures import rolling
 from coordinator.tests.sim_actors import Leader
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
@@ -323,8 +324,11 @@ def test_a_roll_of_several_that_outlasts_its_native_transaction_again_and_again_
     scene.others_go_on()
 
 
-def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_as_a_whole() -> None:
+def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first one's epochs are published when that is refused; they stay, empty, and nobody tries again for ever."""
+    monkeypatch.setattr(rolling, "ROLL_BYTES_MAX", 1)  # so the epochs of both do not fit into one write
     scene = Scene()
     both = TransactionId.of(0, 88)
     begin = BeginFrame("c88", 0, None, 10_000_000, {str(OTHER): 0, str(ORDERS): 0}).encode()

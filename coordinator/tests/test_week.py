@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from bridge.model import paths
 from bridge.model.identifiers import TransactionId
 from bridge.model.records import Retention, Truncation
@@ -85,10 +83,11 @@ def test_a_week_leaves_bounded_state() -> None:
     for number in range(7 * SHIFTS_A_DAY):
         run.shift(number)
         seen.append(run.live())
-    assert faults(run.world, GROUP, STREAMS, run.clients) == []
+    assert faults(run.world, GROUP, STREAMS, run.clients, run.refusals) == []
     assert len(run.world.removed) > 20
     assert min(history_of(run.world, item).first for item in STREAMS) > 5
     early, late = seen[SHIFTS_A_DAY : 3 * SHIFTS_A_DAY], seen[-2 * SHIFTS_A_DAY :]
     for what in seen[0]:
-        before, last = median(item[what] for item in early), median(item[what] for item in late)
+        # What waits for a crash to be mended, or for a segment before it, comes and goes; what leaks only comes.
+        before, last = min(item[what] for item in early), min(item[what] for item in late)
         assert last <= 2 * before + 2, f"{what} grow: {before} on the second and third day, {last} on the last two"
