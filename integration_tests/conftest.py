@@ -24,7 +24,7 @@ from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.engine import descriptions
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.clients import Site
-from integration_tests.leftovers import children, left_behind
+from integration_tests.leftovers import children, left_behind, share
 from integration_tests.spark_tools import spark_session
 
 if TYPE_CHECKING:
@@ -121,7 +121,9 @@ def cluster() -> Iterator[AnyCluster]:
     Tests share it, so each leaves it as it was: running, and without coordinators of its own. A test that breaks
     servers for good takes a ``new_cluster`` of its own.
     """
+    before = children()
     with new_cluster() as shared:
+        share([command for pid, command in children().items() if pid not in before])
         yield shared
 
 

@@ -1,12 +1,13 @@
 """What one test leaves behind is that test's failure: processes that outlive the test that started them.
 
-Processes that tests share are started by fixtures of modules and of the run, so they are there before a test begins.
-One that a test stops and starts again is known by its command line, which names its directory; a coordinator is known
-by its root in ZooKeeper, since successors have other names.
+Processes that tests share are started by fixtures of modules and of the run, so they are there before a test begins, or
+they are told of (:func:`share`). One that a test stops and starts again is known by its command line; a server is known
+by the directory of its cluster, and a coordinator by its root in ZooKeeper, since successors have other names.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -17,10 +18,23 @@ PATIENCE_S: Final = 20.0
 """How long a process that was told to end may take, in seconds: many times what a slow machine needs."""
 _LOOK_S: Final = 0.05
 _ROOT: Final = "--zookeeper-root="
-_HELPERS: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Processes of Python's own, which live as long as the one that they help."""
+_DIRECTORY: Final = re.compile(r"/(rollbridge-\w{8})\b")
+_HELPERS: Final = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "integration_tests.backends.reaper",
+)
+"""Processes that live as long as the one that they help."""
 
 CommandLine = tuple[str, ...]
+
+
+_shared: set[CommandLine] = set()
+
+
+def share(commands: Collection[CommandLine]) -> None:
+    """Note that whatever has these command lines belongs to the whole run."""
+    _shared.update(map(_identity, commands))
 
 
 def children() -> dict[int, CommandLine]:
@@ -44,7 +58,7 @@ def left_behind(before: Mapping[int, CommandLine], patience_s: float = PATIENCE_
 
 
 def _new(before: Mapping[int, CommandLine]) -> dict[int, CommandLine]:
-    known: Collection[CommandLine] = {_identity(command) for command in before.values()}
+    known = _shared | {_identity(command) for command in before.values()}
     return {
         pid: command
         for pid, command in children().items()
@@ -55,4 +69,7 @@ def _new(before: Mapping[int, CommandLine]) -> dict[int, CommandLine]:
 
 
 def _identity(command: CommandLine) -> CommandLine:
-    return tuple(part for part in command if part.startswith(_ROOT)) or command
+    if root := tuple(part for part in command if part.startswith(_ROOT)):
+        return root
+    found = _DIRECTORY.search(" ".join(command))
+    return (found[1],) if found else command

@@ -46,6 +46,7 @@ PUBLIC = {
     "Transaction",
     "TransactionId",
     "TransactionReader",
+    "TransactionStory",
     "WriteFuture",
     "WriterOptions",
     "connect",
