@@ -81,6 +81,10 @@ class Site:
         """Stop it, and return when it is gone."""
         self._coordinators.close()
 
+    def lost_its_session(self) -> bool:
+        """Whether a coordinator was too slow for its ZooKeeper session at some time, on a machine with much to do."""
+        return any("is suspended" in log.read_text(errors="replace") for log in self._logs.glob("*.log"))
+
     def connect(
         self, name: str | None = None, options: bridge.ClientOptions | None = None, bootstrap_servers: str | None = None
     ) -> bridge.Bridge:
