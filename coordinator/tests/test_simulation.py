@@ -342,7 +342,7 @@ def test_no_promise_is_broken_whatever_crashes_where(block: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", range(2))
 def test_no_promise_is_broken_in_many_histories(block: int) -> None:
     for seed in range(20 + block * 25, 45 + block * 25):
         broken = Run(seed).go()
@@ -468,7 +468,7 @@ def test_the_runs_cover_what_they_are_for() -> None:
 
 @pytest.mark.long
 def test_many_runs_cover_what_they_are_for() -> None:
-    coverage = covered(range(1_025, 1_125))
+    coverage = covered(range(1_025, 1_065))
     assert not coverage.missing(), coverage.counts
 
 
