@@ -244,9 +244,9 @@ def test_a_part_is_numbered_in_the_moment_in_which_its_transaction_ends(
     identifier = TransactionId.of(0, 3)
     ensure = metadata.session.ensure
 
-    def ensured_and_removed(path: str) -> bool:
+    def ensured_and_removed(path: str, value: bytes) -> bool:
         monkeypatch.setattr(metadata.session, "ensure", ensure)
-        made = ensure(path)
+        made = ensure(path, value)
         metadata.session.delete(path)
         return made
 

@@ -216,7 +216,7 @@ class SharedClient:
     def _part(self, plan: Plan, transaction: TransactionId) -> Part:
         """A part with a number of its own."""
         completion = self._runtime.outcomes.completion(transaction)
-        number = self._metadata.claim_part(plan.group, transaction)
+        number = self._metadata.claim_part(plan.group, transaction, joint_of=self._client_name)
         return JointPart(self._runtime, plan, completion, number)
 
     def _end(self, ticket: JointTicket, state: JointState, *, last: bool) -> None:

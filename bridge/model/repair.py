@@ -138,7 +138,7 @@ def _group(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
     wanted = {paths.parts(name, item) for item in group.ongoing} | set(_children(nodes, paths.parts_of(name)))
     for path in sorted(wanted):
         created = () if path in nodes else (CreateNode(path, b""),)
-        again = (SetNode(path, b""),) * VERSION_JUMP
+        again = (SetNode(path, nodes.get(path) or b""),) * VERSION_JUMP
         what = f"raise the part numbers of {path.rpartition('/')[2]} by {VERSION_JUMP}"
         yield Step(what, _batches([*created, *again]))
 

@@ -207,13 +207,17 @@ class Metadata:
                 return TransactionRecord.from_json(node.value)
         return None
 
-    def claim_part(self, group: GroupName, identifier: TransactionId) -> int:
-        """A part number of a transaction that was never given out before in its life, 1 or more."""
+    def claim_part(self, group: GroupName, identifier: TransactionId, joint_of: str = "") -> int:
+        """A part number of a transaction that was never given out before in its life, 1 or more.
+
+        ``joint_of`` names the client of a joint transaction: nothing of one may have arrived yet, so its leader, who
+        removes the counters of transactions that it does not know, asks the client's session.
+        """
         path = paths.parts(group, identifier)
         while True:
-            self.session.ensure(path)
+            self.session.ensure(path, joint_of.encode())
             try:
-                part = self.session.set(path, b"")
+                part = self.session.set(path, joint_of.encode())
             except UnknownWriteError:
                 continue  # a number that nobody uses does no harm
             except NodeMissing:

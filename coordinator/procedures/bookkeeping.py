@@ -8,7 +8,10 @@ from typing import Final
 from bridge.errors import CorruptDataError, InvalidRequestError
 from bridge.model import paths
 from bridge.model.identifiers import TransactionId
+from bridge.model.joint import JointState
+from bridge.model.names import check_client_name
 from bridge.model.nodes import DeleteNode, leading
+from bridge.model.records import ClientSession
 from bridge.model.requests import Answer
 from coordinator.group import GroupState
 from coordinator.steps import Steps, read_children, read_nodes, write
@@ -36,11 +39,25 @@ def _expire_answers(group: GroupState, before_ms: int) -> Steps[None]:
 
 
 def _expire_parts(group: GroupState) -> Steps[None]:
-    """A process may have joined a transaction in the moment of its end; its counter has been made anew then."""
+    """A process may have joined a transaction in the moment of its end; its counter has been made anew then.
+
+    That nothing of a transaction is known does not say that it has ended: the parts of a joint one are numbered before
+    anything of it is written, and a number that is given out twice would mix what two tasks write.
+    """
     parent = paths.parts_of(group.name)
     names = yield from read_children(parent)
-    ended = (name for name in names if not _is_open(group, name))
-    yield from _delete(group, "parts_expired", [f"{parent}/{name}" for name in islice(ended, NODES_AT_ONCE)])
+    unknown = list(islice((name for name in names if not _is_open(group, name)), NODES_AT_ONCE))
+    if not unknown:
+        return
+    counters = yield from read_nodes([f"{parent}/{name}" for name in unknown])
+    clients = {path: _client(raw) for path, raw in counters.items() if raw is not None}
+    sessions = yield from read_nodes([paths.session(group.name, name) for name in sorted({*clients.values()} - {""})])
+    ended = [
+        path
+        for path, client in clients.items()
+        if not _is_joint(sessions.get(paths.session(group.name, client)), path.rpartition("/")[2])
+    ]
+    yield from _delete(group, "parts_expired", ended)
 
 
 def _delete(group: GroupState, count: str, nodes: list[str]) -> Steps[None]:
@@ -56,6 +73,27 @@ def _answered_ms(raw: bytes) -> int:
         return Answer.from_json(raw).answered_ms
     except CorruptDataError:
         return 0  # nobody can make use of it
+
+
+def _client(raw: bytes) -> str:
+    """Whose joint transaction's parts are counted; empty if it is not a joint one's counter, or not one of ours."""
+    name = raw.decode(errors="replace")
+    try:
+        check_client_name(name)
+    except InvalidRequestError:
+        return ""
+    return name
+
+
+def _is_joint(session: bytes | None, name: str) -> bool:
+    """Whether it is the joint transaction that its client works at; once it is not, it never will be again."""
+    if session is None:
+        return False
+    try:
+        work = ClientSession.from_json(session).work
+    except CorruptDataError:
+        return True  # it may be
+    return work is not None and str(work.transaction) == name and work.state in (JointState.OPEN, JointState.ENDING)
 
 
 def _is_open(group: GroupState, name: str) -> bool:

@@ -287,7 +287,7 @@ def test_offsets_of_a_partition_whose_broker_is_away_are_waited_for(
     with ThreadPoolExecutor() as pool:
         try:
             eventually(lambda: partitions_of(ensemble, topic)[alone].leader == -1, "its partition has no leader")
-            with pytest.raises(KafkaUnavailable, match="cannot read the end within 1 s"):
+            with pytest.raises(KafkaUnavailable, match=r"cannot read the end .*within 1 s"):
                 impatient.end([topic], Isolation.READ_UNCOMMITTED, alone)
             waiting = pool.submit(patient.end, [topic], Isolation.READ_UNCOMMITTED, alone)
         finally:
