@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from bridge.model.buffered import FrameRef, Partition
 from bridge.model.cas import Condition
@@ -61,6 +62,10 @@ class Write:
     """
 
     operations: tuple[NodeOperation, ...]
+
+
+ON_ZOOKEEPER: Final = (ReadNodes, ReadChildren, EnsureNodes, Write)
+"""The effects that ZooKeeper carries out, or refuses; Kafka does all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +431,7 @@ class Refused(Exception):
     @property
     def by(self) -> str:
         """Who has refused it, as messages say it."""
-        return "ZooKeeper" if isinstance(self.effect, ReadNodes | ReadChildren | EnsureNodes | Write) else "Kafka"
+        return "ZooKeeper" if isinstance(self.effect, ON_ZOOKEEPER) else "Kafka"
 
 
 Effect = (

@@ -7,23 +7,13 @@ now and then, less and less often, so that the stream leaves this state by itsel
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from bridge.model.faults import StreamFault
+from coordinator.housekeeping import Rest
 
 LEADERLESS: Final = "LEADER_NOT_AVAILABLE"
 """Kafka's name of what is wrong with a topic none of whose brokers is there."""
-RETRY_FIRST_MS: Final = 1_000
-RETRY_MAX_MS: Final = 60_000
-
-
-@dataclass(slots=True)
-class _Pause:
-    """How long a stream that was found faulty is left alone, and until when."""
-
-    ms: int
-    until_ms: int
 
 
 class Faults:
@@ -31,7 +21,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._present: dict[str, StreamFault] = {}
-        self._pauses: dict[str, _Pause] = {}
+        self._rests: dict[str, Rest] = {}
         self.news: list[str] = []
         """What is worth a line in the log and has not got one yet."""
 
@@ -55,13 +45,12 @@ class Faults:
 
         Unless all that it waits for is a broker: this passes by itself, and to look for it costs next to nothing.
         """
-        pause = self._pauses.get(stream)
-        length = RETRY_FIRST_MS if pause is None or fault.code == LEADERLESS else min(2 * pause.ms, RETRY_MAX_MS)
-        self._pauses[stream] = _Pause(length, now_ms + length)
+        last = self._rests.get(stream)
+        self._rests[stream] = Rest.after(None if fault.code == LEADERLESS else last, now_ms)
         if stream in self._present:
             return False
         self._present[stream] = fault
-        if pause is None:
+        if last is None:
             self.news.append(f"stream {stream} is in an error state, its transactions wait: {fault.reason}")
         return True
 
@@ -71,7 +60,7 @@ class Faults:
 
     def due(self, now_ms: int) -> list[str]:
         """The streams that are to be tried again."""
-        return [name for name in self._present if name not in self._pauses or now_ms >= self._pauses[name].until_ms]
+        return [name for name in self._present if name not in self._rests or self._rests[name].is_over(now_ms)]
 
     def lift(self, stream: str) -> None:
         """It seems to be well again; what waits is tried."""
@@ -79,12 +68,12 @@ class Faults:
 
     def worked(self, streams: Iterable[str]) -> None:
         """Transactions of these streams have been merged."""
-        if self._pauses:
+        if self._rests:
             for name in streams:
-                if self._pauses.pop(name, None) is not None:
+                if self._rests.pop(name, None) is not None:
                     self.news.append(f"stream {name} has left its error state")
 
     def forget(self, stream: str) -> None:
         """The stream has been deleted."""
         self._present.pop(stream, None)
-        self._pauses.pop(stream, None)
+        self._rests.pop(stream, None)

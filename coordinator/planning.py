@@ -115,8 +115,9 @@ def conditions_of(transaction: BufferedTransaction) -> tuple[StreamCondition, ..
 
     One that was refused after its commit was asked for is only logged, whatever it expected, beside any others.
     """
-    is_due = transaction.state is State.COMMITTING and transaction.manifest is not None
-    return transaction.manifest.conditions if is_due and transaction.manifest is not None else ()
+    if transaction.state is not State.COMMITTING or transaction.manifest is None:
+        return ()
+    return transaction.manifest.conditions
 
 
 def _roll_fault(group: GroupState, rolls: Mapping[str, int]) -> str | None:

@@ -157,14 +157,7 @@ def _event_lines(story: TransactionStory) -> list[str]:
 def story_document(story: TransactionStory) -> dict[str, Any]:
     """What a leader knows of a transaction as JSON."""
     return {
-        "transaction": str(story.transaction),
-        "state": story.state.value,
-        "group": str(story.group),
-        "client": story.client_name,
-        "label": story.label,
-        "records": story.records,
-        "since_ms": story.since_ms,
-        "reason": story.reason,
+        **outcome_document(story),
         "events_since_ms": story.events_since_ms,
         "controller_epoch": story.controller_epoch,
         "events": [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Final
+from typing import Any, Final
 
 from bridge.admin import refusal
 from bridge.client.results import Outcome, TransactionStory
@@ -185,31 +185,27 @@ def of_client(known: KnownTransaction, client: str) -> KnownTransaction:
 
 def outcome_of(known: Known) -> Outcome:
     """The public form of what is known."""
-    group, item = known
-    return Outcome(
-        transaction=item.id,
-        group=group,
-        state=item.state,
-        client_name=item.client_name,
-        label=item.label,
-        position=None if item.position < 0 else item.position,
-        records=item.records,
-        since_ms=item.decided_ms,
-        reason=item.reason,
-    )
+    return Outcome(**_public(*known))
 
 
 def _story_of(group: GroupName, item: KnownTransaction, story: Story) -> TransactionStory:
     return TransactionStory(
-        transaction=item.id,
-        group=group,
-        state=item.state,
-        client_name=item.client_name,
-        label=item.label,
-        records=item.records,
-        since_ms=item.decided_ms,
-        reason=item.reason,
+        **_public(group, item),
         events=story.events,
         events_since_ms=story.serves_since_ms,
         controller_epoch=story.controller_epoch,
     )
+
+
+def _public(group: GroupName, item: KnownTransaction) -> dict[str, Any]:
+    return {
+        "transaction": item.id,
+        "group": group,
+        "state": item.state,
+        "client_name": item.client_name,
+        "label": item.label,
+        "position": None if item.position < 0 else item.position,
+        "records": item.records,
+        "since_ms": item.decided_ms,
+        "reason": item.reason,
+    }

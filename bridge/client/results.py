@@ -89,33 +89,19 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionStory:
+class TransactionStory(Outcome):
     """What the leader of a transaction's group knows of it at this moment, and the last things that happened to it.
 
+    Its ``state`` may also be ``"unknown"`` (only stray frames of it were seen), ``"committing"`` or ``"aborting"``; its
+    ``reason`` says of one that is open or committing what it waits for.
+
     Attributes:
-        transaction: Its id.
-        group: The transaction group that it belongs to.
-        state: ``"unknown"`` (only stray frames of it were seen), ``"open"``, ``"committing"``, ``"aborting"``,
-            ``"committed"`` or ``"aborted"``; the last two are final.
-        client_name: Who began it.
-        label: Given at its begin.
-        records: How many became visible, or have arrived so far.
-        since_ms: When it ended, or when it began if it is open, ms since 1970.
-        reason: Why it was, or is being, aborted; of one that is open or committing, what it waits for; empty otherwise.
         events: Its last events, oldest first: those that the leader has seen, in memory, since it took over.
         events_since_ms: When the leader took over, ms since 1970: of what was before, its log or that of the leader
             before tells.
         controller_epoch: Controller epoch of that leader.
     """
 
-    transaction: TransactionId
-    group: GroupName
-    state: State
-    client_name: str
-    label: str | None
-    records: int
-    since_ms: int
-    reason: str
     events: tuple[TransactionEvent, ...]
     events_since_ms: int
     controller_epoch: int

@@ -20,7 +20,6 @@ from coordinator import effects as fx
 from coordinator.shell.frame_feed import FrameFeed
 
 _DEFINITE: Final = (AppendRefusedError, InvalidRequestError, NotFoundError, ConflictError)
-_ON_ZOOKEEPER: Final = (fx.Write, fx.EnsureNodes, fx.ReadNodes, fx.ReadChildren)
 _DOUBTFUL: Final = (
     FencedError,
     InvalidStateError,  # a defect of ours
@@ -43,7 +42,7 @@ def refusal(effect: fx.Effect, fault: Exception, feed: FrameFeed | None) -> fx.R
         # A frame that is no batch, or is gone from the buffer: found while the batches were made, nothing was sent.
         topic = effect.items[feed.at[0]][0] if feed.at else None
         return fx.Refused(effect, str(fault), code=fault.code, topic=topic, places=feed.at)
-    if isinstance(fault, ZooKeeperRefused) and isinstance(effect, _ON_ZOOKEEPER):
+    if isinstance(fault, ZooKeeperRefused) and isinstance(effect, fx.ON_ZOOKEEPER):
         return fx.Refused(effect, str(fault), code=fault.code)
     if isinstance(fault, AppendUnknownError) and fault.batch is not None and feed is not None:
         # A round that was not to be committed yet leaves no doubt once it has been aborted.
