@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 def create_topic(servers: str, topic: str, partitions: int = 1) -> None:
     """Create a topic and return when that is done."""
     admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(120)
 
 
 def produce(servers: str, topic: str, values: Sequence[bytes]) -> None:

@@ -96,7 +96,7 @@ class Group:
             key=header.pack(),
             on_delivery=lambda error, _: failures.append(error) if error else None,
         )
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(120) == 0
         assert not failures
 
     def innocent_goes_on(self) -> None:

@@ -189,14 +189,14 @@ class Secured:
         for user in users:
             change = UserScramCredentialUpsertion(user, kind, password(user).encode())
             for future in admin.alter_user_scram_credentials([change]).values():
-                future.result(30)
+                future.result(120)
 
     def allow(self, user: str, rights: Iterable[Right]) -> None:
         """Give a user rights."""
         admin = AdminClient({"bootstrap.servers": self.inner})
         wanted = dict.fromkeys(item for right in rights for item in _bindings(user, right))
         for future in admin.create_acls(list(wanted)).values():
-            future.result(30)
+            future.result(120)
 
 
 def _bindings(user: str, right: Right) -> Iterator[AclBinding]:

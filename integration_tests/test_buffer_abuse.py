@@ -37,7 +37,7 @@ class Setting:
             key=key,
             on_delivery=lambda error, _: failures.append(error) if error else None,
         )
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(120) == 0
         assert not failures
 
     def values(self) -> list[bytes]:
@@ -202,12 +202,15 @@ def test_a_buffer_that_was_deleted_and_made_again_is_refused(
     scope = unique_name("remade")
     root, stream = f"/{scope}", StreamName(scope, "s")
     admin = TopicAdmin(cluster.bootstrap_servers)
-    options = bridge.ClientOptions(admin_timeout_s=8)
+    with (
+        coordinator(cluster, root, "one", tmp_path),
+        bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root) as b,
+    ):
+        b.admin.create_stream(str(stream))
+    impatient = bridge.ClientOptions(admin_timeout_s=8)
     with bridge.connect(
-        cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=options
+        cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=impatient
     ) as b:
-        with coordinator(cluster, root, "one", tmp_path):
-            b.admin.create_stream(str(stream))
         admin.delete_topics([stream.buffer_topic()])
         admin.create_topics([TopicSpec(name=stream.buffer_topic())])
         with coordinator(cluster, root, "two", tmp_path):

@@ -234,14 +234,14 @@ def test_it_holds_against_plain_producers_and_transactions(
     first = writer.write(b"a", b"1", expected=EMPTY)
     producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "enable.idempotence": True})
     producer.produce(StreamName.parse(ledger).segment_topic(SegmentId.of(0, 0)), b"plain", b"a")
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     with pytest.raises(CasWriteError) as caught:
         writer.write(b"a", b"no", expected=first)
     second = caught.value.actual
     assert second == writer.tail()
     with client.transaction(ledger) as txn:
         future = txn.write(ledger, key=b"b", value=b"merged")
-    merged = future.result(30)
+    merged = future.result(120)
     with pytest.raises(CasWriteError) as caught:
         writer.write(b"a", b"no", expected=second)
     assert caught.value.actual.dlsn == merged
@@ -298,7 +298,7 @@ def test_a_rolling_commit_counts_as_the_last_record(
     txn.commit()
     with pytest.raises(CasWriteError) as caught:
         writer.write(b"a", b"no", expected=second)
-    assert caught.value.actual.dlsn == merged.result(30)
+    assert caught.value.actual.dlsn == merged.result(120)
     third = writer.write(b"a", b"3", expected=caught.value.actual)
     assert (third.sequence_id or 0) > (caught.value.actual.sequence_id or 0) > (second.sequence_id or 0)
     assert values(site, ledger) == [b"1", b"2", b"rolled", b"3"]

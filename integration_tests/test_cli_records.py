@@ -232,7 +232,7 @@ def test_an_open_native_transaction_is_waited_for_and_then_named(
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(topic, b"undecided", on_delivery=lambda error, _: None)
-    producer.flush(30)
+    producer.flush(120)
     stalled = cli("consume", stream, "--wait", "1500ms")
     assert stalled.code == ExitCode.UNAVAILABLE
     assert "a native transaction is still open there" in stalled.err

@@ -21,7 +21,7 @@ import bridge
 
 servers, zookeeper, root, transaction, stream, first, last = sys.argv[1:]
 with bridge.connect(servers, zookeeper=zookeeper, zookeeper_root=root) as b:
-    part = b.join(transaction, timeout=30)
+    part = b.join(transaction, timeout=120)
     for number in range(int(first), int(last)):
         part.write(stream, key=b"key-%d" % (number % 10), value=b"%d" % number)
     sys.stdout.buffer.write(pickle.dumps(part.finish()))
@@ -96,11 +96,11 @@ def test_a_part_in_the_same_process_resolves_its_futures(client: bridge.Bridge, 
         part.write(orders, value=b"late")
     result = transaction.commit(parts=[handle])
     assert result.records == 3
-    offsets = [future.result(10).offset for future in futures]
+    offsets = [future.result(120).offset for future in futures]
     assert offsets == sorted(offsets)
     assert [split_local_sequence(future.result().local_sequence) for future in futures] == [(1, 0), (1, 1), (1, 2)]
     with pytest.raises(TransactionCommitted):
-        lost.result(10)
+        lost.result(120)
 
 
 def test_a_part_learns_of_the_end_of_its_transaction(client: bridge.Bridge, site: Site, orders: str) -> None:
@@ -109,7 +109,7 @@ def test_a_part_learns_of_the_end_of_its_transaction(client: bridge.Bridge, site
         part = worker.join(transaction.id)
         future = part.write(orders, key=b"k", value=b"v")
         transaction.abort("no more")
-        assert "no more" in str(future.exception(30))
+        assert "no more" in str(future.exception(120))
         with pytest.raises(TransactionClosed, match="no more"):
             part.write(orders, key=b"k", value=b"v")
         with pytest.raises(TransactionClosed, match="no more"):

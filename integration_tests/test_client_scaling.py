@@ -111,7 +111,7 @@ def test_a_topic_of_somebody_else_is_not_taken_for_a_segment(site: Site, client:
     admin.create_topics([TopicSpec(name=spec.name, config=spec.config)])
     producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers})
     producer.produce(spec.name, b"somebody else's", partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     with pytest.raises(InvalidNameError, match=f"{spec.name} exists already .* was not created; delete the topic"):
         client.admin.create_stream(stream)
     admin.delete_topics([spec.name])

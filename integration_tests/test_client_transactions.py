@@ -112,7 +112,7 @@ def test_a_transaction_aborted_by_an_admin_learns_why(client: bridge.Bridge, sit
         admin.admin.abort_transaction(transaction.id, reason="stuck for days")
         with pytest.raises(TransactionNotFound):
             admin.admin.abort_transaction(TransactionId.of(0, 1 << 90))
-    assert isinstance(future.exception(30), TransactionAborted)
+    assert isinstance(future.exception(120), TransactionAborted)
     with pytest.raises(TransactionAborted, match="stuck for days"):
         transaction.write(orders, value=b"late")
     with pytest.raises(TransactionAborted, match="stuck for days"):
@@ -215,10 +215,10 @@ def test_without_a_coordinator_requests_fail_and_commits_wait(
         with pytest.raises(CoordinatorUnavailable, match="no coordinator is running"):
             client.admin.create_stream(orders)
         with site:
-            client.admin.create_stream(orders, timeout_s=30)
+            client.admin.create_stream(orders, timeout_s=120)
             first = client.begin(orders)
             first.write(orders, key=b"k", value=b"v1")
-            first.commit(timeout=30)
+            first.commit(timeout=120)
         transaction = client.begin(orders)
         future = transaction.write(orders, key=b"k", value=b"v2")
         with pytest.raises(OutcomeUnknown, match="no coordinator is running") as unknown:
@@ -230,6 +230,6 @@ def test_without_a_coordinator_requests_fail_and_commits_wait(
         with pytest.raises(TransactionClosed):
             transaction.write(orders, value=b"late")
         with site:
-            assert transaction.commit(timeout=30).records == 1
+            assert transaction.commit(timeout=120).records == 1
         assert future.result(0).offset > 0
         assert [message.value() for message in site.committed(orders)] == [b"v1", b"v2"]

@@ -237,10 +237,10 @@ def test_the_names_of_confluent_kafka(client: bridge.Bridge, orders: str, group:
         places = [TopicPartition(orders, number) for number in (0, 1)]
         ends = [len(by_number[number]) for number in (0, 1)]
         assert [place.offset for place in consumer.position(places)] == ends
-        assert [place.offset for place in consumer.committed(places, timeout=10)] == [0, 0]
+        assert [place.offset for place in consumer.committed(places, timeout=120)] == [0, 0]
         consumer.commit(message=by_number[0][-1], asynchronous=False)
         consumer.commit(offsets=[TopicPartition(orders, 1, 1)], asynchronous=False)
-        assert [place.offset for place in consumer.committed(places, timeout=10)] == [ends[0], 1]
+        assert [place.offset for place in consumer.committed(places, timeout=120)] == [ends[0], 1]
         consumer.seek(TopicPartition(orders, 1, 0))
         again = take(consumer, ends[1])
         assert [m.dlsn for m in again] == [m.dlsn for m in by_number[1]]
@@ -251,7 +251,7 @@ def test_the_names_of_confluent_kafka(client: bridge.Bridge, orders: str, group:
         consumer.resume([TopicPartition(orders, 0)])
         assert {m.partition() for m in take(consumer, ends[0])} == {0}
         consumer.commit(asynchronous=False)
-        low, high = consumer.get_watermark_offsets(TopicPartition(orders, 0), timeout=10)
+        low, high = consumer.get_watermark_offsets(TopicPartition(orders, 0), timeout=120)
         assert (low, high) == (0, ends[0] * 2 + 2)
         assert consumer.memberid()
         assert consumer.consumer_group_metadata() is not None

@@ -134,7 +134,7 @@ def test_the_reader_sees_nothing_of_an_open_transaction(
     producer.begin_transaction()
     for key, value in SAMPLE.records(0, 3):
         producer.produce(first, value, key, partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     produce(servers, second, small(1))
     read_until(reader, lambda: reader.seen.counts().small_records == 2)
     assert reader.seen.counts().flights == 0
@@ -153,7 +153,7 @@ def test_the_reader_notices_doubled_and_reordered_flights(
     for row in (5, 3, 5):
         key, value = record(row, WITH_TAIL)
         producer.produce(topic, value, key, partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     read_until(reader, lambda: reader.seen.carriers.total() == 3)
     assert reader.seen.rows == {3, 5}
     assert reader.seen.doubled == 1

@@ -72,7 +72,7 @@ def test_a_good_cluster_has_no_findings_and_each_fault_gets_one(
     topics.set_topic_config(stream.segment_topic(sealed), {"max.message.bytes": "1000000"})
     topics.set_topic_config(stream.buffer_topic(), {"retention.ms": "1000"})
     group = GroupName(patient.scope)
-    admin.delete_topics([group.commit_log_topic])[group.commit_log_topic].result(30)
+    admin.delete_topics([group.commit_log_topic])[group.commit_log_topic].result(120)
     until(lambda: {"seal", "retention", "topic-replaced"} <= patient.findings().keys())
     found = patient.findings()
     assert f"topic {stream.segment_topic(sealed)} takes records" in found["seal"]["what"]

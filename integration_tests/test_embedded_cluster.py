@@ -70,8 +70,8 @@ def test_nobody_else_can_reach_them(embedded: EmbeddedCluster) -> None:
 
 def test_topics_do_not_come_into_being_by_themselves(embedded: EmbeddedCluster, topic_prefix: str) -> None:
     admin = AdminClient({"bootstrap.servers": embedded.bootstrap_servers})
-    admin.list_topics(topic_prefix, timeout=10)
-    assert topic_prefix not in admin.list_topics(timeout=10).topics
+    admin.list_topics(topic_prefix, timeout=120)
+    assert topic_prefix not in admin.list_topics(timeout=120).topics
 
 
 def test_a_coordinator_has_its_environment_after_a_restart_too(embedded: EmbeddedCluster) -> None:

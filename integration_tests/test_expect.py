@@ -66,7 +66,7 @@ def test_a_refused_transaction_leaves_nothing_and_says_what_is_there(
         transaction = client.begin(ledger, orders)
         transaction.expect(ledger, key=b"a", sn=first, scope=scope)
         lost = [transaction.write(stream, key=b"a", value=b"no") for stream in (ledger, orders)]
-        second = plain.write(b"a", b"2").result(30)
+        second = plain.write(b"a", b"2").result(120)
         with pytest.raises(TransactionRefused, match="525") as caught:
             transaction.commit()
         error = caught.value
@@ -77,7 +77,7 @@ def test_a_refused_transaction_leaves_nothing_and_says_what_is_there(
         assert second.matches(error.actual)
         for future in lost:
             with pytest.raises(TransactionRefused):
-                future.result(10)
+                future.result(120)
         with pytest.raises(TransactionClosed):
             transaction.expect(ledger, key=b"a", sn=second)
         write_if(client, ledger, b"a", b"3", error.actual, scope)

@@ -43,7 +43,7 @@ def committed(servers: str, topic: str) -> Iterator[Callable[[], list[int]]]:
     consumer = Consumer(consumer_config(servers, isolation=Isolation.READ_COMMITTED, group_id=topic))
 
     def look() -> list[int]:
-        found = consumer.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)], timeout=30)
+        found = consumer.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)], timeout=120)
         return [place.offset for place in found]
 
     yield look

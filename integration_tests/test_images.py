@@ -171,7 +171,7 @@ def test_kafka_is_set_by_its_variables(servers: ContainerCluster) -> None:
     assert (status["Name"], status["Uid"].split()[0]) == ("java", "1000")
     broker = ConfigResource(ConfigResource.Type.BROKER, "1")
     admin = AdminClient({"bootstrap.servers": servers.bootstrap_servers})
-    found = admin.describe_configs([broker])[broker].result(30)
+    found = admin.describe_configs([broker])[broker].result(120)
     assert found["num.partitions"].value == "3"
     assert found["log.dirs"].value.startswith("/var/lib/kafka/data/")
     config = container.image.attrs["Config"]

@@ -126,7 +126,7 @@ def _create_scram_user(servers: str) -> None:
     admin = AdminClient({"bootstrap.servers": servers})
     for change in changes:
         for future in admin.alter_user_scram_credentials([change]).values():
-            future.result(30)
+            future.result(120)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_plain_writes_go_over_secure_connections(
         fresh = [b"%d." % (len(written) + number) + bytes(number * 50) for number in range(200)]
         futures = [writer.write(b"k", value) for value in fresh]
         written += fresh
-        futures[-1].result(30)
+        futures[-1].result(120)
     writer.close()
     assert engine.close(30) == 0
     assert read_values(broker["PLAINTEXT"], catalog.topic) == written

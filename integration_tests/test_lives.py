@@ -94,7 +94,7 @@ def test_transactions_of_a_former_life_are_reported_as_deleted_and_readers_go_on
     create_again(client, ledger)
     with client.writer(ledger) as writer:
         for key in KEYS:
-            writer.write(key, b"plain").result(30)
+            writer.write(key, b"plain").result(120)
     second = write_all(client, ledger, "second")
     seen: dict[bridge.TransactionId, list[str] | None] = {}
     with client.transactions(scope, follow=False) as transactions:
@@ -113,7 +113,7 @@ def test_a_client_that_was_away_writes_nothing_into_another_life(
         asleep = away.begin(ledger, orders)
         write_all(away, ledger, "first")
         writer, cas = away.writer(ledger), away.cas_writer(ledger)
-        writer.write(KEYS[0], b"plain").result(30)
+        writer.write(KEYS[0], b"plain").result(120)
         cas.write(KEYS[1], b"cas", expected=cas.tail(KEYS[1]))
         follower = away.reader(ledger)
         assert follower.poll(30) is not None
@@ -128,13 +128,13 @@ def test_a_client_that_was_away_writes_nothing_into_another_life(
         write_all(client, ledger, "second")
         # What began before, or knows only what was before.
         with pytest.raises(StreamNotFound, match="open a new writer"):
-            writer.write(KEYS[0], b"stale").result(30)
+            writer.write(KEYS[0], b"stale").result(120)
         with follower, pytest.raises(StreamRecreated):
             list(follower)
         assert cas.tail(KEYS[1]) != EMPTY
         write_all(away, ledger, "third")
         with away.writer(ledger) as fresh:
-            fresh.write(KEYS[0], b"fresh").result(30)
+            fresh.write(KEYS[0], b"fresh").result(120)
     expected = [f"{life}-{key.decode()}" for life in ("second", "third") for key in KEYS] + ["fresh"]
     assert values(client, ledger) == sorted(expected)
 

@@ -77,7 +77,7 @@ class Worker:
     def kill(self) -> None:
         """Kill it."""
         self.process.send_signal(signal.SIGKILL)
-        self.process.communicate(timeout=30)  # closes the pipes, too
+        self.process.communicate(timeout=120)  # closes the pipes, too
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -268,7 +268,7 @@ def test_whoever_resumes_a_transaction_has_the_say_whatever_its_name(
         write(resumed, ledger, "late")
         assert resumed.commit().records == 2
         with pytest.raises(Fenced):
-            pending.result(30)
+            pending.result(120)
         assert heir.outcome(txn.id).client_name == "tester"
     with client.transaction(ledger) as after:
         write(after, ledger, "after")

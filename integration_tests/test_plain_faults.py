@@ -81,7 +81,7 @@ def test_an_answer_that_is_lost_before_the_seal_is_found_out_in_the_log(
     """A sealed segment refuses what it has as it refuses what it has not: who guesses loses a record or doubles it."""
     join_all(client, orders)
     writer = exposed.writer(orders, options=ONE)
-    first = writer.write(b"k", b"first").result(30)
+    first = writer.write(b"k", b"first").result(120)
     proxy.strike(Api.PRODUCE, Point.BEFORE_ANSWER if written else Point.BEFORE_REQUEST)
     proxy_down = threading.Event()
     original = Cluster._connect
@@ -140,12 +140,12 @@ def test_what_is_refused_for_good_fails_alone_and_flush_says_so(
     exposed: bridge.Bridge, proxy: FaultProxy, orders: str
 ) -> None:
     writer = exposed.writer(orders, options=ONE)
-    writer.write(b"k", b"first").result(30)
+    writer.write(b"k", b"first").result(120)
     proxy.strike(Api.PRODUCE, Point.REFUSED, error=ErrorCode.invalid_record)
     refused = writer.write(b"k", b"second")
     with pytest.raises(InvalidRequestError, match=r"INVALID_RECORD.*not written"):
-        refused.result(30)
-    writer.write(b"k", b"third").result(30)
+        refused.result(120)
+    writer.write(b"k", b"third").result(120)
     with pytest.raises(InvalidRequestError, match="INVALID_RECORD"):
         writer.flush()
     writer.flush()
@@ -156,13 +156,13 @@ def test_a_record_without_an_answer_fails_in_the_end_as_unknown(
     exposed: bridge.Bridge, proxy: FaultProxy, orders: str
 ) -> None:
     writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, delivery_timeout_s=4.0, request_timeout_s=1.0))
-    writer.write(b"k", b"first").result(30)
+    writer.write(b"k", b"first").result(120)
     proxy.strike(Api.PRODUCE, Point.BEFORE_ANSWER, times=1_000)
     lost = writer.write(b"k", b"second")
     with pytest.raises(OutcomeUnknown, match="may have been written"):
-        lost.result(30)
+        lost.result(120)
     proxy.calm()
-    assert writer.write(b"k", b"third").result(30).dlsn is not None
+    assert writer.write(b"k", b"third").result(120).dlsn is not None
     values = [message.value() for _, message in read_in_order(exposed, orders)]
     assert values == [b"first", b"second", b"third"], "it was written, and once only"
 
@@ -172,7 +172,7 @@ def test_a_full_buffer_makes_writers_wait_and_then_refuses(
 ) -> None:
     options = WriterOptions(linger_s=0.0, buffer_bytes=4 << 20, block_s=0.5)
     writer = exposed.writer(orders, options=options)
-    writer.write(b"k", b"first").result(30)
+    writer.write(b"k", b"first").result(120)
     proxy.strike(Api.PRODUCE, Point.BEFORE_REQUEST, times=1_000_000)
     count = 0
 
@@ -195,7 +195,7 @@ def test_records_on_their_way_to_a_stream_that_is_deleted_fail_and_others_go_on(
     exposed: bridge.Bridge, client: bridge.Bridge, proxy: FaultProxy, orders: str, payments: str
 ) -> None:
     writer, beside = exposed.writer(orders, options=ONE), exposed.writer(payments, options=ONE)
-    writer.write(b"k", b"v").result(30)
+    writer.write(b"k", b"v").result(120)
     proxy.strike(Api.PRODUCE, Point.BEFORE_REQUEST, times=1_000_000)
     doomed = [writer.write(b"k", b"%d" % number) for number in range(10)]
     spared = [beside.write(b"k", b"%d" % number) for number in range(10)]

@@ -162,13 +162,13 @@ def test_a_stream_that_is_deleted_fails_what_is_under_way_and_what_comes(
     site: Site, client: bridge.Bridge, orders: str
 ) -> None:
     writer = client.writer(orders)
-    kept = writer.write(b"k", b"v").result(30)
+    kept = writer.write(b"k", b"v").result(120)
     with site.connect("another") as other:
         other.admin.delete_stream(orders)
 
     def refused() -> bool:
         try:
-            writer.write(b"k", b"w").result(30)
+            writer.write(b"k", b"w").result(120)
         except StreamNotFound:
             return True
         return False
@@ -179,7 +179,7 @@ def test_a_stream_that_is_deleted_fails_what_is_under_way_and_what_comes(
     assert kept.dlsn is not None
     client.admin.create_stream(orders)
     with client.writer(orders) as again:
-        assert again.write(b"k", b"x").result(30).dlsn == DLSN(1, 0, 0), "its epochs go on above the former life's"
+        assert again.write(b"k", b"x").result(120).dlsn == DLSN(1, 0, 0), "its epochs go on above the former life's"
 
 
 def test_a_closed_writer_takes_nothing(client: bridge.Bridge, orders: str) -> None:
@@ -228,13 +228,13 @@ def test_what_a_plain_producer_writes_to_a_sealed_segment_is_refused(
     for settings in ({"enable.idempotence": True}, {"enable.idempotence": False}):
         producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "linger.ms": 0, **settings})
         producer.produce(topic, b"before", on_delivery=delivered)
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         assert not refused
         if settings["enable.idempotence"]:
             split_first(client, orders)
             for value in (b"", b"after" * 100):
                 producer.produce(topic, value, on_delivery=delivered)
-                assert producer.flush(30) == 0
+                assert producer.flush(120) == 0
             assert [error.name() for error in refused] == ["MSG_SIZE_TOO_LARGE"] * 2
             refused.clear()
             topic = StreamName.parse(orders).segment_topic(client.admin.history(orders).active.segments[0].id)

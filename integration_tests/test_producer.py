@@ -53,7 +53,7 @@ def test_the_ordinary_loop_of_a_confluent_kafka_producer(site: Site, settings: d
         producer.produce(orders, f"v{number}", "k", on_delivery=lambda error, message: reports.append((error, message)))
         producer.poll(0)
     producer.produce(orders, value=b"w", key=None, headers={"h": "1"}, timestamp=1_700_000_000_123)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert len(producer) == 0
     assert [error for error, _ in reports] == [None] * 100
     message = reports[-1][1]
@@ -75,10 +75,10 @@ def test_callbacks_follow_a_scale(settings: dict[str, Any], client: bridge.Bridg
     reports: Reports = []
     with bridge.Producer(settings, on_delivery=lambda error, message: reports.append((error, message))) as producer:
         producer.produce(orders, b"before", b"k")
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 1.0)])
         producer.produce(orders, b"after", b"k")
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
     places = [message.sn() for _, message in reports]
     assert [item.dlsn.epoch for item in places if item is not None and item.dlsn is not None] == [0, 1]
 
@@ -90,7 +90,7 @@ def test_a_transaction_is_visible_with_its_commit_and_told_then(
     producer.begin_transaction()
     for stream in (orders, payments):
         producer.produce(stream, b"in", b"k", on_delivery=lambda error, message: reports.append((error, message)))
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert reports == []
     assert len(producer) == 2
     assert site.committed(orders) == site.committed(payments) == []
@@ -135,7 +135,7 @@ def test_what_a_dead_process_left_open_is_aborted_by_its_successor(
         first.init_transactions()
         first.begin_transaction()
         first.produce(orders, b"left", b"k")
-        first.flush(30)
+        first.flush(120)
         until(lambda: [item for item in client.admin.transactions() if item.client_name == name])
         with client_named(settings, name) as second:
             second.init_transactions()
@@ -187,7 +187,7 @@ def test_records_that_can_not_be_written_are_refused_at_once(
         assert code_of(refused.value) == expected
     with pytest.raises(TypeError, match="bytes, text or None"):
         producer.produce(orders, 17)  # type: ignore[arg-type]
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def test_a_full_queue_is_a_buffer_error(settings: dict[str, Any], orders: str) -> None:

@@ -145,7 +145,7 @@ def test_alice_does_everything_with_her_stream(secured: Secured, alice: bridge.B
     aborted.write(ORDERS, key=b"a", value=b"aborted")
     aborted.abort()
     with alice.writer(ORDERS) as plain:
-        plain.write(b"b", b"plain").result(30)
+        plain.write(b"b", b"plain").result(120)
     with alice.cas_writer(ORDERS) as conditional:
         first = conditional.write(b"c", b"first", expected=bridge.ANY)
         conditional.write(b"c", b"second", expected=first)
@@ -161,13 +161,13 @@ def test_alice_does_everything_with_her_stream(secured: Secured, alice: bridge.B
     alice.admin.scale(ORDERS, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
     preview.commit()
     with alice.writer(ORDERS) as plain:
-        plain.write(b"e", b"last").result(30)
+        plain.write(b"e", b"last").result(120)
     assert {*written, b"open", b"last"} <= values(alice, ORDERS)
     assert b"aborted" not in values(alice, ORDERS)
     assert b"last" in consume(secured, "alice", "billing", b"last")
     shared = alice.begin(ORDERS)
     shared.flush()
-    part = alice.join(shared.id, timeout=30)
+    part = alice.join(shared.id, timeout=120)
     part.write(ORDERS, key=b"f", value=b"of another process")
     shared.commit(parts=[part.finish()])
     assert b"of another process" in values(alice, ORDERS)
@@ -187,7 +187,7 @@ def test_alice_does_everything_with_her_stream(secured: Secured, alice: bridge.B
 NOTHING_WITH_ANOTHER: Mapping[str, Do] = {
     "begins a transaction": lambda b: b.begin(ORDERS),
     "begins one with a stream of its own": lambda b: b.begin(LEDGER, ORDERS),
-    "writes plainly": lambda b: b.writer(ORDERS).write(b"k", b"no").result(30),
+    "writes plainly": lambda b: b.writer(ORDERS).write(b"k", b"no").result(120),
     "writes conditionally": lambda b: b.cas_writer(ORDERS).write(b"k", b"no", expected=bridge.ANY),
     "reads": lambda b: values(b, ORDERS),
     "previews": lambda b: values(b, ORDERS, "read_uncommitted"),
@@ -236,12 +236,12 @@ def test_bobs_own_stream_is_his(bob: bridge.Bridge) -> None:
 
 def test_a_reader_reads_and_writes_nothing(secured: Secured, alice: bridge.Bridge) -> None:
     with alice.writer(ORDERS) as plain:
-        plain.write(b"e", b"for carol").result(30)
+        plain.write(b"e", b"for carol").result(120)
     with secured.connect("carol") as carol:
         assert b"for carol" in values(carol, ORDERS)
         for attempt in (
             lambda: carol.begin(ORDERS),
-            lambda: carol.writer(ORDERS).write(b"k", b"no").result(30),
+            lambda: carol.writer(ORDERS).write(b"k", b"no").result(120),
             lambda: values(carol, ORDERS, "read_uncommitted"),
         ):
             with pytest.raises((NotAuthorizedError, ZooKeeperDenied)):

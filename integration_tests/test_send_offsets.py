@@ -66,7 +66,7 @@ def committed(site: Site, source: str) -> Iterator[Callable[[str], int]]:
     def look(group: str) -> int:
         consumer = Consumer({"bootstrap.servers": site.cluster.bootstrap_servers, "group.id": group})
         looks.append(consumer)
-        [place] = consumer.committed([TopicPartition(source, 0)], timeout=30)
+        [place] = consumer.committed([TopicPartition(source, 0)], timeout=120)
         return place.offset
 
     yield look
@@ -148,8 +148,8 @@ def test_offsets_of_a_topic_that_does_not_exist_hold_nobody_up(client: bridge.Br
     transaction = client.begin(orders)
     transaction.send_offsets({(f"{scope}.nothing", 0): 5}, f"{scope}-group")
     with pytest.raises(TransactionAborted, match="UNKNOWN_TOPIC_OR_PARTITION"):
-        transaction.commit(timeout=30)
-    client.begin(orders).commit(timeout=30)
+        transaction.commit(timeout=120)
+    client.begin(orders).commit(timeout=120)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_a_leader_goes_on_from_snapshots_in_either_format_and_makes_damaged_ones
         with coordinator(cluster, root, "second", tmp_path, **OFTEN):
             more = long.write(stream, key=b"long", value=b"longer")
             long.commit()
-            assert (written.result(30).offset, more.result(30).offset) == (0, 1)
+            assert (written.result(120).offset, more.result(120).offset) == (0, 1)
             after = await_snapshot(b, stream, ABORTS, "segmented", 1)
             assert after.snapshot is not None
             assert after.snapshot.generation > before.snapshot.generation, "it went on where the first one ended"
@@ -149,7 +149,7 @@ def garble(cluster: AnyCluster, topic: str, keys: tuple[bytes, ...]) -> None:
     producer = Producer(producer_config(cluster.bootstrap_servers))
     for key in keys:
         producer.produce(topic, key=key, value=b"\1garbage", on_delivery=lambda error, _message: lost.append(error))
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert not lost
 
 

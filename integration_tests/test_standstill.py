@@ -94,7 +94,7 @@ def test_a_reader_goes_on_although_a_segment_was_forgotten(client: bridge.Bridge
     with client.writer(orders) as writer, client.reader(orders) as reader:
         for number in range(1, 4):
             writer.write_all((key, b"%d" % number) for key in keys)
-            writer.flush(30)
+            writer.flush(120)
             eventually(lambda number=number: has_read(number * len(keys)), "all segments were read")  # type: ignore[misc]
             reader._consumer.pause([TopicPartition(topic, 0)])
     assert found == sorted(found, key=lambda value: value or b"")

@@ -133,7 +133,7 @@ def test_several_states_and_other_records_share_a_segment(site: Site, client: br
     ):
         for _ in range(3):
             one.update(add(b"1"))
-            plain.write(b"three", b"3").result(30)
+            plain.write(b"three", b"3").result(120)
             two.update(add(b"2"))
         assert (one.fetch(), two.fetch()) == (b"111", b"222")
         with pytest.raises(ConflictError, match=r"holds records of other keys.*nothing was written") as caught:
@@ -307,7 +307,7 @@ def test_an_update_that_apply_refuses_is_not_written(site: Site, client: bridge.
 def test_a_foreign_record_under_the_key_is_said_and_the_state_stays(client: bridge.Bridge, ledger: str) -> None:
     with opened(client, ledger) as one, client.writer(ledger) as foreign:
         one.update(add(b"a"))
-        foreign.write(KEY, b"not mine").result(30)
+        foreign.write(KEY, b"not mine").result(120)
         for attempt in (one.fetch, lambda: one.update(add(b"b")), one.compact):
             with pytest.raises(CorruptDataError, match="not written by a synchronizer"):
                 attempt()

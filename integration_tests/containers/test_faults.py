@@ -56,7 +56,7 @@ def in_sync(cluster: ContainerCluster, topic: str) -> bool:
 def partitions_of(cluster: ContainerCluster, topic: str, asked: str | None = None) -> dict[int, PartitionMetadata]:
     """What one broker, or any, knows of a topic's partitions."""
     servers = cluster.bootstrap_servers if asked is None else address_of(cluster, asked)
-    return AdminClient({"bootstrap.servers": servers}).list_topics(topic, timeout=10).topics[topic].partitions
+    return AdminClient({"bootstrap.servers": servers}).list_topics(topic, timeout=120).topics[topic].partitions
 
 
 def address_of(cluster: ContainerCluster, broker: str) -> str:
