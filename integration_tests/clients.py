@@ -33,8 +33,8 @@ __all__ = [
     "until",
 ]
 
-PATIENCE_S = 30.0
-MARKERS_S = 5.0
+PATIENCE_S = 120.0
+MARKERS_S = 20.0
 """Longest wait for the markers of native transactions that have ended."""
 
 

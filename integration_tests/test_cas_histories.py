@@ -196,7 +196,7 @@ def slot_owners(site: Site, stream: str) -> set[str]:
 
 def await_slot_lost(site: Site, stream: str, name: str) -> None:
     """Return once a client's ZooKeeper session has ended."""
-    until(lambda: name not in slot_owners(site, stream), 30)
+    until(lambda: name not in slot_owners(site, stream), 120)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from bridge.errors import TransactionAborted
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 @pytest.fixture(scope="module")

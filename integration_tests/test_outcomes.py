@@ -49,7 +49,7 @@ txn.flush()
 print(txn.id, flush=True)
 if sys.stdin.readline() == "commit\\n":
     future = txn.commit_async()
-    b._sender.wait_until(lambda: b._sender.queued == 0, 30)
+    b._sender.wait_until(lambda: b._sender.queued == 0, 120)
 print("sent", flush=True)
 sys.stdin.readline()
 """
