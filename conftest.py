@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,6 +44,25 @@ CONTAINERS = "integration_tests/containers/"
 SINGLY = ("coordinator/tests/test_simulation.py", "integration_tests/test_crash_points.py")
 """Files whose tests share nothing: they come last, test by test, wherever a process has nothing else to do."""
 
+SECONDS = "TEST_SECONDS"
+"""For how long tests are begun; the others are skipped. So a slow machine does as much as it comes to."""
+TURN = "TEST_TURN"
+"""A number that decides which files come first then, so that in the course of some runs all of them do."""
+_UNTIL = "ROLLBRIDGE_TESTS_UNTIL"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The time of all test processes begins now."""
+    if os.environ.get(SECONDS) and not hasattr(config, "workerinput"):
+        os.environ[_UNTIL] = str(time.time() + float(os.environ[SECONDS]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test for which there is no time left is skipped before anything is started for it."""
+    if time.time() > float(os.environ.get(_UNTIL) or "inf"):
+        pytest.skip(f"the {os.environ.get(SECONDS)} s of {SECONDS} are over")
+
 
 def _rank(item: pytest.Item) -> int:
     """When the file of a test is taken: what needs no servers first, so that a mistake shows within a minute."""
@@ -60,19 +81,27 @@ def _rank(item: pytest.Item) -> int:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the files when several processes share them; one process alone keeps the usual order."""
-    if os.environ.get("PYTEST_XDIST_WORKER"):
+    turn = os.environ.get(TURN)
+    if turn:
+        items.sort(key=lambda item: crc32(f"{turn} {_share(item.nodeid)}".encode()))
+    elif os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=_rank)
+
+
+def _share(nodeid: str) -> str:
+    """What one process takes at once, of which a test is part."""
+    file = nodeid.partition("::")[0]
+    for together in (SPARK, CONTAINERS):
+        if file.startswith(together):
+            return together
+    return nodeid if file in SINGLY else file
 
 
 class _Scheduling(LoadFileScheduling):
     """File by file, but for those whose tests are taken singly, and those that are taken together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        for together in (SPARK, CONTAINERS):
-            if file.startswith(together):
-                return together
-        return nodeid if file in SINGLY else file
+        return _share(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

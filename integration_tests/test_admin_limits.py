@@ -89,6 +89,7 @@ def test_a_request_goes_with_the_process_that_asked(client: bridge.Bridge, scope
     assert found.owner_session_id == client._metadata.session.session_id
 
 
+@pytest.mark.long
 def test_a_stream_with_thousands_of_epochs_is_deleted(client: bridge.Bridge, scope: str) -> None:
     client.admin.create_stream(f"{scope}/orders")
     client.admin.create_stream(f"{scope}/old")

@@ -399,6 +399,7 @@ def test_one_id_used_back_to_back_waits_for_its_own_markers(
         assert read_values(servers, name) == expected
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_five_thousand_transactions_with_three_ids_in_turn(
     opener: Opener, servers: str, admin: TopicAdmin, topic: str, topic_prefix: str

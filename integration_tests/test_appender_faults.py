@@ -380,6 +380,7 @@ def test_nobody_there_is_said_at_once() -> None:
         assert appender.state is State.NEW
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True])
 def test_epochs_run_out_without_anybody_noticing(
@@ -413,6 +414,7 @@ def test_epochs_run_out_without_anybody_noticing(
         assert coordination.take_over().producer_id != producer.producer_id
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_broker_killed_at_any_moment_leaves_whole_transactions(
     frail: AnyCluster, opener: Opener, topic_prefix: str

@@ -100,6 +100,7 @@ def members(own_site: Site, stream: str, tmp_path: Path, unique_name: Callable[[
                 process.wait()
 
 
+@pytest.mark.long
 def test_members_and_readers_survive_a_broker_that_is_killed_and_away_for_seconds(
     own_cluster: AnyCluster, own_site: Site, stream: str, members: Members
 ) -> None:

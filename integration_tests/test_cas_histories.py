@@ -208,6 +208,7 @@ def workers(site: Site, register: str, tmp_path: Path) -> Iterator[Workers]:
         found.close()
 
 
+@pytest.mark.long
 def test_killed_and_paused_writers_across_scales_are_linearizable(
     site: Site, client: bridge.Bridge, register: str, workers: Workers
 ) -> None:

@@ -151,6 +151,7 @@ def test_another_thread_may_write_while_one_waits(own_cluster: AnyCluster, own_s
         assert [transaction.commit(timeout=90).records for transaction in transactions] == [60] * 3
 
 
+@pytest.mark.long
 def test_plain_writes_survive_a_broker_that_is_killed_in_the_middle(
     own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_client_hears_of_a_scale_by_another(site: Site, client: bridge.Bridge,
         until(lambda: epoch_of_a_new_one() == 1)
 
 
+@pytest.mark.long
 def test_a_stream_that_was_deleted_and_made_again_is_a_new_one(site: Site, client: bridge.Bridge, orders: str) -> None:
     with site.connect("other") as other:
         with other.transaction(orders) as transaction:

@@ -83,6 +83,7 @@ def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
         run("down", "--volumes", "--timeout", "20", "--remove-orphans")
 
 
+@pytest.mark.long
 def test_compose_starts_everything_and_a_client_works_with_it(compose: Callable[..., str]) -> None:
     compose("up", "--detach", "--no-build")
     ids = compose("ps", "--quiet").split()

@@ -42,6 +42,7 @@ ABORTS = 400
 """Their ids fill a segment of a snapshot."""
 
 
+@pytest.mark.long
 def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_good_cluster_has_no_findings_and_each_fault_gets_one(
 RARE_SNAPSHOTS = {"ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "3600000"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("patient", [RARE_SNAPSHOTS], indirect=True)
 def test_what_a_new_leader_needs_is_looked_at(
     patient: Patient, cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch

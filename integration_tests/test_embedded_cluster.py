@@ -83,6 +83,7 @@ def test_a_coordinator_has_its_environment_after_a_restart_too(embedded: Embedde
     embedded.kill(one.name)
 
 
+@pytest.mark.long
 def test_a_cluster_leaves_nothing_behind() -> None:
     with EmbeddedCluster(kafka_settings={"log.retention.hours": "1"}) as own:
         home = own.home
@@ -106,6 +107,7 @@ def test_a_cluster_that_cannot_start_leaves_nothing_and_shows_its_logs() -> None
     assert not home.parent.exists()
 
 
+@pytest.mark.long
 def test_a_killed_test_run_takes_its_cluster_with_it() -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdin is not None

@@ -30,6 +30,7 @@ SCALES = 4
 KEY = b"k"
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_when_its_first_epochs_are_dropped_and_its_leader_dies_at_that(
     cluster: AnyCluster,
     scope: str,

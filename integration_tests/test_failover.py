@@ -94,6 +94,7 @@ def test_groups_are_shared_and_taken_over(
             assert commit_one(b, f"{scope}/s{number}", b"after").records == 1
 
 
+@pytest.mark.long
 def test_a_group_moves_to_its_first_choice_when_that_arrives(
     cluster: AnyCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_paused_leader_that_comes_back_changes_nothing(
         assert positions == sorted(set(positions))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["kafka", "zookeeper"])
 def test_a_server_that_restarts_is_waited_for(
     root: str, unique_name: Callable[[str], str], tmp_path: Path, part: str
@@ -181,6 +183,7 @@ def test_a_leader_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing
         assert positions == sorted(set(positions))
 
 
+@pytest.mark.long
 def test_a_leader_that_is_cut_off_from_kafka_gives_way_until_it_is_back(
     root: str, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -201,6 +201,7 @@ def test_kafka_talks_to_its_own_tools_and_to_kcat(servers: ContainerCluster, uni
     assert tool("kafka-get-offsets.sh", "--topic", topic, "--partitions", "0").split() == [f"{topic}:0:2"]
 
 
+@pytest.mark.long
 def test_servers_start_without_any_setting(servers: ContainerCluster) -> None:
     with started(servers, names.KAFKA) as kafka, started(servers, names.ZOOKEEPER) as zookeeper:
         eventually(lambda: b"Kafka Server started" in kafka.logs(), "Kafka has started")
@@ -281,6 +282,7 @@ def get(port: str, path: str) -> tuple[int, str]:
         connection.close()
 
 
+@pytest.mark.long
 def test_a_coordinator_is_healthy_only_while_it_could_lead(
     servers: ContainerCluster, unique_name: Callable[[str], str]
 ) -> None:

@@ -129,6 +129,7 @@ def test_what_kafkas_own_producer_writes_is_read_and_a_sealed_segment_refuses_it
     assert seen(client, orders) == [(b"a", b"1"), (b"b", b"2")]
 
 
+@pytest.mark.long
 def test_kafkas_own_command_sees_the_leaders_transactions_and_none_that_hangs(
     client: bridge.Bridge, orders: str, programs: Programs
 ) -> None:

@@ -126,7 +126,7 @@ def test_nothing_is_acknowledged_behind_the_end_of_a_topic_that_is_sealed_while_
         assert [value for value in acknowledged if written[value] != 1] == []
 
 
-@pytest.mark.parametrize("codec", ["none", "gzip"])
+@pytest.mark.parametrize("codec", ["none", pytest.param("gzip", marks=pytest.mark.long)])
 def test_what_is_acknowledged_while_a_stream_is_scaled_on_a_disk_that_stands_still_is_read_once(
     stalling: LocalCluster, tmp_path: Path, codec: str
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_client_that_was_away_writes_nothing_into_another_life(
     assert values(client, ledger) == sorted(expected)
 
 
+@pytest.mark.long
 def test_a_transaction_whose_buffer_is_gone_keeps_no_other_from_being_sent(
     site: Site, client: bridge.Bridge, ledger: str, orders: str
 ) -> None:

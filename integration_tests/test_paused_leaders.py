@@ -66,6 +66,7 @@ def awaken(scene: Scene, process: subprocess.Popen[bytes]) -> None:
     until(lambda: any(words in scene.log_of("first")[before:] for words in ends))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["before", "fenced"])
 def test_a_leader_that_stood_still_in_a_deletion_deletes_nothing_of_the_next_life(scene: Scene, moment: str) -> None:
     point = f"delete_further/DeleteTopics:{moment}"
@@ -94,7 +95,14 @@ def test_a_leader_that_stood_still_in_a_deletion_deletes_nothing_of_the_next_lif
             assert len(scene.values()) == 25
 
 
-@pytest.mark.parametrize("point", ["scale/CreateTopics:fenced", "scale/Seal:before", "scale/Seal:fenced"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("scale/CreateTopics:fenced", marks=pytest.mark.long),
+        "scale/Seal:before",
+        pytest.param("scale/Seal:fenced", marks=pytest.mark.long),
+    ],
+)
 def test_a_leader_that_stood_still_in_a_scale_harms_no_other_life(scene: Scene, point: str) -> None:
     with (
         scene.b,

@@ -80,6 +80,7 @@ def test_a_batch_job_is_one_transaction_of_several_streams(
         assert message.timestamp()[1] == 1_700_000_000_000 + number
 
 
+@pytest.mark.long
 def test_every_row_once_wherever_the_driver_stands_still_or_dies(
     spark: SparkSession, site: Site, client: bridge.Bridge, orders: str, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_every_row_once_while_the_stream_is_scaled_and_the_coordinator_is_killed
     assert client.admin.history(orders).active.epoch >= 2
 
 
+@pytest.mark.long
 def test_a_task_that_is_killed_in_the_middle_leaves_nothing_behind(
     spark: SparkSession, site: Site, orders: str, tmp_path: Path, topic_prefix: str
 ) -> None:
@@ -200,6 +202,7 @@ def dying_once(spark: SparkSession, mark: Path) -> DataFrame:
     return rows.selectExpr("string(id % 7) AS key", "string(id) AS value")
 
 
+@pytest.mark.long
 def test_of_two_queries_with_one_client_name_the_older_one_ends(
     spark: SparkSession, site: Site, orders: str, payments: str, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:
@@ -219,17 +222,35 @@ def test_of_two_queries_with_one_client_name_the_older_one_ends(
     check_whole_batches(site, payments, 2)
 
 
+def _long(name: str, *values: object) -> object:
+    return pytest.param(*values, id=name, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     ("rows", "more", "complaint"),
     [
-        ("string(id) AS value", {"stream": "nobody/nothing"}, "no scope nobody"),
-        ("string(id) AS value", {"group": "other/group"}, "belongs to group"),
-        ("repeat('x', IF(id = 7, 2000000, 1)) AS value", {}, r"row 2 of partition 1 can not be written: it takes 2000"),
-        ("string(id) AS value, IF(id = 3, NULL, '{stream}') AS topic", {"stream": "{stream},{other}"}, "topic is null"),
-        ("id AS value", {}, "column value is bigint"),
-        ("string(id) AS value", {"strem": "x", "zookeeper": ""}, "zookeeper: is missing; strem: is unknown; did you"),
+        _long("unknown stream", "string(id) AS value", {"stream": "nobody/nothing"}, "no scope nobody"),
+        _long("another group", "string(id) AS value", {"group": "other/group"}, "belongs to group"),
+        pytest.param(
+            "repeat('x', IF(id = 7, 2000000, 1)) AS value",
+            {},
+            r"row 2 of partition 1 can not be written: it takes 2000",
+            id="too large",
+        ),
+        _long(
+            "null stream",
+            "string(id) AS value, IF(id = 3, NULL, '{stream}') AS topic",
+            {"stream": "{stream},{other}"},
+            "topic is null",
+        ),
+        _long("wrong type", "id AS value", {}, "column value is bigint"),
+        pytest.param(
+            "string(id) AS value",
+            {"strem": "x", "zookeeper": ""},
+            "zookeeper: is missing; strem: is unknown; did you",
+            id="options",
+        ),
     ],
-    ids=["unknown stream", "another group", "too large", "null stream", "wrong type", "options"],
 )
 def test_bad_input_is_refused_and_nothing_is_written(
     spark: SparkSession, site: Site, orders: str, ledger: str, rows: str, more: dict[str, str], complaint: str
@@ -242,6 +263,7 @@ def test_bad_input_is_refused_and_nothing_is_written(
     assert site.committed(orders) == site.committed(ledger) == []
 
 
+@pytest.mark.long
 def test_without_a_coordinator_the_commit_is_not_known_and_the_next_run_finds_out(
     spark: SparkSession, site: Site, orders: str, unique_name: Callable[[str], str]
 ) -> None:

@@ -225,6 +225,7 @@ def test_a_query_keeps_the_order_of_every_key_across_scales_restarts_and_limits(
     assert [len(rows) for rows, _ in here.batches(orders, offset)] == [len(KEYS)]
 
 
+@pytest.mark.long
 def test_running_queries_see_what_is_committed_and_new_epochs_ours_and_sparks_own(
     client: bridge.Bridge, orders: str, query: Query, spark: SparkSession, site: Site, tmp_path: Path
 ) -> None:
@@ -269,6 +270,7 @@ def test_running_queries_see_what_is_committed_and_new_epochs_ours_and_sparks_ow
     assert (ours.exception(), own.exception()) == (None, None)
 
 
+@pytest.mark.long
 def test_transactions_are_rows_in_the_order_of_commits(
     client: bridge.Bridge, orders: str, payments: str, spark: SparkSession, site: Site, here: Here, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ def environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.long
 def test_consume_transform_produce_is_exactly_once_across_scales(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,3 +7,21 @@ Plain idempotent writes: ``idempotent``, with the same pipeline's requests. Reco
 ``inflate``. Topics: ``topics`` and ``seal``. librdkafka: ``clients`` for its settings, ``translate`` for its errors.
 What can go wrong is in ``errors``.
 """
+
+from __future__ import annotations
+
+import sys
+
+
+def _import_kio() -> None:
+    """Import kio without hypothesis, with which it registers its types wherever there is one: half a second a start."""
+    if "hypothesis" in sys.modules:
+        return
+    sys.modules["hypothesis"] = None  # type: ignore[assignment]  # Python's way to say that there is no such module
+    try:
+        import kio.static.primitive  # noqa: F401
+    finally:
+        del sys.modules["hypothesis"]
+
+
+_import_kio()

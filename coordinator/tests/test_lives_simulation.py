@@ -227,6 +227,7 @@ def run(seed: int, *defects: str) -> tuple[list[str], Any]:
     return history.go(), history
 
 
+@pytest.mark.long
 def test_nothing_is_lost_whatever_a_paused_leader_asks_for_later() -> None:
     late = lives = 0
     for seed in range(25):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bridge.model import paths
 from bridge.model.identifiers import TransactionId
 from bridge.model.records import Retention, Truncation
@@ -69,6 +71,7 @@ class Week(Run):
                 audit(self.world, stream, self.rng)
 
 
+@pytest.mark.long
 def test_a_week_leaves_bounded_state() -> None:
     run = Week(7)
     for stream in STREAMS:

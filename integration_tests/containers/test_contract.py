@@ -39,6 +39,7 @@ def test_servers_are_who_they_say(servers: AnyCluster) -> None:
     assert sorted(map(str, modes)) == alone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["gracefully", "at once", "dead before"])
 def test_a_broker_comes_back_with_its_data_under_its_address(servers: AnyCluster, topic_prefix: str, how: str) -> None:
     # As many replicas as there are brokers: the one that is away misses a record.
@@ -97,6 +98,7 @@ def test_coordinators_come_and_go(servers: AnyCluster) -> None:
     assert not second.alive
 
 
+@pytest.mark.long
 def test_a_coordinator_ends_at_its_crash_point_and_another_one_goes_on(
     servers: AnyCluster, unique_name: Callable[[str], str]
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_broker_that_is_cut_off_from_the_others_leads_nothing_until_it_is_back
     eventually(lambda: read_all(address_of(ensemble, cut), place) == [b"meanwhile"], "it shows what it has missed")
 
 
+@pytest.mark.long
 @pytest.mark.containers
 @pytest.mark.needs(Ability.PARTITION)
 def test_a_broker_that_clients_of_this_machine_can_not_reach_goes_on_for_the_others(
@@ -181,6 +182,7 @@ def test_a_thin_pipe_makes_packets_wait(ensemble: ContainerCluster, topic: str) 
     assert "tbf" not in ensemble.in_network_of(victim, "tc qdisc show dev eth0")
 
 
+@pytest.mark.long
 @pytest.mark.containers
 @pytest.mark.needs(Ability.DISK_FULL)
 def test_a_broker_whose_disk_is_full_is_missed_by_nobody_and_catches_up(ensemble: ContainerCluster, topic: str) -> None:
@@ -202,6 +204,7 @@ def test_a_broker_whose_disk_is_full_is_missed_by_nobody_and_catches_up(ensemble
     assert [(value or b"").rstrip() for value in found] == acknowledged
 
 
+@pytest.mark.long
 @pytest.mark.containers
 def test_a_container_that_is_made_anew_has_its_data(ensemble: ContainerCluster, topic: str) -> None:
     produce(ensemble.bootstrap_servers, topic, [b"1"])
@@ -214,6 +217,7 @@ def test_a_container_that_is_made_anew_has_its_data(ensemble: ContainerCluster, 
     assert read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0)) == [b"1"]
 
 
+@pytest.mark.long
 @pytest.mark.containers
 @pytest.mark.needs(Ability.CLOCK)
 def test_the_clock_of_a_coordinator_is_set_and_ends_no_lease(
@@ -237,6 +241,7 @@ def test_the_clock_of_a_coordinator_is_set_and_ends_no_lease(
     assert positions == sorted(set(positions))
 
 
+@pytest.mark.long
 @pytest.mark.containers
 @pytest.mark.needs(Ability.SERVER_CLOCK)
 def test_a_broker_whose_clock_is_off_serves_as_before(ensemble: ContainerCluster, topic: str) -> None:
@@ -272,6 +277,7 @@ def test_a_disk_without_a_limit_cannot_be_filled(ensemble: ContainerCluster) -> 
         raise AssertionError("it was not refused")
 
 
+@pytest.mark.long
 @pytest.mark.containers
 def test_offsets_of_a_partition_whose_broker_is_away_are_waited_for(
     ensemble: ContainerCluster, unique_name: Callable[[str], str]

@@ -91,6 +91,7 @@ def test_kcat_reads_what_is_committed(ensemble: ContainerCluster, client: bridge
     assert sorted(found) == EXPECTED
 
 
+@pytest.mark.long
 def test_spark_reads_what_is_committed(ensemble: ContainerCluster, stream: str, spark: SparkSession) -> None:
     where = {
         "kafka.bootstrap.servers": ensemble.bootstrap_servers,

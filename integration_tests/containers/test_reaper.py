@@ -36,6 +36,7 @@ def left(label: str, value: str) -> list[str]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.containers
 def test_a_killed_test_process_takes_its_containers_with_it() -> None:
     holder = subprocess.Popen(
