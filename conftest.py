@@ -41,7 +41,11 @@ SPARK = "integration_tests/test_spark"
 CONTAINERS = "integration_tests/containers/"
 """Where tests on containers are: one process takes them all, so that there is one cluster of them."""
 
-SINGLY = ("coordinator/tests/test_simulation.py", "integration_tests/test_crash_points.py")
+SINGLY = (
+    "coordinator/tests/test_simulation.py",
+    "coordinator/tests/test_restored_simulation.py",
+    "integration_tests/test_crash_points.py",
+)
 """Files whose tests share nothing: they come last, test by test, wherever a process has nothing else to do."""
 
 SECONDS = "TEST_SECONDS"

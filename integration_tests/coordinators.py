@@ -17,6 +17,13 @@ from typing import Protocol, Self
 from integration_tests.patience import PATIENCE_S, end
 
 SESSION_TIMEOUT_S = 1.0
+TERM_ENDS = ("no longer the leader", "gives up the lead")
+"""How a leader says that its term has ended: what tells it first, Kafka's fence or its session, is a matter of luck."""
+
+
+def has_lost_the_lead(log: str) -> bool:
+    """Whether a coordinator's log says so."""
+    return any(words in log for words in TERM_ENDS)
 
 
 class Servers(Protocol):

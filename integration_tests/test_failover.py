@@ -19,7 +19,7 @@ from coordinator.succession import first_choice
 from integration_tests.backends import faults
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.coordinators import coordinator, until
+from integration_tests.coordinators import coordinator, has_lost_the_lead, until
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S
 
@@ -36,10 +36,6 @@ def root(unique_name: Callable[[str], str]) -> str:
 def session(cluster: AnyCluster, root: str) -> Iterator[ZooKeeperSession]:
     with ZooKeeperSession(cluster.zookeeper, root=root) as opened:
         yield opened
-
-
-ENDS = ("no longer the leader", "gives up the lead")
-"""How a leader says that its term has ended: what tells it first, Kafka's fence or its session, is a matter of luck."""
 
 
 def connected(cluster: AnyCluster, root: str) -> bridge.Bridge:
@@ -127,7 +123,7 @@ def test_a_paused_leader_that_comes_back_changes_nothing(
             taken = epoch(session, group)
             assert leader(session, group) == "new"
             os.kill(old.pid, signal.SIGCONT)
-            until(lambda: any(word in (tmp_path / "old.log").read_text() for word in ENDS))
+            until(lambda: has_lost_the_lead((tmp_path / "old.log").read_text()))
             results.append(commit_one(b, stream, b"after"))
             results.append(long.commit())
             assert epoch(session, group) >= taken

@@ -19,7 +19,7 @@ from bridge.zookeeper.session import ZooKeeperSession
 from coordinator.succession import first_choice
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
-from integration_tests.coordinators import coordinator, until
+from integration_tests.coordinators import coordinator, has_lost_the_lead, until
 
 LONG_S = 40
 """ZooKeeper's longest session time-out by default. Nothing here waits for it."""
@@ -129,7 +129,7 @@ def test_a_leader_that_stands_still_has_until_its_session_ends(
         assert metadata.leader(place.group) == standby
         assert SEEN not in place.log(standby)
         os.kill(process.pid, signal.SIGCONT)
-        until(lambda: "no longer the leader" in place.log(leader))
+        until(lambda: has_lost_the_lead(place.log(leader)))
         assert place.commit(b, b"more").position > after.position
 
 
@@ -153,7 +153,7 @@ def test_a_leader_that_is_taken_for_dead_gives_up_and_is_not_judged_by_a_connect
         metadata.session.multi([DeleteNode(paths.coordinator(leader)), DeleteNode(paths.leader(place.group))])
         after = place.commit(b, b"after")
         assert after.position > before.position
-        until(lambda: "no longer the leader" in place.log(leader))
+        until(lambda: has_lost_the_lead(place.log(leader)))
         until(lambda: leader in metadata.coordinators())
         assert FORGOTTEN in place.log(leader)
         said = metadata.coordinator(leader)

@@ -21,7 +21,7 @@ from bridge.doctor.checks import orphans
 from bridge.doctor.gather import gather
 from bridge.errors import RollbridgeError
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.coordinators import coordinator, until
+from integration_tests.coordinators import coordinator, has_lost_the_lead, until
 
 OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
 
@@ -62,8 +62,7 @@ def awaken(scene: Scene, process: subprocess.Popen[bytes]) -> None:
     """Let a stopped coordinator go on, and wait until it has noticed that it does not lead any more."""
     before = len(scene.log_of("first"))
     os.kill(process.pid, signal.SIGCONT)
-    ends = ("no longer the leader", "gives up the lead")
-    until(lambda: any(words in scene.log_of("first")[before:] for words in ends))
+    until(lambda: has_lost_the_lead(scene.log_of("first")[before:]))
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from typing import Final
 
 from bridge.model import paths
 from bridge.model.identifiers import SegmentId
-from bridge.model.late import LateNotes
+from bridge.model.late import NOTED_MAX, LateNotes
 from bridge.model.lives import former_among, parse_former
 from bridge.model.names import GroupName, StreamName
 from bridge.model.records import ControllerEpoch, StreamConfig, StreamState, Truncation
@@ -109,7 +109,8 @@ def lost(
             found.append(f"{len(missing)} segments of stream {stream} were removed, such as {min(missing)}")
         noted, notes = _late(journal.get(paths.late(stream))), _late(nodes.get(paths.late(stream)))
         kept = {item: to for item, to in noted.items() if here.keeps(item.epoch) and item not in here.removed}
-        if any(notes.get(item, to) < to for item, to in kept.items()) or (kept and not notes):
+        full = min(notes) if len(notes) >= NOTED_MAX else SegmentId.from_int(0)  # of more, the oldest are not kept
+        if any(notes.get(item, 0) < to for item, to in kept.items() if item >= full):
             found.append(f"late records of stream {stream} were forwarded, of which ZooKeeper knows nothing")
     return found
 

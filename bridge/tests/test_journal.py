@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from bridge.model import journal as journals
 from bridge.model import paths
 from bridge.model.identifiers import SegmentId
 from bridge.model.journal import DELETED, lost
@@ -73,4 +74,14 @@ def test_late_records_that_were_forwarded_since_the_backup_are_missed() -> None:
     assert faults(plain, plain | {paths.late(NAME): late(s0=9)}) == []
     removed = {paths.truncation(NAME): Truncation(frozenset({S0})).to_json()}
     assert faults(journal, plain | removed) == [], "with a segment goes what was noted of it"
-    assert faults(plain | {paths.late(NAME): late(s0=5, s1=6)}, plain | {paths.late(NAME): late(s1=6)}) == []
+    both = plain | {paths.late(NAME): late(s0=5, s1=6)}
+    assert faults(both, plain | {paths.late(NAME): late(s1=6)}) == faults(both, plain | {paths.late(NAME): late(s0=5)})
+    assert faults(both, plain | {paths.late(NAME): late(s0=5)}) == missed
+
+
+def test_of_more_late_records_than_fit_into_a_node_the_oldest_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "NOTED_MAX", 1)
+    plain = {PATH: CONFIG.to_json()}
+    both = plain | {paths.late(NAME): late(s0=5, s1=6)}
+    assert faults(both, plain | {paths.late(NAME): late(s1=6)}) == []
+    assert faults(both, plain | {paths.late(NAME): late(s0=5)}) != []

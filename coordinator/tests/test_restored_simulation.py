@@ -1,0 +1,248 @@
+"""Seeded simulation of a ZooKeeper that is set back to a backup: leaders refuse it, a repair finds all that was lost.
+
+Histories are those of :mod:`coordinator.tests.test_simulation`, without administrators and sessions. Now and then
+ZooKeeper is copied, and later set back to that copy. Whoever leads then either finds nothing missing, or says so, and
+goes on after ``rollbridge repair``. No promise may be broken by either. ``run(seed)`` repeats a history exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bridge.errors import CorruptDataError, ZooKeeperOutdated
+from bridge.model import journal as journals
+from bridge.model import paths
+from bridge.model.control import ControlKind
+from bridge.model.frames import FrameKind, decode_begin, unpack_header
+from bridge.model.identifiers import TransactionId
+from bridge.model.journal import split
+from bridge.model.nodes import CreateNode, DeleteNode, SetNode
+from bridge.model.records import ControllerEpoch
+from bridge.model.repair import GroupEvidence, Step, plan
+from coordinator.procedures import retention, takeover
+from coordinator.steps import Steps
+from coordinator.tests.sim_actors import Client
+from coordinator.tests.sim_expiry import epoch_of
+from coordinator.tests.sim_world import shard
+from coordinator.tests.test_simulation import BUFFER_PARTITIONS, GROUP, STREAMS, Run
+
+COUNTERS = 4
+"""How many counters of transactions a client takes at once."""
+ATTEMPTS = 3_000
+"""Steps in which a leader that begins finds out what it has, or has taken over."""
+
+
+class CountingClient(Client):
+    """Takes the counters of its transactions from ZooKeeper, as clients do."""
+
+    _left: tuple[int, ...] = ()
+
+    def _counter(self) -> int:
+        if not self._left:
+            first = int(self.world.nodes.get(paths.TRANSACTION_COUNTER) or b"1")
+            self.world.nodes[paths.TRANSACTION_COUNTER] = b"%d" % (first + COUNTERS)
+            self._left = tuple(range(first, first + COUNTERS))
+        counter, *left = self._left
+        self._left = tuple(left)
+        return counter
+
+
+class RestoredRun(Run):
+    """One simulated history; ``repairing`` gives what is done of a plan."""
+
+    def __init__(self, seed: int, repairing: Callable[[Step], bool] = lambda _: True) -> None:
+        super().__init__(seed)
+        self.repairing = repairing
+        self.administrators = []
+        self.clients = [CountingClient(f"d{number}", self.world, STREAMS, self.rng) for number in range(4)]
+        self.refusals.end()
+        self.backup: tuple[dict[str, bytes], int] | None = None
+        self.restored = self.repaired = self.useless = 0
+
+    def _meddle(self) -> None:
+        super()._meddle()
+        if self.backup is None:
+            self.backup = dict(self.world.nodes), self.world.controller_epoch
+        elif self._is_journaled():
+            self._set_back()
+
+    def _is_journaled(self) -> bool:
+        """Whether the journal knows all that it is to know: in the moment after a write ZooKeeper alone does."""
+        journal, nodes = self._evidence().journal, self.world.nodes
+        below = [path for stream in STREAMS for path in (paths.truncation(stream), paths.late(stream))]
+        below += [
+            paths.epoch(stream, int(number))
+            for stream in STREAMS
+            for number in self.world.children(paths.epochs(stream))
+        ]
+        return all(nodes.get(path) == journal.get(path) for path in below)
+
+    def _set_back(self) -> None:
+        """Set ZooKeeper back while nobody uses it, repair it if a leader wants that, and go on."""
+        assert self.backup is not None
+        present = dict(self.world.nodes), self.world.controller_epoch
+        self._restore(*self.backup)
+        self.backup = None
+        self.restored += 1
+        for _ in range(3):
+            try:
+                self._take_over()
+            except ZooKeeperOutdated:
+                try:
+                    steps = plan(self.world.nodes, [self._evidence()], self.clock_ms)
+                except CorruptDataError:  # nobody knows what was lost: a later backup is needed
+                    self.useless += 1
+                    self._restore(*present)
+                    return
+                self.repaired += 1
+                self._carry_out([step for step in steps if self.repairing(step)])
+                self._start_leader()
+            else:
+                return
+        raise AssertionError("a leader refuses what was repaired")
+
+    def _restore(self, nodes: dict[str, bytes], controller_epoch: int) -> None:
+        for path in [path for path in self.world.nodes if path not in nodes]:
+            del self.world.nodes[path]
+        for path, value in nodes.items():
+            self.world.nodes[path] = value
+        self.world.controller_epoch = controller_epoch
+        self._start_leader()
+
+    def _start_leader(self) -> None:
+        for leader in self.leaders:
+            self.world.expire_native(leader.epoch)
+        self.leaders = [self._next_leader()]
+
+    def _take_over(self) -> None:
+        for _ in range(ATTEMPTS):
+            self.clock_ms += 10
+            self._let_foreign_end()
+            self._land(0.1)
+            self._lead()
+            if self.leaders[-1].pending_done:
+                return
+        raise AssertionError("nobody takes over")
+
+    def _carry_out(self, steps: list[Step]) -> None:
+        nodes = self.world.nodes
+        for operation in (item for step in steps for batch in step.batches for item in batch):
+            match operation:
+                case CreateNode(path, value):
+                    assert path not in nodes
+                    assert path.rpartition("/")[0] in nodes, path
+                    nodes[path] = value
+                case SetNode(path, value, _):
+                    assert path in nodes
+                    nodes[path] = value
+                case DeleteNode(path, _):
+                    del nodes[path]
+        self.world.controller_epoch = ControllerEpoch.from_json(nodes[paths.controller(GROUP)]).epoch
+
+    def _evidence(self) -> GroupEvidence:
+        """What :func:`bridge.repairing.gather_evidence` finds."""
+        _, journal = split(self.world.latest(GROUP.terminated_topic))
+        records = [record for _, record in self.world.topics[GROUP.commit_log_topic].visible()]
+        begun = {record.transaction for record in records if record.kind is ControlKind.BEGIN}
+        ended = {record.transaction for record in records if record.kind is not ControlKind.BEGIN}
+        used = [item.counter for item in begun | ended]
+        sessions: dict[str, int] = {}
+        for header, value in self._frames():
+            used.append(TransactionId.from_bytes(header.transaction).counter)
+            if header.kind is FrameKind.BEGIN:
+                begin = decode_begin(value)
+                sessions[begin.client_name] = max(sessions.get(begin.client_name, 0), begin.client_epoch)
+        return GroupEvidence(
+            name=GROUP,
+            journal=journal,
+            counter=max(used, default=-1),
+            ongoing=begun - ended,
+            sessions=sessions,
+            topics={name: topic.id for name, topic in self.world.topics.items()},
+        )
+
+    def _frames(self) -> Iterator[tuple[Any, bytes]]:
+        for stream in STREAMS:
+            for number in range(BUFFER_PARTITIONS[stream]):
+                log = self.world.topics[shard(stream.buffer_topic(), number)]
+                for entry in log.entries[log.start :]:
+                    header = unpack_header(entry.item[0])
+                    if header is not None:
+                        yield header, entry.item[1]
+
+
+@pytest.fixture(autouse=True)
+def _parsing_epochs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "epoch_from_json", epoch_of)
+
+
+def check(seeds: range) -> tuple[int, int]:
+    """Run histories, none of which may break a promise; gives how often ZooKeeper was set back, and repaired."""
+    restored = repaired = 0
+    for seed in seeds:
+        run = RestoredRun(seed)
+        broken = run.go()
+        assert not broken, f"seed {seed}: {broken[:5]}"
+        restored += run.restored
+        repaired += run.repaired
+    return restored, repaired
+
+
+def test_what_zookeeper_has_lost_is_refused_and_repaired() -> None:
+    restored, repaired = check(range(3))
+    assert restored > 4, restored
+    assert repaired > 4, repaired
+
+
+@pytest.mark.long
+def test_what_zookeeper_has_lost_is_refused_and_repaired_in_many_histories() -> None:
+    restored, repaired = check(range(3, 23))
+    assert restored > 30, restored
+    assert repaired > 20, repaired
+
+
+def believe_the_backup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaders take what ZooKeeper holds for all there is."""
+
+    def nothing(*_: object) -> Steps[None]:
+        yield from ()
+
+    monkeypatch.setattr(takeover, "check_journal", nothing)
+    monkeypatch.setattr(takeover, "check_counters", nothing)
+
+
+def overlook_late_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaders do not miss what was noted of late records."""
+    monkeypatch.setattr(journals, "_late", lambda _: {})
+
+
+def without(*words: str) -> Callable[[Step], bool]:
+    """What a repair does, but for what these words are in."""
+    return lambda step: not any(word in step.what for word in words)
+
+
+DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, Callable[[Step], bool]]] = {
+    "believes-backup": (believe_the_backup, without()),
+    "overlooks-late": (overlook_late_records, without()),
+    "low-counter": (None, without("raise the transaction counter")),
+    "low-epoch": (None, without("raise the controller epoch")),
+    "lost-streams": (None, without("restore stream")),
+    "done-again": (None, without("drop the scale", "drop the rolling commit")),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_the_checks_catch_a_defect(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil, repairing = DEFECTS[defect]
+    if spoil is not None:
+        spoil(monkeypatch)
+    for seed in range(3, 40):
+        try:
+            if RestoredRun(seed, repairing).go():
+                return
+        except Exception:  # a defect may also surface as a crash of a leader, or as a repair that repairs nothing
+            return
+    raise AssertionError(f"no run has noticed the defect {defect}")
