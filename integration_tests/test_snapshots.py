@@ -126,6 +126,7 @@ def test_a_leader_goes_on_from_snapshots_in_either_format_and_makes_damaged_ones
             assert faults(b, stream) == []
 
 
+@pytest.mark.long
 def test_the_format_is_changed_there_and_back_without_loss(
     cluster: AnyCluster, root: str, stream: str, tmp_path: Path
 ) -> None:

@@ -66,9 +66,14 @@ def new_cluster(*, kafka_settings: Mapping[str, str] | None = None, stalling: bo
 
 
 def each(asked: Backend) -> list[Any]:
-    """Parameters of a fixture whose tests run on processes and on containers if nothing is asked for: backends."""
-    containers = pytest.param(Backend.DOCKER, marks=pytest.mark.containers, id="containers")
-    return [containers] if asked is Backend.DOCKER else [pytest.param(Backend.LOCAL, id="processes"), containers]
+    """Parameters of a fixture whose tests run on processes and on containers if nothing is asked for: backends.
+
+    What runs on containers a second time is long.
+    """
+    if asked is Backend.DOCKER:
+        return [pytest.param(Backend.DOCKER, marks=pytest.mark.containers, id="containers")]
+    second = pytest.param(Backend.DOCKER, marks=[pytest.mark.containers, pytest.mark.long], id="containers")
+    return [pytest.param(Backend.LOCAL, id="processes"), second]
 
 
 @cache
