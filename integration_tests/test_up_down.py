@@ -247,6 +247,7 @@ def test_a_start_that_fails_half_way_stops_what_it_started(shell: Shell) -> None
     assert shell("down").code == 0
 
 
+@pytest.mark.long
 def test_a_start_that_was_killed_half_way_can_be_stopped_and_repeated(shell: Shell) -> None:
     with shell.popen("up", *FAST) as starting:
         eventually(lambda: bool(processes.find(shell.home)))
@@ -258,6 +259,7 @@ def test_a_start_that_was_killed_half_way_can_be_stopped_and_repeated(shell: She
     assert shell("down").code == 0
 
 
+@pytest.mark.long
 def test_what_a_killed_start_left_running_is_waited_for_by_the_next(shell: Shell) -> None:
     with shell.popen("up", *FAST) as starting:
         eventually(lambda: "kafka" in processes.find(shell.home))
@@ -291,6 +293,7 @@ def test_starts_at_the_same_time_start_each_part_once(shell: Shell) -> None:
     assert shell("down").code == 0
 
 
+@pytest.mark.long
 def test_an_unreadable_state_file_keeps_nothing_running(shell: Shell) -> None:
     assert shell("up", *FAST).code == 0
     (shell.home / "cluster.json").write_text("{")
