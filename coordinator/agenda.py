@@ -5,6 +5,7 @@ Source: PDP-24, "Linearize scale and commit transactions on a single processing 
 
 from __future__ import annotations
 
+from bridge.model.under_way import Committing, Scaling
 from coordinator.group import GroupState
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from coordinator.procedures.bookkeeping import expire_bookkeeping
@@ -21,9 +22,11 @@ from coordinator.procedures.questions import answer_questions
 from coordinator.procedures.refusals import give_up_waiting, try_again
 from coordinator.procedures.requests import answer_waiting, handle_requests, retry_held
 from coordinator.procedures.retention import retain_streams
-from coordinator.procedures.rolling import roll
+from coordinator.procedures.rolling import go_on_with_roll, roll
+from coordinator.procedures.scale import go_on_with_scale
 from coordinator.procedures.sessions import forget_sessions
 from coordinator.procedures.snapshots import take_snapshots
+from coordinator.procedures.suspended import is_due
 from coordinator.procedures.truncation import truncate_buffers
 from coordinator.procedures.upkeep import await_frames, expire_overdue, forsake_held, record_long, remove_records
 from coordinator.steps import Steps
@@ -47,6 +50,8 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     stamp_ms = group.times.stamp(now_ms)
     if group.held_rolls:
         release_due(group, stamp_ms)
+    if group.suspended:
+        yield from go_on(group, stamp_ms)
     yield from drain(group, stamp_ms)
     left = False
     if requests:
@@ -79,6 +84,18 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from undertake(group, "snapshots", take_snapshots, now_ms)
     yield from undertake(group, "limits of timestamps", mend_timestamps, now_ms)
     return left
+
+
+def go_on(group: GroupState, now_ms: int) -> Steps[None]:
+    """Finish the scales and rolling commits that were left half done, as far as they need not wait any more."""
+    for node, item in list(group.suspended.items()):
+        if not is_due(item.wait, now_ms):
+            continue
+        match item.work:
+            case Scaling():
+                yield from go_on_with_scale(group, node, item.work, now_ms)
+            case Committing():
+                yield from go_on_with_roll(group, node, item.work, now_ms)
 
 
 def drain(group: GroupState, now_ms: int) -> Steps[None]:

@@ -104,7 +104,11 @@ class TopicIds:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """No writer whatsoever can append to the topics any more; gives the end offset of each."""
+    """No writer whatsoever can append to the topics any more; gives the end offset of each.
+
+    Left out are topics on which native transactions of others have stayed open for some seconds: nothing new comes in
+    there either, and it can be asked again for where they end.
+    """
 
     topics: tuple[str, ...]
 

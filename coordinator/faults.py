@@ -22,6 +22,7 @@ class Faults:
     def __init__(self) -> None:
         self._present: dict[str, StreamFault] = {}
         self._rests: dict[str, Rest] = {}
+        self._suspended: set[str] = set()
         self.news: list[str] = []
         """What is worth a line in the log and has not got one yet."""
 
@@ -45,6 +46,8 @@ class Faults:
 
         Unless all that it waits for is a broker: this passes by itself, and to look for it costs next to nothing.
         """
+        if stream in self._suspended:
+            return False
         last = self._rests.get(stream)
         self._rests[stream] = Rest.after(None if fault.code == LEADERLESS else last, now_ms)
         if stream in self._present:
@@ -58,9 +61,32 @@ class Faults:
         """An earlier leader has noted it; it is tried again at once."""
         self._present[stream] = fault
 
+    def suspend(self, stream: str, fault: StreamFault) -> None:
+        """A stream waits for native transactions of others in the middle of a change; it is not tried meanwhile."""
+        if stream not in self._suspended:
+            self.news.append(f"stream {stream} is suspended, its transactions wait: {fault.reason}")
+        self._suspended.add(stream)
+        self._rests.pop(stream, None)
+        self._present[stream] = fault
+
+    def resume(self, stream: str) -> None:
+        """The change is done, or given up."""
+        if stream in self._suspended:
+            self.news.append(f"stream {stream} is not suspended any more")
+        self._suspended.discard(stream)
+        self._present.pop(stream, None)
+
+    def is_suspended(self, stream: str) -> bool:
+        """Whether it waits in the middle of a change, which ends by itself."""
+        return stream in self._suspended
+
     def due(self, now_ms: int) -> list[str]:
         """The streams that are to be tried again."""
-        return [name for name in self._present if name not in self._rests or self._rests[name].is_over(now_ms)]
+        return [
+            name
+            for name in self._present
+            if name not in self._suspended and (name not in self._rests or self._rests[name].is_over(now_ms))
+        ]
 
     def lift(self, stream: str) -> None:
         """It seems to be well again; what waits is tried."""
@@ -75,5 +101,6 @@ class Faults:
 
     def forget(self, stream: str) -> None:
         """The stream has been deleted."""
+        self._suspended.discard(stream)
         self._present.pop(stream, None)
         self._rests.pop(stream, None)

@@ -17,6 +17,7 @@ from bridge.model.names import GroupName
 from bridge.model.records import Mark, StreamConfig
 from bridge.model.requests import Request
 from bridge.model.transaction import State
+from bridge.model.under_way import Committing, Work
 from coordinator.faults import Faults
 from coordinator.forecast import Forecast
 from coordinator.housekeeping import Housekeeping
@@ -143,35 +144,43 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldScale:
-    """A scale that waits for native transactions of others; everything else goes on.
+class Wait:
+    """A wait for native transactions of others; everything else goes on.
 
     Attributes:
         since_ms: Since when, by this leader's clock.
         due_ms: When to look again.
-        seen: What was open at the last look. What is still open at the next is waited for: others end soon.
+        seen: What was open at the last look.
+        lasting: What was open at the last two, which is what is waited for: others end soon.
+        told_ms: When a log said for whom it waits; None if that has not been said.
     """
 
     since_ms: int
     due_ms: int
     seen: frozenset[ForeignTransaction]
+    lasting: frozenset[ForeignTransaction] = frozenset()
+    told_ms: int | None = None
 
 
 @dataclass(slots=True)
 class HeldRoll:
-    """A rolling commit that waits for native transactions of others; everything else goes on.
+    """A rolling commit that waits before anything of it is done.
 
     Attributes:
-        due_ms: When to look again.
-        seen: What was open at the last look.
-        told_ms: When a log said for whom it waits; None if that has not been said.
-        waits: Whether what needs it is left out of plans; not from when it is due until the next look.
+        wait: For what.
+        is_due: Whether it may be planned again, so that it is looked again.
     """
 
-    due_ms: int
-    seen: frozenset[ForeignTransaction]
-    told_ms: int | None = None
-    waits: bool = True
+    wait: Wait
+    is_due: bool = False
+
+
+@dataclass(slots=True)
+class Suspended:
+    """A scale or rolling commit that waits half done: its streams are closed, and take no transactions."""
+
+    work: Work
+    wait: Wait
 
 
 @dataclass(slots=True)
@@ -192,9 +201,10 @@ class GroupState:
         unmended: Segments that may have Kafka's limits of timestamps; None until a leader begins to look.
         finished: Transactions whose ZooKeeper record is still to be removed.
         answers: Admin requests that wait for the end of a transaction.
-        held: Requests to scale that wait for native transactions of others.
+        held: Requests to scale that wait for native transactions of others before anything is done.
+        held_rolls: Rolling commits that do, by the names of their streams.
+        suspended: Scales and rolling commits that wait for them half done, by their nodes.
         unanswered: Requests of which ZooKeeper refuses both the answer and the removal; they are left alone.
-        held_rolls: Rolling commits that wait for them, by the names of their streams.
         questions: Requests that are answered once the buffers have been folded up to where they ended.
         preserver: What is remembered of terminated transactions; None if that is switched off.
         log_end: Where the next control record will stand, if that can be foretold.
@@ -226,9 +236,10 @@ class GroupState:
     finished: list[bytes] = field(default_factory=list)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     questions: dict[str, Question] = field(default_factory=dict)
-    held: dict[str, HeldScale] = field(default_factory=dict)
+    held: dict[str, Wait] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     held_rolls: dict[tuple[str, ...], HeldRoll] = field(default_factory=dict)
+    suspended: dict[str, Suspended] = field(default_factory=dict)
     preserver: TransactionMetadataPreserver | None = None
     log_end: int | None = None
     draft: Draft | None = None
@@ -265,17 +276,37 @@ class GroupState:
         return {partition: name for name, stream in self.streams.items() for partition in stream.partitions()}
 
     def waits_for(self, transaction: BufferedTransaction) -> str | None:
-        """A stream in an error state for which a transaction waits, if its commit was asked for."""
+        """A stream in an error state for which a transaction waits, if its commit was asked for.
+
+        A stream that is suspended changes its segments, so what is expected of it waits as well.
+        """
         if not self.faults or transaction.state is not State.COMMITTING or transaction.manifest is None:
             return None
         names = list(transaction.begin.streams)
         places = {piece.stream for piece in transaction.manifest.pieces}
-        return self.faults.first_of([names[place] for place in sorted(places) if place < len(names)])
+        found = self.faults.first_of([names[place] for place in sorted(places) if place < len(names)])
+        if found is not None or not self.suspended:
+            return found
+        expected = (names[item.stream] for item in transaction.manifest.conditions if item.stream < len(names))
+        return next((name for name in expected if self.is_suspended(name)), None)
+
+    def suspended_on(self, stream: str) -> Suspended | None:
+        """The scale or rolling commit of a stream that waits half done."""
+        return next((item for item in self.suspended.values() if stream in item.work.streams), None)
+
+    def is_suspended(self, stream: str) -> bool:
+        """Whether a scale or rolling commit of a stream waits half done."""
+        return bool(self.suspended) and self.suspended_on(stream) is not None
+
+    def is_rolling(self, transaction: BufferedTransaction) -> bool:
+        """Whether a rolling commit that waits half done names a transaction."""
+        works = (item.work for item in self.suspended.values())
+        return any(isinstance(work, Committing) and transaction.transaction_id in work.transactions for work in works)
 
     def holds_roll(self, streams: Iterable[str]) -> bool:
         """Whether a rolling commit of these streams waits for native transactions of others."""
         item = self.held_rolls.get(tuple(sorted(streams)))
-        return item is not None and item.waits
+        return item is not None and not item.is_due
 
     def is_folded(self, barrier: Mapping[Partition, int]) -> bool:
         """Whether everything below a barrier has been folded."""

@@ -9,7 +9,7 @@ Source: PDP-24, "CommitTransaction" and the collection of sibling transactions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -229,6 +229,58 @@ def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]
         fresh = history.next_epoch
         planned.append(Roll(name, epoch, history.active.epoch, fresh, fresh + 1))
     return RollingRound(tuple(chosen), tuple(planned))
+
+
+def still_fitting(
+    group: GroupState, transactions: Sequence[BufferedTransaction], rolls: dict[str, int]
+) -> list[BufferedTransaction]:
+    """Those of a rolling commit that it still serves, after it has waited; in its order, as far as that of lines goes.
+
+    Another stream of a transaction may have been scaled or deleted meanwhile, or be in an error state.
+    """
+    fitting: list[BufferedTransaction] = []
+    passed: set[Line] = set()
+    for transaction in transactions:
+        names = list(transaction.begin.streams)
+        concerned = _touched(transaction) | {names[item.stream] for item in conditions_of(transaction)}
+        waits = any(group.faults.get(name) is not None for name in concerned - rolls.keys())
+        if not waits and line_of(transaction) not in passed and _is_served(group, transaction, rolls):
+            fitting.append(transaction)
+        elif transaction.state is State.COMMITTING:
+            passed.add(line_of(transaction))
+    return fitting
+
+
+def why_waits(group: GroupState, wanted: BufferedTransaction) -> str | None:
+    """Why a transaction whose commit was asked for waits for what may take long; None if it does not.
+
+    Nothing of it has been appended for good then, and nothing will be before that is over, so it may still be aborted.
+    """
+    held: dict[Line, BufferedTransaction] = {}
+    for transaction in group.fold.decided.values():
+        if transaction.state is not State.COMMITTING or not transaction.is_complete():
+            continue
+        line = line_of(transaction)
+        why = _own_wait(group, transaction)
+        if why is None and line in held:
+            why = f"it waited behind transaction {held[line].transaction_id} of its connection"
+        if why is not None:
+            held.setdefault(line, transaction)
+        if transaction is wanted:
+            return why
+    return None
+
+
+def _own_wait(group: GroupState, transaction: BufferedTransaction) -> str | None:
+    name = group.waits_for(transaction)
+    if name is not None:
+        state = "is suspended" if group.is_suspended(name) else "is in an error state"
+        return f"it waited for stream {name}, which {state}"
+    if group.held_rolls and merge_fault(group, transaction) is None:
+        rolls = rolls_of(group, transaction)
+        if rolls and tuple(sorted(rolls)) in group.held_rolls:
+            return f"it waited for native transactions of others that are open on {', '.join(sorted(rolls))}"
+    return None
 
 
 def _is_alone(group: GroupState, transaction: BufferedTransaction) -> bool:

@@ -11,6 +11,7 @@ from bridge.doctor.durability import check_compacted_topics, check_outcomes, che
 from bridge.doctor.facts import ClusterFacts, Finding, problem, warning
 from bridge.errors import InvalidNameError
 from bridge.model.epochs import check_chain
+from bridge.model.faults import SUSPENDED
 from bridge.model.names import (
     is_compacted_topic,
     parse_segment_topic,
@@ -222,11 +223,10 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
             yield warning("deleting", f"stream {name} is being deleted", "a coordinator finishes that")
             continue
         if stream.error is not None:
-            yield problem(
-                "stream-error",
-                f"the transactions of stream {name} wait: {stream.error.reason}",
-                f"put topic {stream.error.topic} right" if stream.error.topic else "put right what is refused",
-            )
+            way_out = f"put topic {stream.error.topic} right" if stream.error.topic else "put right what is refused"
+            if stream.error.code == SUSPENDED:
+                way_out = "end these (kafka-transactions.sh), or rollbridge stream scale --abort-foreign; or wait"
+            yield problem("stream-error", f"the transactions of stream {name} wait: {stream.error.reason}", way_out)
         if stream.history is None:
             yield problem(
                 "epoch-history", f"the epochs of stream {name} can not be read: {stream.fault}", "restore ZooKeeper"

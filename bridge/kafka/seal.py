@@ -112,11 +112,12 @@ class Sealer:
         self._started = time.monotonic()
         self._waiting_for: dict[str, str] = {}
 
-    def seal(self, topics: Iterable[str]) -> dict[str, int]:
+    def seal(self, topics: Iterable[str], foreign_s: float | None = None) -> dict[str, int]:
         """Seal ``topics`` and return their end offsets: no record will be at or after them, only markers.
 
         But for what :mod:`bridge.kafka.seal` says of batches that were compressed with gzip. Each topic must have
-        exactly one partition.
+        exactly one partition. Left out are those on which native transactions are open ``foreign_s`` after all others
+        have been sealed; they are closed, too.
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time; call again.
@@ -126,12 +127,17 @@ class Sealer:
         self._require_single_partitions(names)
         self._configure(names, SEALED)
         ends: dict[str, int] = {}
-        while len(ends) < len(names):
-            places = self._await_in_force([name for name in names if name not in ends])
+        held: set[str] = set()
+        while len(ends) + len(held) < len(names):
+            places = self._await_in_force([name for name in names if name not in ends and name not in held])
             self._pass_barrier(places)
-            ends.update(self._await_ends(places))
+            settled, open_ones = self._await_ends(places, foreign_s)
+            ends.update(settled)
+            held |= open_ones
         for topic, end in ends.items():
             logger.info("topic %s is sealed at offset %d", topic, end)
+        for topic in sorted(held):
+            logger.info("topic %s is closed, but not sealed yet: it waits for %s", topic, self._waiting_for[topic])
         return ends
 
     def _require_single_partitions(self, topics: Iterable[str]) -> None:
@@ -231,22 +237,30 @@ class Sealer:
     def _join(self, connection: Connection, names: list[str]) -> Answers:
         return {name: (code, _NOWHERE) for name, code in self._barrier.join(connection, names).items()}
 
-    def _await_ends(self, before: Mapping[str, Place]) -> dict[str, int]:
-        """End offsets, once no native transaction is open; of those whose leader has changed, none.
+    def _await_ends(
+        self, before: Mapping[str, Place], foreign_s: float | None
+    ) -> tuple[dict[str, int], frozenset[str]]:
+        """End offsets, once no native transaction is open, and where one stays open for longer than ``foreign_s``.
+
+        Those whose leader has changed are in neither.
 
         The end is behind the marker, so it is further than it was ``before``. A broker that does not know yet that it
         is not the leader any more can not tell such an end: its last stable offset stands still.
         """
         pending = set(before)
         settled: dict[str, int] = {}
+        give_up_at = float("inf") if foreign_s is None else time.monotonic() + foreign_s
         backoff_s = _BACKOFF_FIRST_S
         while pending:
+            is_over = time.monotonic() >= give_up_at
+            held: set[str] = set()
             for topic, (stable, end) in self._ends(pending).items():
                 if end.leader_epoch != before[topic].leader_epoch:
                     logger.info("topic %s has another leader than when sealing it began: again", topic)
                     self._waiting_for[topic] = "its new leader"
                     pending.discard(topic)
                 elif stable.offset != end.offset:
+                    held.add(topic)
                     self._waiting_for[topic] = (
                         f"a native transaction to end (last stable offset {stable.offset}, end offset {end.offset})"
                     )
@@ -256,8 +270,10 @@ class Sealer:
                 else:
                     settled[topic] = end.offset
             pending.difference_update(settled)
+            if is_over and pending == held:
+                return settled, frozenset(held)
             backoff_s = self._pause(pending, backoff_s)
-        return settled
+        return settled, frozenset()
 
     def _ends(self, topics: Iterable[str]) -> dict[str, tuple[Place, Place]]:
         """(last stable offset, log end offset) of each topic whose leader answered; the end is read last."""

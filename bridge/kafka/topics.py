@@ -261,7 +261,12 @@ class TopicAdmin:
         return {keys[place]: offset for place, offset in first.items()}
 
     def seal(
-        self, topics: Iterable[str], *, timeout_s: float = 60.0, transactional_id: str = SEALING_ID
+        self,
+        topics: Iterable[str],
+        *,
+        timeout_s: float = 60.0,
+        transactional_id: str = SEALING_ID,
+        foreign_s: float | None = None,
     ) -> dict[str, int]:
         """Close topics to every writer and return their end offsets; see :mod:`bridge.kafka.seal`.
 
@@ -272,6 +277,8 @@ class TopicAdmin:
             topics: Which; of one partition each.
             timeout_s: When to give up.
             transactional_id: Of the native transactions whose markers tell where topics end.
+            foreign_s: How long native transactions of others that are open on topics are waited for, after these have
+                been closed; topics on which some stay open are left out. None: until the time-out.
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time, with what each waits for. Those are closed to
@@ -284,7 +291,7 @@ class TopicAdmin:
             return {}
         with self._cluster(Deadline(timeout_s)) as cluster:
             sealer = Sealer(cluster, self.set_topic_config, transactional_id=transactional_id, timeout_s=timeout_s)
-            return sealer.seal(names)
+            return sealer.seal(names, foreign_s)
 
     def _offsets(
         self, topics: Iterable[Partition], timestamp: int, isolation: Isolation, doing: str

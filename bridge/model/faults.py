@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import schemas
 from bridge.model.nodes_json import reading
+
+SUSPENDED: Final = "native-transaction-open"
+"""Code of a stream whose segments are closed and wait for the native transactions that are open on them to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@
     /groups/SCOPE.GROUP/committing        committing: a rolling commit that is being carried out
     /groups/SCOPE.GROUP/outdated          why ZooKeeper is known to have been set back; nobody leads until it is gone
     /groups/SCOPE.GROUP/scaling           scaling: a scale that is being carried out
+    /groups/SCOPE.GROUP/suspended/WORK    scaling or committing: one that waits for native transactions of others
     /groups/SCOPE.GROUP/transactions/B/ID transaction: an open transaction that outlived a moment; B is a bucket
     /groups/SCOPE.GROUP/sessions/CLIENT   client_session: the newest session of a client name
     /groups/SCOPE.GROUP/parts/ID          its version is the highest part number given out for a transaction
@@ -136,6 +137,11 @@ def scaling(name: GroupName) -> str:
     return f"{group(name)}/scaling"
 
 
+def suspended(name: GroupName) -> str:
+    """The parent of the scales and rolling commits that wait for native transactions of others, half done."""
+    return f"{group(name)}/suspended"
+
+
 def outdated(name: GroupName) -> str:
     """That ZooKeeper was set back, and must be repaired before anybody leads; the value says why."""
     return f"{group(name)}/outdated"
@@ -183,6 +189,7 @@ def group_skeleton(name: GroupName) -> tuple[str, ...]:
         answers(name),
         parts_of(name),
         sessions(name),
+        suspended(name),
         transactions(name),
         *(f"{transactions(name)}/{number:02x}" for number in range(BUCKETS)),
     )

@@ -21,7 +21,7 @@ from bridge.model.journal import Journal, epochs_of, is_deleted, streams_of
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
 from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, leading
 from bridge.model.records import ClientSession, ControllerEpoch, Group, StreamConfig, epoch_from_json
-from bridge.model.under_way import Committing, Scaling
+from bridge.model.under_way import Committing, Scaling, Work, work_from_json
 
 COUNTER_JUMP: Final = 1 << 48
 """Clients reserve counters in blocks, and nobody knows which of them they have not used yet."""
@@ -202,19 +202,23 @@ def _forget_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName, forme
 
 def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[Step]:
     """What was finished since the backup must not be finished again."""
-    path = paths.scaling(group.name)
-    if path in nodes:
-        scaling = Scaling.from_json(nodes[path])
-        if scaling.epoch <= _newest(group.journal, scaling.stream):
-            yield Step(
-                f"drop the scale of {scaling.stream} to epoch {scaling.epoch}: it is done", ((DeleteNode(path),),)
-            )
-    path = paths.committing(group.name)
-    if path in nodes:
-        committing = Committing.from_json(nodes[path])
-        if all(_is_rolled(group.journal, item.stream, item.new_active_epoch) for item in committing.rolls):
-            count = len(committing.transactions)
+    for path, work in _works(nodes, group.name):
+        if isinstance(work, Scaling):
+            if work.epoch <= _newest(group.journal, work.stream):
+                yield Step(f"drop the scale of {work.stream} to epoch {work.epoch}: it is done", ((DeleteNode(path),),))
+        elif all(_is_rolled(group.journal, item.stream, item.new_active_epoch) for item in work.rolls):
+            count = len(work.transactions)
             yield Step(f"drop the rolling commit of {count} transactions: it is done", ((DeleteNode(path),),))
+
+
+def _works(nodes: Nodes, name: GroupName) -> Iterator[tuple[str, Work]]:
+    """What was under way, or half done, with its nodes."""
+    if paths.scaling(name) in nodes:
+        yield paths.scaling(name), Scaling.from_json(nodes[paths.scaling(name)])
+    if paths.committing(name) in nodes:
+        yield paths.committing(name), Committing.from_json(nodes[paths.committing(name)])
+    for path in _children(nodes, paths.suspended(name)):
+        yield path, work_from_json(path.rpartition("/")[2], nodes[path])
 
 
 def _is_rolled(journal: Journal, stream: str, epoch: int) -> bool:
@@ -245,13 +249,11 @@ def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]
 def _check_epochs(nodes: Nodes, group: GroupEvidence) -> None:
     """Raise CorruptDataError if there are segments of epochs that nobody has written down."""
     begun: dict[StreamName, int] = {}
-    path = paths.scaling(group.name)
-    if path in nodes:
-        scaling = Scaling.from_json(nodes[path])
-        begun[scaling.stream] = scaling.epoch
-    if paths.committing(group.name) in nodes:
-        for item in Committing.from_json(nodes[paths.committing(group.name)]).rolls:
-            begun[StreamName.parse(item.stream)] = item.new_active_epoch
+    for _, work in _works(nodes, group.name):
+        if isinstance(work, Scaling):
+            begun[work.stream] = work.epoch
+        else:
+            begun.update({StreamName.parse(item.stream): item.new_active_epoch for item in work.rolls})
     streams = {name for name, value in streams_of(group.journal).items() if not is_deleted(value)}
     for topic in sorted(group.topics):
         try:

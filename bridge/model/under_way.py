@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import schemas
@@ -12,6 +12,7 @@ from bridge.model.keyspace import KeyRange
 from bridge.model.names import StreamName
 from bridge.model.nodes_json import reading
 
+_SCALE: Final = "scale-"
 NODE_BYTES: Final = 1_000
 """What a ``committing`` node takes at most beside rolls and ids, with its path and a root path."""
 ROLL_BYTES: Final = 170
@@ -49,6 +50,27 @@ class Committing:
     created_ms: int
     controller_epoch: int
     owners: tuple[int, ...] = ()
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams that it changes."""
+        return tuple(roll.stream for roll in self.rolls)
+
+    @property
+    def title(self) -> str:
+        """A name that no other work of its group has: epochs are never used again."""
+        first = self.rolls[0]
+        return f"roll-{StreamName.parse(first.stream).stream}-{first.duplicate_epoch}"
+
+    def with_only(self, kept: Container[bytes]) -> Self:
+        """The same with only those transactions whose 16 bytes of an id are among ``kept``."""
+        owners = self.owner_parts()
+        left = tuple(item for item in self.transactions if item.bytes in kept)
+        return replace(self, transactions=left, owners=tuple(owners[item.bytes] for item in left))
+
+    def without(self, stream: str) -> Self:
+        """The same without one of its streams."""
+        return replace(self, rolls=tuple(roll for roll in self.rolls if roll.stream != stream))
 
     def owner_parts(self) -> dict[bytes, int]:
         """By the 16 bytes of their ids, the owner whose commit was decided on."""
@@ -91,7 +113,7 @@ class Committing:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A scale that is being carried out."""
+    """A scale that is being carried out; its ``request`` is empty once that has been answered."""
 
     stream: StreamName
     request: str
@@ -100,6 +122,17 @@ class Scaling:
     ranges: tuple[KeyRange, ...]
     created_ms: int
     controller_epoch: int
+    abort_foreign: bool = False
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams that it changes."""
+        return (str(self.stream),)
+
+    @property
+    def title(self) -> str:
+        """A name that no other work of its group has: epochs are never used again."""
+        return f"{_SCALE}{self.stream.stream}-{self.epoch}"
 
     def to_json(self) -> bytes:
         """Plain JSON."""
@@ -112,6 +145,7 @@ class Scaling:
                 "ranges": [{"low": item.low, "high": item.high} for item in self.ranges],
                 "created_ms": self.created_ms,
                 "controller_epoch": self.controller_epoch,
+                "abort_foreign": self.abort_foreign,
             }
         )
 
@@ -127,4 +161,14 @@ class Scaling:
                 ranges=tuple(KeyRange(item["low"], item["high"]) for item in datum["ranges"]),
                 created_ms=datum["created_ms"],
                 controller_epoch=datum["controller_epoch"],
+                abort_foreign=datum["abort_foreign"],
             )
+
+
+Work = Scaling | Committing
+"""What may have to wait for native transactions of others when it is half done."""
+
+
+def work_from_json(title: str, raw: bytes) -> Work:
+    """What stands in a node of that title; raises CorruptDataError."""
+    return Scaling.from_json(raw) if title.startswith(_SCALE) else Committing.from_json(raw)

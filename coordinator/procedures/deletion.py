@@ -19,7 +19,7 @@ from bridge.model import paths
 from bridge.model.identifiers import SegmentId
 from bridge.model.lives import fold, former_among, former_of
 from bridge.model.names import StreamName
-from bridge.model.nodes import CreateNode, DeleteNode, SetNode, leading
+from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, leading
 from bridge.model.records import StreamConfig, StreamState, Truncation, epoch_from_json
 from bridge.model.requests import Answer, refusing
 from coordinator import group as state
@@ -28,6 +28,7 @@ from coordinator.errors import StaleStateError
 from coordinator.procedures.journal import note_deletion
 from coordinator.procedures.retention import load_stream
 from coordinator.procedures.snapshots import clear_snapshots
+from coordinator.procedures.suspended import without_stream
 from coordinator.steps import (
     Steps,
     end_offsets,
@@ -47,8 +48,10 @@ ASKED_MAX: Final = 100
 """Requests for one deletion that wait for its end."""
 
 
-def delete_stream(group: state.GroupState, name: str, stream: state.StreamState) -> Steps[None]:
+def delete_stream(group: state.GroupState, name: str, stream: state.StreamState, now_ms: int) -> Steps[None]:
     """Take a request to delete a stream; :func:`delete_further` carries it out and answers.
+
+    A scale of it that waits half done is given up; of a rolling commit what is about this stream.
 
     Raises:
         StreamBusy: transactions of it are open.
@@ -60,8 +63,14 @@ def delete_stream(group: state.GroupState, name: str, stream: state.StreamState)
             f"stream {own} has {len(busy)} open transactions, the first is {busy[0].transaction_id}; "
             "commit or abort them first; nothing was deleted"
         )
-    marked = yield from _mark(group, name, stream.config)
+    dropping, left = without_stream(group, own, now_ms)
+    marked = yield from _mark(group, name, stream.config, dropping)
     if marked is not None:
+        for node, work in left.items():
+            if work is None:
+                del group.suspended[node]
+            else:
+                group.suspended[node].work = work
         for partition in stream.partitions():
             group.fold.positions.pop(partition, None)
             group.housekeeping.starts.pop(partition, None)
@@ -124,11 +133,13 @@ def _answer_refused(group: state.GroupState, doomed: state.Doomed, refused: Refu
     group.counts["requests_refused"] += 1
 
 
-def _mark(group: state.GroupState, name: str, config: StreamConfig) -> Steps[StreamConfig | None]:
+def _mark(
+    group: state.GroupState, name: str, config: StreamConfig, more: Sequence[NodeOperation] = ()
+) -> Steps[StreamConfig | None]:
     """Note that a stream is to be deleted, and who asked; None if whoever asked has withdrawn it."""
     marked = replace(config, state=StreamState.DELETING, deletion_requests=(*config.deletion_requests, name))
     taken = yield from write(
-        DeleteNode(f"{paths.requests(group.name)}/{name}"), SetNode(paths.stream(config.name), marked.to_json())
+        DeleteNode(f"{paths.requests(group.name)}/{name}"), SetNode(paths.stream(config.name), marked.to_json()), *more
     )
     return marked if taken else None
 

@@ -2,7 +2,7 @@
 
 Nodes and what is kept of them go in one multi, so whoever reads the history finds the epochs or what they left. A scale
 or a rolling commit names epochs as well, but neither is under way here: commits and scales of a group run on one line,
-and a new leader finishes both before it does anything else.
+and streams of which one waits half done are left alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def drop_epochs(group: GroupState, now_ms: int) -> Steps[None]:
     truncated = [item for item in group.streams.values() if item.history.removed]
     references = group.fold.references() if truncated else {}
     for stream in truncated:
-        if stream.config.state is not Lifecycle.ACTIVE:
+        if stream.config.state is not Lifecycle.ACTIVE or group.is_suspended(str(stream.config.name)):
             continue
         reference, limited = references.get(str(stream.config.name)), stream.config.retention.is_limited
         first = first_needed(

@@ -1,21 +1,25 @@
-"""Rolling commits wait for native transactions of others without holding anybody up.
+"""Waiting for native transactions of others without holding anybody up.
 
-No segment can be sealed while a native transaction is open on it, and a leader that seals does nothing else. So it is
-looked before anything is begun: what needs a rolling commit waits then, with later commits of its connections, and all
-others go on. There is no bound but the one of Kafka: these transactions end by themselves
-(``transaction.max.timeout.ms``, 15 minutes).
+No segment can be sealed while a native transaction is open on it. So it is looked before a scale or rolling commit is
+begun: what needs it waits then, with later commits of its connections, and all others go on. There is no bound but the
+one of Kafka: these transactions end by themselves (``transaction.max.timeout.ms``, 15 minutes). One that begins between
+the look and the seal is waited for in :mod:`coordinator.procedures.suspended`.
+
+What is open at two looks is waited for. Others are of the kind that conditional writers make, which end within
+milliseconds; there may always be one of these.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 from bridge.model.foreign import ForeignTransaction
 from bridge.model.under_way import Roll
-from coordinator.group import GroupState, HeldRoll
-from coordinator.steps import Steps, look_for_foreign
+from coordinator.group import GroupState, HeldRoll, Wait
+from coordinator.steps import Steps, end_foreign, look_for_foreign
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +28,7 @@ LOOK_SOON_MS: Final = 20
 LOOK_AGAIN_MS: Final = 200
 """How soon it is looked again after that."""
 TELL_MS: Final = 60_000
-"""How often a log says for whom a rolling commit waits."""
+"""How often a log says for whom something waits."""
 NAMED_MAX: Final = 5
 """How many of them are named."""
 
@@ -35,44 +39,62 @@ def name_some(found: Collection[ForeignTransaction]) -> str:
     return named if len(found) <= NAMED_MAX else f"{named}; and {len(found) - NAMED_MAX} more"
 
 
-def must_wait(group: GroupState, rolls: Collection[Roll], now_ms: int) -> Steps[bool]:
-    """Return whether native transactions of others are open on what a rolling commit would seal; nothing is written.
+def look_again(topics: Sequence[str], before: Wait | None, now_ms: int) -> Steps[Wait | None]:
+    """Return how it is waited for native transactions on topics, after an earlier wait; None if that is over."""
+    found = frozenset((yield from look_for_foreign(topics)))
+    if before is None:
+        return Wait(now_ms, now_ms + LOOK_SOON_MS, found) if found else None
+    lasting = found & before.seen
+    if not lasting:
+        return None
+    return replace(before, due_ms=now_ms + LOOK_AGAIN_MS, seen=found, lasting=lasting)
 
-    One that is open at two looks is waited for, as in a scale.
-    """
+
+def is_due(wait: Wait, now_ms: int) -> bool:
+    """Return whether it is to be looked again; the clock may have been set back since."""
+    return not now_ms < wait.due_ms <= now_ms + LOOK_AGAIN_MS
+
+
+def tell(group: GroupState, what: str, wait: Wait, now_ms: int) -> Wait:
+    """Say in the log, once a minute, for whom something waits."""
+    if not wait.lasting or (wait.told_ms is not None and 0 <= now_ms - wait.told_ms < TELL_MS):
+        return wait
+    named = name_some(wait.lasting)
+    logger.info("%s: %s waits for native transactions of others: %s", group.name, what, named)
+    return replace(wait, told_ms=now_ms)
+
+
+def abort_lasting(group: GroupState, found: Collection[ForeignTransaction]) -> Steps[str | None]:
+    """Abort native transactions of others, as was asked for; why that could not be done, None if it was."""
+    if not found:
+        return None
+    failed = yield from end_foreign(sorted(found, key=str))
+    if failed is None:
+        group.counts["foreign_aborted"] += len(found)
+    return failed
+
+
+def must_wait(group: GroupState, rolls: Collection[Roll], now_ms: int) -> Steps[bool]:
+    """Return whether native transactions of others are open on what a rolling commit would seal; nothing is written."""
     key = tuple(sorted(roll.stream for roll in rolls))
     streams = [group.streams[name] for name in key]
     topics = [stream.topic_of(item.id) for stream in streams for item in stream.history.active.segments]
-    found = frozenset((yield from look_for_foreign(topics)))
-    before = group.held_rolls.get(key)
-    lasting = found if before is None else found & before.seen
-    if not lasting:
-        group.held_rolls.pop(key, None)
+    before = group.held_rolls.pop(key, None)
+    wait = yield from look_again(topics, None if before is None else before.wait, now_ms)
+    if wait is None:
         return False
-    if before is None:
-        group.held_rolls[key] = HeldRoll(now_ms + LOOK_SOON_MS, found)
-        return True
-    told_ms = before.told_ms
-    if told_ms is None:
-        group.counts["rolling_commits_held"] += 1
-    if told_ms is None or not 0 <= now_ms - told_ms < TELL_MS:
-        told_ms = now_ms
-        logger.info(
-            "%s: a rolling commit of %s waits for native transactions of others: %s",
-            group.name,
-            ", ".join(key),
-            name_some(lasting),
-        )
-    group.held_rolls[key] = HeldRoll(now_ms + LOOK_AGAIN_MS, found, told_ms=told_ms)
+    told = tell(group, f"a rolling commit of {', '.join(key)}", wait, now_ms)
+    group.counts["rolling_commits_held"] += wait.told_ms is None and told.told_ms is not None
+    group.held_rolls[key] = HeldRoll(told)
     return True
 
 
 def release_due(group: GroupState, now_ms: int) -> None:
     """Let rolling commits that wait be planned again, so that it is looked again; forget those that nobody needs."""
     for key, item in list(group.held_rolls.items()):
-        if now_ms < item.due_ms <= now_ms + LOOK_AGAIN_MS:
-            continue  # no longer than that, should the clock have been set back
-        if item.waits:
-            item.waits = False
+        if not is_due(item.wait, now_ms):
+            continue
+        if not item.is_due:
+            item.is_due = True
         else:
             del group.held_rolls[key]  # it was free to be planned for a whole turn, and was not

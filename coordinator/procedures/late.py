@@ -36,6 +36,8 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
     """Look behind the ends of segments that were sealed not long ago, and forward what is there."""
     earliest_ms = 0 if group.times.differ else group.times.earliest(now_ms)
     for name, stream in group.streams.items():
+        if group.is_suspended(name):
+            continue  # where some of its segments end is not known yet
         group.watch.take_up(name, stream.history, now_ms, earliest_ms)
     due = group.watch.due(now_ms)
     if not due:
@@ -46,6 +48,8 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
         end = None if watched is None else _end(watched, item[1])
         if watched is None or end is None:
             group.watch.forget([item])
+        elif group.is_suspended(item[0]):
+            group.watch.postpone([item], now_ms)  # what continues the segment is closed
         else:
             places[watched.topic_of(item[1])] = item, watched, end
     ends = yield from stable_ends(sorted(places))

@@ -21,7 +21,7 @@ from bridge.model import paths
 from bridge.model.buffered import BufferedTransaction, FrameRef
 from bridge.model.faults import StreamFault
 from bridge.model.frames import REASON_CHARACTERS_MAX
-from bridge.model.names import parse_segment_topic
+from bridge.model.names import StreamName, parse_segment_topic
 from bridge.model.nodes import CreateNode, DeleteNode, SetNode
 from bridge.model.transaction import State
 from coordinator.effects import ROUND, STUMBLED, Look, Messages, Refused
@@ -186,6 +186,11 @@ def note_fault(group: GroupState, stream: str, reason: str, refused: Refused, no
     if stream not in group.streams or not group.faults.note(stream, fault, now_ms):
         return
     group.counts["stream_faults"] += 1
+    yield from show_fault(group, stream, fault)
+
+
+def show_fault(group: GroupState, stream: str, fault: StreamFault) -> Steps[None]:
+    """Have a stream's error state stand in ZooKeeper, where ``stream describe`` and the doctor find it."""
     path = paths.stream_fault(group.streams[stream].config.name)
     # Where it does not apply, or is refused, the stream goes on waiting, and only those who look do not see it.
     with suppress(Refused):
@@ -212,10 +217,15 @@ def try_again(group: GroupState, now_ms: int) -> Steps[None]:
             group.faults.note(name, fault, now_ms)
             continue
         group.faults.lift(name)
-        path = paths.stream_fault(stream.config.name)
-        with suppress(Refused):
-            if (yield from read_node(path)) is not None:
-                yield from write(DeleteNode(path))
+        yield from hide_fault(stream.config.name)
+
+
+def hide_fault(stream: StreamName) -> Steps[None]:
+    """Remove what stands in ZooKeeper of a stream's error state."""
+    path = paths.stream_fault(stream)
+    with suppress(Refused):
+        if (yield from read_node(path)) is not None:
+            yield from write(DeleteNode(path))
 
 
 def _takes_records(group: GroupState, topic: str) -> Steps[bool]:
@@ -231,11 +241,18 @@ def _takes_records(group: GroupState, topic: str) -> Steps[bool]:
 
 
 def give_up_waiting(group: GroupState, now_ms: int) -> None:
-    """End the transactions that wait for a stream in an error state and whose leases have run out."""
+    """End the transactions that wait for a stream in an error state and whose leases have run out.
+
+    Not those of a stream that is suspended: what it waits for ends, and then they can be committed as was asked for.
+    """
     if not group.faults:
         return
     for transaction in list(group.fold.decided.values()):
+        if group.is_rolling(transaction):
+            continue  # it is named by what waits, and is taken out of that first
         name = group.waits_for(transaction)
         fault = None if name is None else group.faults.get(name)
-        if fault is not None and transaction.deadline_ms < now_ms:
+        if fault is None or name is None or group.faults.is_suspended(name):
+            continue
+        if transaction.deadline_ms < now_ms:
             refuse(group, transaction, f"expired while stream {name} was in an error state: {fault.reason}", now_ms)

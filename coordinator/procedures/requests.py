@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from bridge.errors import InvalidRequestError, RollbridgeError, StreamNotFound, TransactionNotFound
+from bridge.errors import InvalidRequestError, RollbridgeError, StreamBusy, StreamNotFound, TransactionNotFound
 from bridge.model import paths
 from bridge.model.frames import REASON_CHARACTERS_MAX
 from bridge.model.identifiers import TransactionId
@@ -13,14 +13,16 @@ from bridge.model.requests import Answer, Request, RequestKind, refusing
 from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
+from coordinator.planning import why_waits
 from coordinator.preserver import Absence
 from coordinator.procedures.deletion import delete_again, delete_stream
-from coordinator.procedures.foreign import LOOK_AGAIN_MS
+from coordinator.procedures.foreign import is_due
 from coordinator.procedures.questions import describe, put_question
 from coordinator.procedures.retention import truncate_stream, update_stream
 from coordinator.procedures.scale import scale
 from coordinator.procedures.snapshots import clear_snapshots, write_snapshots
 from coordinator.procedures.streams import create_stream
+from coordinator.procedures.suspended import hold_request, take_out
 from coordinator.steps import Steps, read_children, read_node, write
 
 logger = logging.getLogger(__name__)
@@ -41,8 +43,7 @@ def handle_requests(group: GroupState, now_ms: int) -> Steps[bool]:
 
 def retry_held(group: GroupState, now_ms: int) -> Steps[None]:
     """Look again at scales that wait for native transactions of others."""
-    # The clock may have been set back since.
-    due = [name for name, item in group.held.items() if not now_ms < item.due_ms <= now_ms + LOOK_AGAIN_MS]
+    due = [name for name, item in group.held.items() if is_due(item, now_ms)]
     for name in due:
         raw = yield from read_node(f"{paths.requests(group.name)}/{name}")
         if raw is None:
@@ -67,11 +68,11 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
             case RequestKind.SCALE_STREAM:
                 yield from scale(group, _stream(group, request), name, request, now_ms)
             case RequestKind.DELETE_STREAM:
-                yield from _delete(group, name, request)
+                yield from _delete(group, name, request, now_ms)
             case RequestKind.UPDATE_STREAM:
                 yield from update_stream(group, _stream(group, request), name, request, now_ms)
             case RequestKind.TRUNCATE_STREAM:
-                yield from truncate_stream(group, _stream(group, request), name, request, now_ms)
+                yield from _truncate(group, name, _stream(group, request), request, now_ms)
             case RequestKind.ABORT_TRANSACTION:
                 yield from _abort(group, name, request, now_ms)
             case RequestKind.DESCRIBE:
@@ -93,25 +94,39 @@ def _refuse(group: GroupState, name: str, code: str, why: str, now_ms: int) -> S
     yield from _answer(group, name, refusing(code, why, now_ms))
 
 
-def _delete(group: GroupState, name: str, request: Request) -> Steps[None]:
+def _delete(group: GroupState, name: str, request: Request, now_ms: int) -> Steps[None]:
     doomed = group.doomed.get(request.stream)
     if doomed is not None:
         yield from delete_again(group, name, doomed)
     else:
-        yield from delete_stream(group, name, _stream(group, request))
+        yield from delete_stream(group, name, _stream(group, request), now_ms)
+
+
+def _truncate(group: GroupState, name: str, stream: StreamState, request: Request, now_ms: int) -> Steps[None]:
+    why = yield from hold_request(group, request.stream, abort_foreign=False)
+    if why:
+        raise StreamBusy(
+            f"stream {request.stream} cannot be truncated now: {why}; nothing was deleted; ask again later"
+        )
+    yield from truncate_stream(group, stream, name, request, now_ms)
 
 
 def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> Steps[None]:
-    """Decide on abort; the answer waits for the round that logs it, which may be that of an earlier leader."""
+    """Decide on abort; the answer waits for the round that logs it, which may be that of an earlier leader.
+
+    A transaction whose commit was asked for can still be aborted while it waits for what may take long: whoever asked
+    has got no answer yet, and nothing of it is visible.
+    """
     identifier = TransactionId.parse(request.transaction)
     if identifier.bytes not in group.fold.open:
         _check_was_aborted(group, identifier, request)
         yield from _answer(group, name, Answer(ok=True, answered_ms=now_ms))
         return
-    stream = group.waits_for(group.fold.open[identifier.bytes])
-    if stream is not None:
-        # Nothing of it was appended, and nothing will be as long as its stream is in an error state.
-        why = f"{request.reason or 'admin'}; it waited for stream {stream}, which is in an error state"
+    transaction = group.fold.open[identifier.bytes]
+    waited = why_waits(group, transaction)
+    if waited is not None:
+        yield from take_out(group, transaction)
+        why = f"{request.reason or 'admin'}; {waited}"
         group.fold.refuse(identifier.bytes, why[:REASON_CHARACTERS_MAX], now_ms)
     elif not group.fold.request_abort(identifier.bytes, (request.reason or "admin")[:REASON_CHARACTERS_MAX], now_ms):
         raise InvalidRequestError(f"the commit of transaction {identifier} is decided already; nothing was written")

@@ -21,6 +21,10 @@ the merged one. Writers stand still for step 4 only, readers never: the long par
 A transaction with conditions is rolled alone, and steps 4 and 5 come before step 3: what its conditions are about must
 not change any more when they are looked at. If they do not hold, its frames are not in the round, only its outcome is.
 
+A seal that meets a native transaction of somebody else that stays open gives the rolling commit up to
+:mod:`coordinator.procedures.suspended`, which has it gone on with later: of what was appended nothing is visible, so it
+is aborted then, and appended anew.
+
 Source: PDP-24, "CommitTransaction" and the temporary node of "Controller changes".
 """
 
@@ -39,10 +43,19 @@ from bridge.model.under_way import Committing, Roll
 from coordinator.effects import ROUND, Look, Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
-from coordinator.planning import ROLL_BYTES_MAX, conditions_of, targets
+from coordinator.planning import ROLL_BYTES_MAX, conditions_of, still_fitting, targets
 from coordinator.procedures.conditions import Before
 from coordinator.procedures.merge import append_round, items_of, settle
 from coordinator.procedures.refusals import absorb, note_fault, refuse
+from coordinator.procedures.suspended import (
+    change,
+    end_suspension,
+    kept_of,
+    open_of,
+    postpone,
+    still_held,
+    suspend,
+)
 from coordinator.steps import Steps, abort_round, commit_round, create_topics, seal, write
 from coordinator.topics import segment_topic_spec
 
@@ -63,34 +76,38 @@ def roll(
     )
     if not (yield from write(CreateNode(paths.committing(group.name), committing.to_json()))):
         raise StaleStateError(f"a rolling commit of {group.name} is under way already")
-    yield from finish_roll(group, committing, transactions)
+    yield from finish_roll(group, committing, transactions, paths.committing(group.name))
 
 
 def finish_roll(
-    group: GroupState, committing: Committing, transactions: Sequence[BufferedTransaction] | None
+    group: GroupState, committing: Committing, transactions: Sequence[BufferedTransaction] | None, node: str
 ) -> Steps[None]:
     """Carry out the rest of a rolling commit, whatever of it has been done.
 
     Args:
         group: State of the group.
         committing: What was decided.
-        transactions: The transactions in the decided order; None if their outcome stands in the commit log already.
+        transactions: The transactions in the decided order, none if all have been taken out of it again; None if their
+            outcome stands in the commit log already.
+        node: Where it stands.
     """
-    plans = [
-        (roll, group.streams[roll.stream], *_epochs(group, roll, committing.created_ms)) for roll in committing.rolls
-    ]
+    plans = _plans(group, committing)
     if transactions is not None:
         while True:
             items, stops = items_of(transactions, targets(group, committing.rolls))
             try:
-                yield from _append(group, committing, transactions, plans)
-                yield from commit_round()
+                if not (yield from _append(group, committing, transactions, plans, node)):
+                    left = committing.with_only(kept_of(transactions))
+                    yield from suspend(group, node, left, _active_topics(plans))
+                    return
+                if transactions:
+                    yield from commit_round()
                 break
             except Refused as refused:
                 may_wait = not any(_is_published(roll, stream) for roll, stream, _, _ in plans)
                 if not isinstance(refused.effect, (*ROUND, Look)):
-                    if may_wait:
-                        yield from _leave(group, committing, refused)
+                    if may_wait or node in group.suspended:
+                        yield from _leave(group, committing, refused, node)
                         return
                     yield from _give_up(group, transactions, refused, plans, committing.created_ms)
                     continue
@@ -98,14 +115,15 @@ def finish_roll(
                     group, transactions, items, stops, refused, committing.created_ms, may_wait=may_wait
                 )
                 if not again:
-                    yield from _undo(group, committing)
+                    yield from _undo(group, committing, node)
                     return
         settle(group, transactions, rolled=True)
     plans = [item for item in plans if _is_published(item[0], item[1])]  # all of them, unless it was given up
-    duplicates = [
-        stream.config.name.segment_topic(item.id) for _, stream, duplicate, _ in plans for item in duplicate.segments
-    ]
-    ends = yield from _seal_duplicates(group, plans, committing.created_ms)
+    duplicates = _duplicate_topics(plans)
+    ends, held = yield from _seal_duplicates(group, plans, committing.created_ms)
+    if held:
+        yield from suspend(group, node, committing, sorted(held))
+        return
     group.forecast.forget(duplicates)
     for roll, stream, duplicate, _ in plans:
         topics = {item.id: stream.topic_of(item.id) for item in duplicate.segments}
@@ -116,34 +134,86 @@ def finish_roll(
         record = stream.history.record(roll.new_active_epoch)
         if not (yield from write(SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(record)))):
             raise StaleStateError(f"epoch {record.epoch} of {stream.config.name} is gone")
-    if not (yield from write(DeleteNode(paths.committing(group.name)))):
+    if not (yield from write(DeleteNode(node))):
         raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
     group.counts["rolling_commits"] += 1
+    yield from end_suspension(group, node)
 
 
-def _seal_duplicates(group: GroupState, plans: Sequence[_Plan], now_ms: int) -> Steps[Mapping[str, int]]:
-    """Seal the duplicates; gives their ends, without those of a stream of which that is refused.
+def go_on_with_roll(group: GroupState, node: str, committing: Committing, now_ms: int) -> Steps[None]:
+    """Finish a rolling commit that was left half done, unless it must wait on.
 
-    This stream is in an error state then, in which it is tried again; see :mod:`coordinator.procedures.sealing`.
+    What it names may not fit into it any more: another stream of a transaction was scaled or deleted, or is in an error
+    state. Such a transaction is taken out, with later commits of its connection, and planned anew.
+    """
+    plans = _plans(group, committing)
+    unpublished = bool(_unpublished(plans))
+    if unpublished and any(item.bytes not in group.fold.open for item in committing.transactions):
+        # It has committed nothing yet, so these were taken out, and ZooKeeper was set back to before that.
+        committing = committing.with_only(group.fold.open)
+        yield from change(group, node, committing)
+    transactions = open_of(group, committing)
+    if unpublished or not transactions:
+        topics = _active_topics(plans) if unpublished else _duplicate_topics(plans)
+        if (yield from still_held(group, node, topics, now_ms)):
+            return
+        if unpublished and not (yield from _can_seal(topics)):
+            # Before anything is appended, which would have to be aborted again.
+            yield from suspend(group, node, committing, topics)
+            return
+    if transactions and unpublished:
+        fitting = still_fitting(group, transactions, {roll.stream: roll.transaction_epoch for roll in committing.rolls})
+        if len(fitting) < len(transactions):
+            committing = committing.with_only({item.id for item in fitting})
+            yield from change(group, node, committing)
+            transactions = fitting
+    yield from finish_roll(group, committing, transactions, node)
+
+
+def _can_seal(topics: Sequence[str]) -> Steps[bool]:
+    """Whether no native transaction is open on topics; where a seal is refused, who finishes the roll finds out."""
+    try:
+        return len((yield from seal(topics))) == len(topics)
+    except Refused:
+        return True
+
+
+def _seal_duplicates(
+    group: GroupState, plans: Sequence[_Plan], now_ms: int
+) -> Steps[tuple[Mapping[str, int], frozenset[str]]]:
+    """Seal the duplicates; gives their ends, and those of them on which native transactions of others are open.
+
+    Neither of a stream of which that is refused: it is in an error state then, in which it is tried again; see
+    :mod:`coordinator.procedures.sealing`.
     """
     topics = [[stream.topic_of(item.id) for item in duplicate.segments] for _, stream, duplicate, _ in plans]
+    everything = [topic for own in topics for topic in own]
     try:
-        return (yield from seal([topic for own in topics for topic in own]))
+        sealed = yield from seal(everything)
+        return sealed, frozenset(everything) - sealed.keys()
     except Refused:
         ends: dict[str, int] = {}
+        held: set[str] = set()
     for (roll, *_), own in zip(plans, topics, strict=True):
         try:
-            ends.update((yield from seal(own)))
+            sealed = yield from seal(own)
         except Refused as refused:
             reason = f"the segments of a rolling commit cannot be sealed, readers wait there: {refused.reason}"
             yield from note_fault(group, roll.stream, reason, refused, now_ms)
-    return ends
+        else:
+            ends.update(sealed)
+            held.update(set(own) - sealed.keys())
+    return ends, frozenset(held)
 
 
 def _append(
-    group: GroupState, committing: Committing, transactions: Sequence[BufferedTransaction], plans: Sequence[_Plan]
-) -> Steps[None]:
-    """Everything up to the commit of the round."""
+    group: GroupState,
+    committing: Committing,
+    transactions: Sequence[BufferedTransaction],
+    plans: Sequence[_Plan],
+    node: str,
+) -> Steps[bool]:
+    """Everything up to the commit of the round; False if segments can not be sealed now, and the round is empty."""
     # Where one is published all topics were made before; if one is gone since, its transactions are refused.
     if not any(_is_published(roll, stream) for roll, stream, _, _ in plans):
         yield from create_topics(
@@ -154,19 +224,25 @@ def _append(
             ]
         )
     topics = targets(group, committing.rolls)
-    if not any(transaction.state is State.COMMITTING for transaction in transactions):
+    is_refused = not any(transaction.state is State.COMMITTING for transaction in transactions)
+    if is_refused and node not in group.suspended:  # what was suspended has closed segments, which get successors
         yield from append_round(group, transactions, topics, committing.created_ms)
-        return
+        return True
     # Conditions are about what the active segments hold in the end, so these are sealed before they are looked at.
     first_seal = any(map(conditions_of, transactions))
-    if first_seal:
-        yield from _publish_once(group, plans)
+    if (first_seal or not transactions) and not (yield from _publish_once(group, plans)):
+        return False
+    if not transactions:
+        return True
     rolled = {
         roll.stream: Before(stream.history.before(roll.duplicate_epoch), stream.history) for roll, stream, _, _ in plans
     }
     yield from append_round(group, transactions, topics, committing.created_ms, rolled)
-    if not first_seal:
-        yield from _publish_once(group, plans)
+    if first_seal or (yield from _publish_once(group, plans)):
+        return True
+    yield from abort_round()
+    group.log_end = group.draft = None
+    return False
 
 
 def _give_up(
@@ -188,20 +264,30 @@ def _give_up(
             yield from note_fault(group, roll.stream, reason, refused, now_ms)
 
 
-def _leave(group: GroupState, committing: Committing, refused: Refused) -> Steps[None]:
+def _leave(group: GroupState, committing: Committing, refused: Refused, node: str) -> Steps[None]:
     """A topic can not be made or sealed: the streams that were to be rolled wait, and all others go on."""
     yield from abort_round()
     group.log_end = group.draft = None
     reason = f"its transactions need a rolling commit, and that is refused: {refused.reason}"
     for roll in committing.rolls:
         yield from note_fault(group, roll.stream, reason, refused, committing.created_ms)
-    yield from _undo(group, committing)
+    yield from _undo(group, committing, node)
 
 
-def _undo(group: GroupState, committing: Committing) -> Steps[None]:
-    """Give up a rolling commit of which nothing is visible yet; its transactions are planned anew."""
-    if not (yield from write(DeleteNode(paths.committing(group.name)))):
+def _undo(group: GroupState, committing: Committing, node: str) -> Steps[None]:
+    """Give up a rolling commit of which nothing is visible yet; its transactions are planned anew.
+
+    One that was suspended has closed the active segments. They get successors all the same, or plain writers would look
+    for these for ever: it goes on without transactions.
+    """
+    if node in group.suspended:
+        if committing.transactions:
+            yield from change(group, node, committing.with_only(()))
+        yield from postpone(group, node)
+        return
+    if not (yield from write(DeleteNode(node))):
         raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
+    yield from end_suspension(group, node)
     group.counts["rolling_commits_undone"] += 1
 
 
@@ -209,18 +295,43 @@ def _is_published(roll: Roll, stream: StreamState) -> bool:
     return stream.history.active.epoch >= roll.duplicate_epoch
 
 
-def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[None]:
-    """Seal the active segments and publish both epochs of every stream, unless that has been done."""
-    left = [(stream, duplicate, fresh) for roll, stream, duplicate, fresh in plans if not _is_published(roll, stream)]
-    if not left:
-        return
-    topics = [
-        stream.config.name.segment_topic(item.id) for stream, _, _ in left for item in stream.history.active.segments
+def _unpublished(plans: Sequence[_Plan]) -> list[_Plan]:
+    """Those whose epochs are still to be published."""
+    return [plan for plan in plans if not _is_published(plan[0], plan[1])]
+
+
+def _plans(group: GroupState, committing: Committing) -> list[_Plan]:
+    return [
+        (roll, group.streams[roll.stream], *_epochs(group, roll, committing.created_ms)) for roll in committing.rolls
     ]
+
+
+def _active_topics(plans: Sequence[_Plan]) -> list[str]:
+    """What is sealed before the commit."""
+    left = _unpublished(plans)
+    return [stream.topic_of(item.id) for _, stream, _, _ in left for item in stream.history.active.segments]
+
+
+def _duplicate_topics(plans: Sequence[_Plan]) -> list[str]:
+    """What is sealed after the commit."""
+    return [stream.topic_of(item.id) for _, stream, duplicate, _ in plans for item in duplicate.segments]
+
+
+def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
+    """Seal the active segments and publish both epochs of every stream, unless that has been done.
+
+    Gives False if they can not be sealed now, and nothing has been published.
+    """
+    left = _unpublished(plans)
+    if not left:
+        return True
+    topics = _active_topics(plans)
     ends = yield from seal(topics)
+    if len(ends) < len(topics):
+        return False
     operations: list[CreateNode] = []
     histories: list[tuple[StreamState, EpochHistory]] = []
-    for stream, duplicate, fresh in left:
+    for _, stream, duplicate, fresh in left:
         name = stream.config.name
         closed = {item.id: ends[name.segment_topic(item.id)] for item in stream.history.active.segments}
         complete = replace(duplicate, sealed_ends=closed)
@@ -232,6 +343,7 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[None]:
         histories.append((stream, stream.history.with_records(complete, fresh)))
     yield from _publish(operations, histories)
     group.forecast.forget(topics)
+    return True
 
 
 def _publish(operations: Sequence[CreateNode], histories: Sequence[tuple[StreamState, EpochHistory]]) -> Steps[None]:

@@ -10,7 +10,6 @@ Source: PDP-24, "Update scale workflow to not wait on transaction completion".
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 from bridge.errors import StreamBusy
@@ -23,12 +22,11 @@ from bridge.model.requests import Answer, Request, refusing
 from bridge.model.under_way import Scaling
 from coordinator.effects import CreateTopics, Refused
 from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, HeldScale, StreamState
-from coordinator.procedures.foreign import LOOK_AGAIN_MS, name_some
-from coordinator.steps import Steps, create_topics, end_foreign, look_for_foreign, seal, write
+from coordinator.group import GroupState, StreamState, Wait
+from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, look_again, name_some, tell
+from coordinator.procedures.suspended import end_suspension, hold_request, still_held, suspend
+from coordinator.steps import Steps, create_topics, seal, write
 from coordinator.topics import segment_topic_spec
-
-logger = logging.getLogger(__name__)
 
 
 def scale(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
@@ -46,53 +44,57 @@ def scale(group: GroupState, stream: StreamState, name: str, request: Request, n
     if (yield from _is_held(group, [stream.topic_of(item.id) for item in closed], name, request, now_ms)):
         return
     scaling = Scaling(
-        stream.config.name, name, record.epoch, request.seal, tuple(ranges), now_ms, group.controller_epoch
+        stream.config.name,
+        name,
+        record.epoch,
+        request.seal,
+        tuple(ranges),
+        now_ms,
+        group.controller_epoch,
+        request.abort_foreign,
     )
     taken = yield from write(
         DeleteNode(f"{paths.requests(group.name)}/{name}"), CreateNode(paths.scaling(group.name), scaling.to_json())
     )
     if taken:
-        yield from finish_scale(group, scaling)
+        yield from finish_scale(group, scaling, paths.scaling(group.name))
 
 
 def _is_held(group: GroupState, topics: list[str], name: str, request: Request, now_ms: int) -> Steps[bool]:
     """Whether native transactions of others keep a scale waiting; nothing has been closed, so nobody else waits.
 
-    One that is open at two looks is waited for. Others are of the kind that conditional writers make, which end within
-    milliseconds; there may always be one of these.
+    Nor does anything happen to a stream that is suspended: what is half done there is finished first.
     """
-    found = frozenset((yield from look_for_foreign(topics)))
-    before = group.held.get(name)
-    lasting = found if before is None else found & before.seen
-    if not lasting:
-        group.held.pop(name, None)
+    before = group.held.pop(name, None)
+    why = yield from hold_request(group, request.stream, abort_foreign=request.abort_foreign)
+    if why:
+        wait: Wait | None = replace(before or Wait(now_ms, 0, frozenset()), due_ms=now_ms + LOOK_AGAIN_MS)
+    else:
+        wait = yield from look_again(topics, before, now_ms)
+    if wait is None:
         return False
-    since_ms = now_ms if before is None else before.since_ms
-    named = name_some(lasting)
-    if before is not None and request.abort_foreign:
-        failed = yield from end_foreign(sorted(lasting, key=str))
+    if request.abort_foreign:
+        failed = yield from abort_lasting(group, wait.lasting)
         if failed is not None:
-            group.held.pop(name, None)
             raise StreamBusy(
                 "native transactions of others are open on what is to be sealed, and could not all be aborted: "
                 f"{failed}; the stream was not changed"
             )
-        group.counts["foreign_aborted"] += len(lasting)
-    elif now_ms - since_ms >= group.settings.scale_wait_ms:
-        group.held.pop(name, None)
+    elif now_ms - wait.since_ms >= group.settings.scale_wait_ms:
         raise StreamBusy(
-            f"stream {request.stream} cannot be scaled while native transactions of others are open on what is to be "
-            f"sealed; {len(lasting)} did not end within {group.settings.scale_wait_ms / 1000:g} s: {named}. End them, "
-            "or have them aborted (--abort-foreign, abort_foreign=True); nothing was changed"
+            f"stream {request.stream} cannot be scaled: {why}; nothing was changed"
+            if why
+            else f"stream {request.stream} cannot be scaled while native transactions of others are open on what is to "
+            f"be sealed; {len(wait.lasting)} did not end within {group.settings.scale_wait_ms / 1000:g} s: "
+            f"{name_some(wait.lasting)}. End them, or have them aborted (--abort-foreign, abort_foreign=True); nothing "
+            "was changed"
         )
-    elif before is None:
-        logger.info("the scale of %s waits for native transactions of others: %s", request.stream, named)
-    group.held[name] = HeldScale(since_ms, now_ms + LOOK_AGAIN_MS, found)
+    group.held[name] = tell(group, f"the scale of {request.stream}", wait, now_ms)
     return True
 
 
-def finish_scale(group: GroupState, scaling: Scaling) -> Steps[None]:
-    """Carry out the rest of a scale, whatever of it has been done."""
+def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
+    """Carry out the rest of a scale, which stands in a node, whatever of it has been done."""
     stream = group.streams[str(scaling.stream)]
     if stream.history.active.epoch >= scaling.epoch:
         raise StaleStateError(f"epoch {scaling.epoch} of {scaling.stream} exists, but its scale is not finished")
@@ -106,36 +108,50 @@ def finish_scale(group: GroupState, scaling: Scaling) -> Steps[None]:
         )
         ends = yield from seal(topics)
     except Refused as refused:
-        yield from _give_up(group, scaling, refused)
+        yield from _give_up(group, scaling, refused, node)
+        return
+    if len(ends) < len(topics):
+        yield from suspend(group, node, scaling, [topic for topic in topics if topic not in ends])
         return
     group.forecast.forget(topics)
     record = replace(record, sealed_ends={item: ends[scaling.stream.segment_topic(item)] for item in closed})
     answer = Answer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
     published = yield from write(
         CreateNode(paths.epoch(scaling.stream, record.epoch), epoch_to_json(record)),
-        DeleteNode(paths.scaling(group.name)),
-        CreateNode(f"{paths.answers(group.name)}/{scaling.request}", answer.to_json()),
+        DeleteNode(node),
+        *_answering(group, scaling, answer),
     )
     if not published:
         raise StaleStateError(f"the scale of {scaling.stream} to epoch {record.epoch} was finished by someone else")
     stream.history = stream.history.with_records(record)
     group.counts["scales"] += 1
+    yield from end_suspension(group, node)
 
 
-def _give_up(group: GroupState, scaling: Scaling, refused: Refused) -> Steps[None]:
+def go_on_with_scale(group: GroupState, node: str, scaling: Scaling, now_ms: int) -> Steps[None]:
+    """Finish a scale that was left half done, unless it must wait on."""
+    stream = group.streams[str(scaling.stream)]
+    record = stream.history.plan_scale(scaling.seal, scaling.ranges, scaling.created_ms)
+    closed = stream.history.with_records(record).ended_with(record.epoch)
+    if not (yield from still_held(group, node, [stream.topic_of(item.id) for item in closed], now_ms)):
+        yield from finish_scale(group, scaling, node)
+
+
+def _answering(group: GroupState, scaling: Scaling, answer: Answer) -> list[CreateNode]:
+    """The write that answers who has asked for a scale, unless that has been done."""
+    if not scaling.request:
+        return []
+    return [CreateNode(f"{paths.answers(group.name)}/{scaling.request}", answer.to_json())]
+
+
+def _give_up(group: GroupState, scaling: Scaling, refused: Refused, node: str) -> Steps[None]:
     """Answer that a scale is refused; topics that were made for it are used by the next one."""
     state = "nothing was changed"
     if not isinstance(refused.effect, CreateTopics):
         state = f"its segments may be closed to writers already; ask again once {refused.by} allows it"
     why = f"{refused.by} refuses to scale stream {scaling.stream}: {refused.reason}; {state}"
-    if not (
-        yield from write(
-            DeleteNode(paths.scaling(group.name)),
-            CreateNode(
-                f"{paths.answers(group.name)}/{scaling.request}",
-                refusing(refused.code, why, scaling.created_ms).to_json(),
-            ),
-        )
-    ):
+    answer = refusing(refused.code, why, scaling.created_ms)
+    if not (yield from write(DeleteNode(node), *_answering(group, scaling, answer))):
         raise StaleStateError(f"the scale of {scaling.stream} was finished by someone else")
+    yield from end_suspension(group, node)
     group.counts["requests_refused"] += 1

@@ -7,8 +7,10 @@ sealed, until it can be. The history says what that is: an epoch without ends th
 from __future__ import annotations
 
 from bridge.model import paths
+from bridge.model.faults import SUSPENDED
 from bridge.model.nodes import SetNode
 from bridge.model.records import epoch_to_json
+from coordinator.effects import Refused, Seal
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.steps import Steps, seal, write
@@ -23,6 +25,10 @@ def seal_left(group: GroupState, stream: StreamState) -> Steps[None]:
     for record in stream.history.unsealed():
         closed = {item.id: stream.topic_of(item.id) for item in stream.history.ended_with(record.epoch)}
         ends = yield from seal(list(closed.values()))
+        held = sorted(set(closed.values()) - ends.keys())
+        if held:
+            why = "native transactions of others are open on what is to be sealed"
+            raise Refused(Seal(tuple(held)), why, code=SUSPENDED, topic=held[0])
         group.forecast.forget(closed.values())
         history = stream.history.with_sealed_ends(record.epoch, {item: ends[topic] for item, topic in closed.items()})
         complete = history.record(record.epoch)

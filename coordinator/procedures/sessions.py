@@ -31,9 +31,11 @@ def load_sessions(group: GroupState) -> Steps[None]:
     """Know the sessions, and what they must not be held against: what may have been begun, or was decided, before."""
     for session in (yield from _read_sessions(group)):
         group.fold.fences.raise_to(session.client_name, session.epoch)
+    decided = [item.work for item in group.suspended.values() if isinstance(item.work, Committing)]
     raw = yield from read_node(paths.committing(group.name))
     if raw is not None:
-        group.fold.fences.decided_before = Committing.from_json(raw).owner_parts()
+        decided.append(Committing.from_json(raw))
+    group.fold.fences.decided_before = {key: part for item in decided for key, part in item.owner_parts().items()}
     group.fold.fences.replaying = True
 
 

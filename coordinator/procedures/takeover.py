@@ -35,6 +35,7 @@ from coordinator.procedures.retention import load_stream
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
 from coordinator.procedures.sessions import load_sessions
+from coordinator.procedures.suspended import load_suspended, open_of
 from coordinator.steps import (
     Steps,
     confirm_leadership,
@@ -89,6 +90,7 @@ def take_over(
     yield from check_mark(group)
     yield from check_journal(group)
     yield from _load_streams(group)
+    yield from load_suspended(group)
     raw = yield from read_node(paths.scaling(name))
     yield from _load_records(group)
     yield from load_sessions(group)
@@ -99,7 +101,7 @@ def take_over(
     if said is not None:
         yield from check_counters(group, (item for item in said.terminated if item not in said.aborted))
     if raw is not None:
-        yield from finish_scale(group, Scaling.from_json(raw))
+        yield from finish_scale(group, Scaling.from_json(raw), paths.scaling(name))
     ends = yield from end_offsets(sorted(group.partitions()))
     return group, dict(ends)
 
@@ -114,14 +116,7 @@ def finish_pending(group: GroupState) -> Steps[None]:
     yield from confirm_leadership()
     if raw is not None:
         committing = Committing.from_json(raw)
-        known = [group.fold.open.get(item.bytes) for item in committing.transactions]
-        transactions = [item for item in known if item is not None]
-        if transactions and len(transactions) < len(known):
-            raise CorruptDataError(
-                f"the rolling commit of {group.name} names {len(known)} transactions, but only {len(transactions)} of "
-                "them are open: some have an outcome and some have not, which one native transaction rules out"
-            )
-        yield from finish_roll(group, committing, transactions or None)
+        yield from finish_roll(group, committing, open_of(group, committing), paths.committing(group.name))
     for name, stream in group.streams.items():
         if stream.history.unsealed() and group.faults.get(name) is None:
             group.faults.restore(name, StreamFault("segments of a rolling commit are not sealed yet", "", "", 0))

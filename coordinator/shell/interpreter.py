@@ -52,6 +52,9 @@ SEGMENT_MS: Final = 3_000
 """How long a segment may have no leader before its stream waits, and all others go on."""
 GROUP_TOPIC_MS: Final = 60_000
 """The same for topics of the whole group, without which nothing can be decided."""
+SEAL_FOREIGN_S: Final = 2.0
+"""How long a seal waits for native transactions of others that are open on what it has closed. Everybody else waits
+meanwhile, so it is short; most end within milliseconds, and for the others the leader comes back."""
 
 FOREIGN_S: Final = 5.0
 """How long a broker may take to tell of native transactions of others."""
@@ -210,7 +213,10 @@ class Interpreter:
             case fx.Seal(topics):
                 self._look_at_fence(effect)
                 return self._admin.seal(
-                    topics, timeout_s=self._settings.seal_timeout_s, transactional_id=self._group.sealing_id
+                    topics,
+                    timeout_s=self._settings.seal_timeout_s,
+                    transactional_id=self._group.sealing_id,
+                    foreign_s=SEAL_FOREIGN_S,
                 )
             case fx.LookForForeign(topics):
                 return open_transactions(self._foreign, topics)

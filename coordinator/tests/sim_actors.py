@@ -54,6 +54,8 @@ PROCEDURES = (
     "must_wait",
     "roll",
     "scale",
+    "go_on_with_scale",
+    "go_on_with_roll",
     "create_stream",
     "delete_stream",
     "delete_further",
@@ -121,6 +123,8 @@ class Attempt:
     """When its commit is asked for, if that has been decided."""
     poisoned: list[tuple[StreamName, Record]] = field(default_factory=list)
     """What of it no broker takes."""
+    aborted_by_admin: bool = False
+    """Whether an administrator has asked for its abort."""
 
 
 class Client:

@@ -15,6 +15,7 @@ from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import DeleteNode, NodeOperation, SetNode
 from bridge.model.records import Truncation, epoch_from_json
 from bridge.model.sn import sequence_bases
+from bridge.model.under_way import work_from_json
 from coordinator.tests.sim_world import World
 
 
@@ -45,6 +46,9 @@ def check_drop(
     assert not {paths.committing(group), paths.scaling(group)} & world.nodes.keys(), (
         "epochs go in the middle of a change"
     )
+    for title in world.children(paths.suspended(group)):
+        work = work_from_json(title, world.nodes[f"{paths.suspended(group)}/{title}"])
+        assert str(stream) not in work.streams, f"epochs of {stream} go in the middle of {title}"
     for segment in whole.segments().keys() - kept.segments().keys():
         assert segment in whole.removed, f"{segment} of {stream} is dropped with its records"
         assert stream.segment_topic(segment) not in world.topics, f"the topic of {segment} of {stream} is forgotten"

@@ -44,6 +44,8 @@ class Blocked(Exception):
 
 
 BROKERS = 3
+SEAL_FOREIGN_MS = 150
+"""How long a seal waits for native transactions of others."""
 WRITE_BYTES_MAX = 5_000
 """What ZooKeeper takes in one multi, where that is to be met; the real one takes 1 MiB."""
 
@@ -174,7 +176,9 @@ class World:
     tried again), ``waiting-seal`` (who seals does not look for native transactions of others first), ``waiting-roll``
     (rolling commits do not), ``deaf-refusal`` (what is refused for good is taken for an unknown outcome),
     ``broad-refusal`` (what is refused for one frame is held against its stream), ``hasty-expiry`` (that a lease has run
-    out is decided without reading the buffers to their ends).
+    out is decided without reading the buffers to their ends), ``boundless-seal`` (a seal waits for native transactions
+    of others for as long as it takes), ``forgotten-suspension`` (a new leader does not know what others have left half
+    done).
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -191,6 +195,8 @@ class World:
         self.identity = 0
         self.open: dict[int, Native] = {}
         self.made = 0
+        self.sealing_since: dict[tuple[int, tuple[str, ...]], int] = {}
+        """Since when a leader's seal of topics waits for native transactions of others."""
         self.seal_waits = 0
         """For how many more tries nothing is sealed, if that comes too late anyway."""
         self.is_early = False
@@ -291,6 +297,7 @@ class World:
                 return {path: self.nodes.get(path) for path in names}
             case fx.ReadChildren(names):
                 unseen = "/sessions" if "forgotten-sessions" in self.faults else "/nowhere"
+                unseen = "/suspended" if "forgotten-suspension" in self.faults else unseen
                 return {path: [] if path.endswith(unseen) else self.children(path) for path in names}
             case fx.EnsureNodes(names):
                 for path in names:
@@ -321,7 +328,7 @@ class World:
                 self.seal_waits -= 1
                 raise Blocked
             case fx.Seal(names):
-                return self.seal(names)
+                return self.seal(names, leader)
             case fx.MergeFrames(items):
                 return self.merge(items, leader)
             case fx.AppendControl(topic, records, beside):
@@ -540,16 +547,23 @@ class World:
                 if drops:
                     self.may_drop(operation.path, operation.value)
 
-    def seal(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Seal topics; blocked while a native transaction is open on one of them."""
+    def seal(self, names: Sequence[str], leader: int = 0) -> Mapping[str, int]:
+        """Seal topics; of those on which somebody else's native transaction stays open, no end is told."""
+        ours = {name for owner, native in self.open.items() if owner >= 0 for name in native.topics}
+        held = {name for owner, native in self.open.items() if owner < 0 for name in native.topics}
+        if not ours.isdisjoint(names):
+            raise Blocked
         for name in names:
-            if any(name in native.topics for native in self.open.values()):
-                raise Blocked
             for append in [item for item in self.inside if item.topic == name and item.again]:
                 if "timed-seal" not in self.faults:
                     self.land(append)  # it has the lock before the marker of the barrier, or is refused
             self.topics[name].sealed = True
-        return {name: len(self.topics[name].entries) for name in names}
+        if not held.isdisjoint(names):
+            since_ms = self.sealing_since.setdefault((leader, tuple(names)), self.clock_ms)
+            if "boundless-seal" in self.faults or self.clock_ms < since_ms + SEAL_FOREIGN_MS:
+                raise Blocked
+        self.sealing_since.pop((leader, tuple(names)), None)
+        return {name: len(self.topics[name].entries) for name in names if name not in held}
 
     def merge(self, items: Sequence[tuple[str, FrameRef]], leader: int) -> list[int]:
         """Append the records of frames inside the leader's native transaction."""

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.model.transaction import State
 from bridge.model.under_way import Roll
-from coordinator.group import HeldRoll, LeaderSettings
+from coordinator.group import HeldRoll, LeaderSettings, Wait
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round, rolls_of, targets
 from coordinator.tests.makers import Bench
 
@@ -207,9 +207,9 @@ def test_what_waits_for_others_to_let_go_of_a_segment_holds_up_its_own_line_only
     second = bench.commit(same, {(0, 1): 1})
     direct, active = bench.one(PAYMENTS, 0, client="d"), bench.one(ORDERS, 2, client="e")
     empty = bench.abort(apart)
-    bench.group.held_rolls[ORDERS,] = held = HeldRoll(0, frozenset())
+    bench.group.held_rolls[ORDERS,] = held = HeldRoll(Wait(0, 0, frozenset()))
     assert plan_round(bench.group) == DirectRound((direct, active, empty))
-    held.waits = False
+    held.is_due = True
     for item in (direct, active, empty):
         bench.group.fold.settle(item.id)
     assert plan_round(bench.group) == RollingRound((first, second), (Roll(ORDERS, 0, 1, 2, 3),))

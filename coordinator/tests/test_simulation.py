@@ -56,6 +56,8 @@ LASTING_MS = 2_500
 """A scale may not be caught by one that was open for so long when it was begun."""
 GLANCES = (fx.ReadNodes, fx.ReadChildren, fx.EnsureNodes, fx.TopicIds, fx.Now)
 """Effects of which takeovers have dozens: mostly nothing happens before them, so that leaders come to other things."""
+HELD_MS = 1_000
+"""Far longer than a seal may wait for native transactions of others."""
 APPEND_MS = 3_000
 """How long an append can be inside of a broker."""
 
@@ -83,6 +85,9 @@ class Run:
         self.appends = 0
         self.foreign: dict[int, int] = {}
         self.under_way = (b"", 0)
+        self.sealing: tuple[fx.Effect | None, int] = (None, 0)
+        self.suspended: set[str] = set()
+        """Scales and rolling commits that have waited half done."""
         self.world.ensure(paths.GROUPS)
         self.world.ensure(paths.SCOPES)
         self.world.ensure(paths.requests(GROUP))
@@ -162,6 +167,8 @@ class Run:
                 self._begin_append()
             elif chance < 0.077:
                 self._begin_foreign()
+            elif chance < 0.079:
+                self._abort_waiting()
             elif chance < 0.45:
                 self.rng.choice(self.clients).step(self.clock_ms, GROUP.commit_log_topic)
             else:
@@ -202,13 +209,41 @@ class Run:
         self.foreign[owner] = self.clock_ms
         self.world.begin_foreign(stream.segment_topic(segment), owner)
 
+    def _surprise(self, leader: Leader) -> None:
+        """One begins right before a seal, after it has been looked for them."""
+        if isinstance(leader.effect, fx.Seal) and leader.effect.topics and self.rng.random() < 0.1:
+            owner = min(self.foreign, default=0) - 1
+            self.foreign[owner] = self.clock_ms
+            self.world.begin_foreign(self.rng.choice(leader.effect.topics), owner)
+
+    def _abort_waiting(self) -> None:
+        """An administrator wants transactions to be aborted whose commits take long."""
+        for client in self.clients:
+            attempt = client.current
+            if attempt is not None and attempt.ended == "commit" and self.clock_ms - attempt.asked_ms > HELD_MS:
+                attempt.aborted_by_admin = True
+                body = Request(
+                    kind=RequestKind.ABORT_TRANSACTION, transaction=str(attempt.id), created_ms=self.clock_ms
+                )
+                self.world.request(GROUP, body.to_json())
+                return
+
     def _let_foreign_end(self, after_ms: int = FOREIGN_MS) -> None:
         for owner, began_ms in self.foreign.items():
             if owner in self.world.open and self.clock_ms - began_ms > after_ms:
                 self.world.end_foreign(owner)
 
     def _note_wait(self, leader: Leader) -> None:
-        """Who seals must not wait for what was open, and stayed open, before the scale or rolling commit began."""
+        """Who seals must not wait for what was open, and stayed open, before the scale or rolling commit began.
+
+        Nor, for what has begun since, longer than the bound of a seal.
+        """
+        self.suspended.update(self.world.children(paths.suspended(GROUP)))
+        if leader is self.leaders[-1] and isinstance(leader.effect, fx.Seal):
+            if leader.effect is not self.sealing[0]:
+                self.sealing = leader.effect, self.clock_ms
+            elif self.clock_ms - self.sealing[1] > HELD_MS:
+                self.world.broken.append(f"{leader.place()} holds everybody up since {self.sealing[1]}")
         raw = self.world.nodes.get(paths.scaling(GROUP)) or self.world.nodes.get(paths.committing(GROUP))
         if raw is None:
             return
@@ -249,6 +284,7 @@ class Run:
             and not self.world.children(paths.requests(GROUP))
             and paths.committing(GROUP) not in nodes
             and paths.scaling(GROUP) not in nodes
+            and not self.world.children(paths.suspended(GROUP))
             and not any(self.world.children(f"{paths.transactions(GROUP)}/{item:02x}") for item in range(paths.BUCKETS))
             and self.leaders[-1].procedure is None
         )
@@ -320,6 +356,7 @@ class Run:
             if place in MUST_CRASH_AT and self.rng.random() < fragility:
                 self._crash(leader)
                 return
+            self._surprise(leader)
             leader.step(self.clock_ms, self.rng)
             self._note_wait(leader)
             while isinstance(leader.effect, GLANCES) and self.rng.random() < 0.9:
@@ -364,6 +401,16 @@ MUST_CRASH_AT = {
         ),
         "roll": ("Look", "Write", "CreateTopics", "SendOffsets", "MergeFrames", "AppendControl", "Seal", "CommitRound"),
         "scale": ("Write", "CreateTopics", "Seal"),
+        "go_on_with_scale": ("LookForForeign", "CreateTopics", "Seal", "Write"),
+        "go_on_with_roll": (
+            "LookForForeign",
+            "Seal",
+            "CreateTopics",
+            "MergeFrames",
+            "AppendControl",
+            "Write",
+            "CommitRound",
+        ),
         "take_over": ("TakeIdentity", "ReadCompacted", "ReadCommitLog", "CreateTopics", "Seal", "Write"),
         "finish_pending": ("Look", "CreateTopics", "MergeFrames", "AppendControl", "Seal", "Write", "CommitRound"),
         "create_stream": ("CreateTopics", "Write"),
@@ -393,6 +440,8 @@ class Coverage:
     wanted: Mapping[str, int] = {
         "cause rolling-transactions": 150,
         "cause scale": 500,
+        "suspended scale": 25,
+        "suspended roll": 25,
         "ongoing transactions from a snapshot": 100,
         "takeovers_warm": 250,
         "takeovers_tail_unfit": 250,
@@ -438,6 +487,7 @@ class Coverage:
         counts["streams of which a topic was refused"] += len(run.refusals.denied)
         counts["rounds refused"] += run.refusals.rounds
         counts["offsets of groups"] += len(world.group_offsets)
+        counts.update(f"suspended {title.partition('-')[0]}" for title in run.suspended)
         for name in STREAMS:
             counts.update(f"cause {record.cause.value}" for record in whole_history_of(world, name).records)
             counts["epochs dropped"] += history_of(world, name).first
@@ -518,6 +568,8 @@ FOUND_AS = {
         "timed-seal",
         "waiting-seal",
         "waiting-roll",
+        "boundless-seal",
+        "forgotten-suspension",
         "forgotten-late",
         "unordered-session",
         "gaps-in-session",

@@ -116,7 +116,7 @@ class Lives:
     def _deletion(self, request: str | None = None) -> Steps[None]:
         group = self.bench.group
         if request is not None:
-            yield from delete_stream(group, request, group.streams[str(ORDERS)])
+            yield from delete_stream(group, request, group.streams[str(ORDERS)], 0)
         while group.doomed:
             yield from delete_further(group, 0)
 

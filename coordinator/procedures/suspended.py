@@ -1,0 +1,242 @@
+"""Scales and rolling commits that wait half done for native transactions of others, while all other streams go on.
+
+A native transaction may begin after it was looked for them and before the segments are closed. Then a seal finds it,
+and it cannot be taken back: writers have been refused, and look for successors. So after some seconds the seal returns,
+and what was begun is moved from its own node, where there can be only one, to one of the group's ``suspended`` nodes.
+From then on
+
+- the streams that it changes take no transactions: they are in an error state that says for whom they wait, and plain
+  writers wait for successors. Nobody else waits;
+- nothing else changes these streams: scales wait, or are refused after a bound, and nothing of them is deleted for its
+  age. A stream that has no open transactions can be deleted as a whole;
+- it is looked at the native transactions again and again, and when none is open any more, which no new one can be as
+  the topics are closed, what was begun is finished;
+- a new leader goes on in the same way: it finds the nodes, and finishes what they say while it leads, not before.
+
+A transaction that waits in a rolling commit may be aborted by an administrator, or may turn out to need another rolling
+commit, because other streams were scaled meanwhile. It is taken out of the node first, before anything else is decided
+about it: of the transactions that a node names either all have an outcome, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from bridge.errors import CorruptDataError, StreamBusy
+from bridge.model import paths
+from bridge.model.buffered import BufferedTransaction
+from bridge.model.faults import SUSPENDED, StreamFault
+from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.requests import refusing
+from bridge.model.transaction import State
+from bridge.model.under_way import Committing, Scaling, Work, work_from_json
+from coordinator.errors import StaleStateError
+from coordinator.group import GroupState, Suspended, Wait
+from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, name_some, tell
+from coordinator.procedures.refusals import hide_fault, show_fault
+from coordinator.steps import Steps, look_for_foreign, now, read_children, read_nodes, write
+
+BLIND_MS: Final = 10_000
+"""How soon it is tried again where brokers do not tell of the transactions that a seal has met: only another seal tells
+whether they have ended, for which everybody waits some seconds."""
+
+
+def describe(work: Work) -> str:
+    """Return what is half done, for people."""
+    streams = ", ".join(work.streams)
+    if isinstance(work, Scaling):
+        return f"the scale of {streams} to epoch {work.epoch}"
+    return f"a rolling commit of {streams}"
+
+
+def suspend(group: GroupState, node: str, work: Work, topics: Sequence[str]) -> Steps[None]:
+    """Leave half done what waits for native transactions on topics, which have been closed.
+
+    Args:
+        group: State of the group.
+        node: Where it stands: that of what is under way, or one of those that are suspended.
+        work: What is half done, and is to be finished later.
+        topics: What is closed and could not be sealed.
+    """
+    found = frozenset((yield from look_for_foreign(topics)))
+    now_ms = group.times.stamp((yield from now()))
+    known = group.suspended.get(node)
+    is_untold = known is not None and not known.wait.seen
+    if known is None:
+        target = f"{paths.suspended(group.name)}/{work.title}"
+        moved = yield from write(DeleteNode(node), CreateNode(target, work.to_json()))
+        if not moved:
+            raise StaleStateError(f"{describe(work)} was finished by someone else")
+        known = group.suspended[target] = Suspended(work, Wait(now_ms, now_ms, found, found))
+        group.counts["changes_suspended"] += 1
+    elif work != known.work:
+        yield from change(group, node, work)
+    pause_ms = LOOK_AGAIN_MS if found or not is_untold else BLIND_MS
+    known.wait = replace(known.wait, due_ms=now_ms + pause_ms, seen=found, lasting=found)
+    yield from _show(group, known, now_ms)
+
+
+def is_due(wait: Wait, now_ms: int) -> bool:
+    """Return whether it is to be looked at what is half done; the clock may have been set back since."""
+    return not now_ms < wait.due_ms <= now_ms + BLIND_MS
+
+
+def postpone(group: GroupState, node: str) -> Steps[None]:
+    """Have what is half done tried again soon: something of it is refused."""
+    item = group.suspended[node]
+    item.wait = replace(item.wait, due_ms=group.times.stamp((yield from now())) + LOOK_AGAIN_MS)
+
+
+def load_suspended(group: GroupState) -> Steps[None]:
+    """Know what earlier leaders have left half done; it is looked at on the first turn."""
+    parent = paths.suspended(group.name)
+    nodes = [f"{parent}/{name}" for name in (yield from read_children(parent))]
+    for node, raw in (yield from read_nodes(nodes)).items():
+        if raw is None:
+            continue
+        work = work_from_json(node.rpartition("/")[2], raw)
+        group.suspended[node] = Suspended(work, Wait(0, 0, frozenset()))
+        for name in work.streams:
+            fault = group.faults.get(name) or StreamFault(
+                f"{describe(work)} is half done", SUSPENDED, "", work.created_ms
+            )
+            group.faults.suspend(name, fault)
+
+
+def still_held(group: GroupState, node: str, topics: Sequence[str], now_ms: int) -> Steps[bool]:
+    """Return whether native transactions are open on closed topics; says so, and aborts them where that was asked for.
+
+    The client that has asked for a scale is answered after the bound that scales have; the scale goes on.
+    """
+    item = group.suspended[node]
+    found = frozenset((yield from look_for_foreign(topics))) if topics else frozenset()
+    if not found:
+        return False
+    since_ms = item.wait.since_ms or now_ms
+    item.wait = replace(item.wait, since_ms=since_ms, due_ms=now_ms + LOOK_AGAIN_MS, seen=found, lasting=found)
+    before = item.wait.told_ms
+    item.wait = tell(group, describe(item.work), item.wait, now_ms)
+    if item.wait.told_ms != before:
+        yield from _show(group, item, now_ms)
+    if isinstance(item.work, Scaling):
+        if item.work.abort_foreign:
+            yield from abort_lasting(group, found)
+        if item.work.request and now_ms - since_ms >= group.settings.scale_wait_ms:
+            yield from _answer(group, node, item.work, now_ms)
+    return True
+
+
+def hold_request(group: GroupState, stream: str, *, abort_foreign: bool) -> Steps[str]:
+    """Return why a request about a suspended stream can not be carried out; aborts who it waits for if asked to."""
+    item = group.suspended_on(stream)
+    if item is None:
+        return ""
+    if abort_foreign:
+        failed = yield from abort_lasting(group, item.wait.lasting)
+        if failed is not None:
+            raise StreamBusy(f"{_why(item)}, which could not all be aborted: {failed}; the stream was not changed")
+    return _why(item)
+
+
+def _why(item: Suspended) -> str:
+    named = name_some(item.wait.lasting) or "which are asked for"
+    return f"{describe(item.work)} has begun and waits for native transactions of others on what it has closed: {named}"
+
+
+def open_of(group: GroupState, committing: Committing) -> list[BufferedTransaction] | None:
+    """The transactions of a rolling commit in their order; None if their outcome stands in the commit log already.
+
+    Raises:
+        CorruptDataError: Of some it does, and of others it does not.
+    """
+    known = [group.fold.open.get(item.bytes) for item in committing.transactions]
+    transactions = [item for item in known if item is not None]
+    if transactions and len(transactions) < len(known):
+        raise CorruptDataError(
+            f"the rolling commit of {group.name} names {len(known)} transactions, but only {len(transactions)} of "
+            "them are open: some have an outcome and some have not, which one native transaction rules out"
+        )
+    return transactions if transactions or not known else None
+
+
+def change(group: GroupState, node: str, work: Work) -> Steps[None]:
+    """Write down what is still to be done of it."""
+    if not (yield from write(SetNode(node, work.to_json()))):
+        raise StaleStateError(f"{describe(work)} was finished by someone else")
+    group.suspended[node].work = work
+
+
+def take_out(group: GroupState, transaction: BufferedTransaction) -> Steps[None]:
+    """Have no rolling commit that waits name a transaction, so that it can be decided on in another way."""
+    for node, item in list(group.suspended.items()):
+        work = item.work
+        if isinstance(work, Committing) and transaction.transaction_id in work.transactions:
+            left = {other.bytes for other in work.transactions} - {transaction.id}
+            yield from change(group, node, work.with_only(left))
+
+
+def end_suspension(group: GroupState, node: str) -> Steps[None]:
+    """Let the streams go on, once what was half done is not any more."""
+    item = group.suspended.pop(node, None)
+    if item is None:
+        return
+    for name in item.work.streams:
+        if name in group.streams and not group.is_suspended(name):
+            group.faults.resume(name)
+            yield from hide_fault(group.streams[name].config.name)
+
+
+def without_stream(group: GroupState, stream: str, now_ms: int) -> tuple[list[NodeOperation], dict[str, Work | None]]:
+    """What becomes of what is half done when a stream is deleted: the writes, and what is left by node.
+
+    Nothing is, if it was about that stream alone.
+    """
+    operations: list[NodeOperation] = []
+    left: dict[str, Work | None] = {}
+    for node, item in group.suspended.items():
+        work = item.work
+        if stream not in work.streams:
+            continue
+        if isinstance(work, Committing) and len(work.rolls) > 1:
+            left[node] = rest = work.without(stream)
+            operations.append(SetNode(node, rest.to_json()))
+            continue
+        left[node] = None
+        operations.append(DeleteNode(node))
+        if isinstance(work, Scaling) and work.request:
+            why = f"stream {stream} was deleted before it could be scaled"
+            answer = refusing("stream-not-found", why, now_ms).to_json()
+            operations.append(CreateNode(f"{paths.answers(group.name)}/{work.request}", answer))
+    return operations, left
+
+
+def kept_of(transactions: Sequence[BufferedTransaction]) -> set[bytes]:
+    """Those of a rolling commit that are still to be committed, by the 16 bytes of their ids."""
+    return {item.id for item in transactions if item.state is State.COMMITTING}
+
+
+def _answer(group: GroupState, node: str, scaling: Scaling, now_ms: int) -> Steps[None]:
+    why = (
+        f"{_why(group.suspended[node])}; it will be finished as soon as they have ended, and the stream takes nothing "
+        "until then: end them, or ask for a scale that aborts them (--abort-foreign, abort_foreign=True)"
+    )
+    answered = replace(scaling, request="")
+    answer = CreateNode(
+        f"{paths.answers(group.name)}/{scaling.request}", refusing(StreamBusy.code, why, now_ms).to_json()
+    )
+    if not (yield from write(SetNode(node, answered.to_json()), answer)):
+        raise StaleStateError(f"{describe(scaling)} was finished by someone else")
+    group.suspended[node].work = answered
+    group.counts["requests_refused"] += 1
+
+
+def _show(group: GroupState, item: Suspended, now_ms: int) -> Steps[None]:
+    """Put the streams into an error state that says for whom they wait."""
+    topic = min((one.topic for one in item.wait.lasting), default="")
+    for name in item.work.streams:
+        if name in group.streams:
+            fault = StreamFault(_why(item), SUSPENDED, topic, item.wait.since_ms or now_ms)
+            group.faults.suspend(name, fault)
+            yield from show_fault(group, name, fault)
