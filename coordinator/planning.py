@@ -9,7 +9,7 @@ Source: PDP-24, "CommitTransaction" and the collection of sibling transactions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -251,13 +251,13 @@ def still_fitting(
     return fitting
 
 
-def why_waits(group: GroupState, wanted: BufferedTransaction) -> str | None:
-    """Why a transaction whose commit was asked for waits for what may take long; None if it does not.
+def waiting(group: GroupState) -> Iterator[tuple[BufferedTransaction, str]]:
+    """Transactions whose commits were asked for and that wait for what may take long, with the reason, in their order.
 
-    Nothing of it has been appended for good then, and nothing will be before that is over, so it may still be aborted.
+    Nothing of them has been appended for good, and nothing will be before that is over, so they may still be aborted.
     """
     held: dict[Line, BufferedTransaction] = {}
-    for transaction in group.fold.decided.values():
+    for transaction in list(group.fold.decided.values()):
         if transaction.state is not State.COMMITTING or not transaction.is_complete():
             continue
         line = line_of(transaction)
@@ -266,9 +266,12 @@ def why_waits(group: GroupState, wanted: BufferedTransaction) -> str | None:
             why = f"it waited behind transaction {held[line].transaction_id} of its connection"
         if why is not None:
             held.setdefault(line, transaction)
-        if transaction is wanted:
-            return why
-    return None
+            yield transaction, why
+
+
+def why_waits(group: GroupState, wanted: BufferedTransaction) -> str | None:
+    """Why a transaction is one of those; None if it is not."""
+    return next((why for transaction, why in waiting(group) if transaction is wanted), None)
 
 
 def _own_wait(group: GroupState, transaction: BufferedTransaction) -> str | None:

@@ -1,112 +1,357 @@
-"""Native transactions of other Kafka clients that stay open on a segment which is to be sealed."""
+"""Native transactions of other Kafka clients that stay open on segments which are to be sealed.
+
+Some are open before a leader looks for them. Others begin between its look and the moment in which it closes what they
+write to: those tests stop a leader right there, or let it die there.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException, Producer
 
 import bridge
-from bridge.errors import StreamBusy
+from bridge.doctor.checks import epochs
+from bridge.doctor.gather import gather
+from bridge.errors import StreamBusy, StreamNotFound, TransactionAborted
 from bridge.model.epochs import EpochRecord
+from bridge.model.faults import SUSPENDED
 from bridge.model.names import StreamName
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, until
+from integration_tests.coordinators import coordinator
+from integration_tests.patience import PATIENCE_S, eventually
+from integration_tests.test_paused_leaders import is_stopped
 
-WAIT = {"ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS": "3000"}
-
-
-def test_a_scale_waits_for_a_foreign_transaction_without_holding_up_others_and_can_abort_it(
-    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
-) -> None:
-    scope = unique_name("foreign")
-    orders, payments = StreamName(scope, "orders"), StreamName(scope, "payments")
-    with (
-        Site(cluster, f"/{scope}", tmp_path, **WAIT) as site,
-        site.connect(options=bridge.ClientOptions(admin_timeout_s=60)) as b,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        for stream in (orders, payments):
-            b.admin.create_stream(str(stream))
-        [segment] = b.admin.history(str(orders)).active.segments
-        name = f"{scope}-foreign"
-        foreign = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": name})
-        foreign.init_transactions(60)
-        foreign.begin_transaction()
-        foreign.produce(orders.segment_topic(segment.id), b"foreign")
-        foreign.flush(60)
-
-        done = threading.Event()
-
-        def scale(**options: bool) -> EpochRecord:
-            try:
-                return b.admin.scale(str(orders), seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)], **options)
-            finally:
-                done.set()
-
-        asked = pool.submit(scale)
-        commits = 0
-        while not done.is_set():
-            for stream in (orders, payments):  # the segment that is to be sealed takes records, too
-                with b.transaction(str(stream)) as txn:
-                    txn.write(str(stream), key=b"k", value=b"v")
-            commits += 1
-        assert commits > 2, "others went on while the scale waited; held up, it would be one"
-        with pytest.raises(StreamBusy, match=rf"transactional id {name}, open on .* since offset 0.*--abort-foreign"):
-            asked.result()
-        assert len(b.admin.history(str(orders)).records) == 1
-
-        record = scale(abort_foreign=True)
-        assert record.epoch == 1
-        with pytest.raises(KafkaException):
-            foreign.commit_transaction(60)
-        with b.reader(str(orders), follow=False) as reader:
-            assert b"foreign" not in [item.value for item in reader]
+OPTIONS = bridge.ClientOptions(admin_timeout_s=PATIENCE_S)
 
 
-def test_a_rolling_commit_waits_for_a_foreign_transaction_without_holding_up_others(
-    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
-) -> None:
-    scope = unique_name("foreign")
-    orders, payments = StreamName(scope, "orders"), StreamName(scope, "payments")
-    with Site(cluster, f"/{scope}", tmp_path) as site, site.connect() as b, site.connect() as other:
-        for stream in (orders, payments):
-            b.admin.create_stream(str(stream))
-        old = b.begin(str(orders))
-        old.write(str(orders), key=b"k", value=b"old")
-        active = b.admin.scale(str(orders), seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
-        name = f"{scope}-foreign"
-        foreign = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": name})
-        foreign.init_transactions(60)
-        foreign.begin_transaction()
-        foreign.produce(orders.segment_topic(active.segments[0].id), b"foreign")
-        foreign.flush(60)
+class Stage:
+    """Two streams of a group, ``orders``, which is going to be held, and ``payments``, which must not be."""
 
-        waiting = old.commit_async()
-        log = tmp_path / "coordinator-1.log"
-        until(lambda: f"transactional id {name}, open on" in log.read_text())
-        later = b.begin(str(payments))  # of the same connection, whose commits keep their order
-        later.write(str(payments), key=b"k", value=b"later")
-        behind = later.commit_async()
+    def __init__(self, cluster: AnyCluster, scope: str, logs: Path) -> None:
+        self.cluster, self.root, self.logs = cluster, f"/{scope}", logs
+        self.orders, self.payments = StreamName(scope, "orders"), StreamName(scope, "payments")
+        self.foreign_id = f"{scope}-foreign"
+        self._stack = ExitStack()
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(2))
+        self.b, self.other = (self._stack.enter_context(self._connect()) for _ in range(2))
+        self.foreign = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": self.foreign_id})
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _connect(self) -> bridge.Bridge:
+        return bridge.connect(
+            self.cluster.bootstrap_servers,
+            zookeeper=self.cluster.zookeeper,
+            zookeeper_root=self.root,
+            options=OPTIONS,
+        )
+
+    def create(self) -> None:
+        for stream in (self.orders, self.payments):
+            self.b.admin.create_stream(str(stream))
+        self.foreign.init_transactions(PATIENCE_S)
+
+    def begin_foreign(self, *streams: StreamName) -> None:
+        """Open a native transaction on the first active segment of streams."""
+        self.foreign.begin_transaction()
+        for stream in streams or (self.orders,):
+            segment = self.b.admin.history(str(stream)).active.segments[0]
+            self.foreign.produce(stream.segment_topic(segment.id), b"foreign", on_delivery=raise_error)
+        self.foreign.flush(PATIENCE_S)
+
+    def scale(self, stream: StreamName, **options: bool) -> Future[EpochRecord]:
+        """Ask for the first active segment to be split."""
+        first = self.b.admin.history(str(stream)).active.segments[0]
+        low, high = first.range.low, first.range.high
+        ranges = [(low, (low + high) / 2), ((low + high) / 2, high)]
+
+        def ask() -> EpochRecord:
+            return self.b.admin.scale(str(stream), seal=[first.id.number], ranges=ranges, **options)
+
+        return self._pool.submit(ask)
+
+    def log_of(self, name: str) -> str:
+        return (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def await_log(self, name: str, pattern: str) -> None:
+        eventually(lambda: re.search(pattern, self.log_of(name)), f"{name} logs {pattern!r}")
+
+    def fault(self, stream: StreamName) -> str:
+        found = self.b.admin.describe(str(stream)).fault
+        return "" if found is None or found.code != SUSPENDED else found.reason
+
+    def await_suspended(self, what: str) -> None:
+        eventually(lambda: self.fault(self.orders), f"{what} is left half done")
+        assert what in self.fault(self.orders)
+        eventually(
+            lambda: f"transactional id {self.foreign_id}, open on" in self.fault(self.orders), "it says for whom"
+        )
+
+    def commit(self, stream: StreamName, *values: bytes) -> None:
+        """Commit a transaction for each value, on a connection of its own, one after the other."""
+        for value in values:
+            with self.other.transaction(str(stream)) as txn:
+                txn.write(str(stream), key=b"k", value=value)
+
+    def commit_others(self) -> None:
+        """Commits of the stream that nobody holds, and a scale and a rolling commit of it, go on while it is held."""
+        before = self.fault(self.orders)
+        assert before
+        old = self.other.begin(str(self.payments))
+        old.write(str(self.payments), key=b"k", value=b"old")
+        self.commit(self.payments, *(b"%d" % number for number in range(20)))
+        self.scale(self.payments).result(PATIENCE_S)
+        old.commit(timeout=PATIENCE_S)
+        self.commit(self.payments, b"after")
+        causes = [record.cause.value for record in self.b.admin.history(str(self.payments)).records]
+        assert causes[-2:] == ["rolling-transactions", "rolling-active"]
+        assert self.fault(self.orders), "all of that happened while it was held"
+
+    def values(self, stream: StreamName) -> list[bytes | None]:
+        with self.b.reader(str(stream), follow=False) as reader:
+            return [item.value for item in reader]
+
+    @contextmanager
+    def leader(self, name: str, **environment: str) -> Iterator[int]:
+        with coordinator(self.cluster, self.root, name, self.logs, **environment) as process:
+            self.process = process
+            yield process.pid
+
+    def await_stop(self) -> None:
+        eventually(lambda: is_stopped(self.process), "it stands still before the seal")
+
+    def go_on(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+
+def raise_error(error: object, _: object) -> None:
+    """Fail the test if a record was not taken."""
+    assert error is None, error
+
+
+@pytest.fixture
+def stage(cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path) -> Iterator[Stage]:
+    with Stage(cluster, unique_name("between"), tmp_path) as made:
+        yield made
+
+
+def test_a_scale_waits_without_holding_up_others_and_is_refused_after_a_bound_or_ends_them(stage: Stage) -> None:
+    orders = str(stage.orders)
+    with stage.leader("first", ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS=str(int(PATIENCE_S * 1000))):
+        stage.create()
+        stage.begin_foreign()
+        asked = stage.scale(stage.orders)
+        stage.await_log("first", "the scale of .* waits for native transactions of others")
         for number in range(20):
-            for stream in (orders, payments):
-                with other.transaction(str(stream)) as txn:
-                    txn.write(str(stream), key=b"k", value=b"%d" % number)
-        assert not waiting.done()
-        assert not behind.done()
-        assert [record.cause.value for record in b.admin.history(str(orders)).records] == ["create", "scale"]
-        assert log.read_text().count("waits for native transactions of others") == 1, "one line a minute"
+            for stream in (stage.orders, stage.payments):  # the segment that is to be sealed takes records, too
+                stage.commit(stream, b"%d" % number)
+        assert not asked.done()
+        assert stage.log_of("first").count("waits for native transactions of others") == 1, "one line a minute"
+    with stage.leader("second", ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS="500"):
+        who = rf"transactional id {stage.foreign_id}, open on .* since offset 0.*--abort-foreign"
+        with pytest.raises(StreamBusy, match=who):
+            asked.result(PATIENCE_S)
+        assert len(stage.b.admin.history(orders).records) == 1
+        assert stage.scale(stage.orders, abort_foreign=True).result(PATIENCE_S).epoch == 1
+        with pytest.raises(KafkaException):
+            stage.foreign.commit_transaction(PATIENCE_S)
+        assert b"foreign" not in stage.values(stage.orders)
 
-        foreign.commit_transaction(60)
-        waiting.result(60)
-        behind.result(60)
-        causes = [record.cause.value for record in b.admin.history(str(orders)).records]
+
+def test_a_rolling_commit_waits_without_holding_up_others_unless_it_is_aborted(stage: Stage) -> None:
+    orders, payments = str(stage.orders), str(stage.payments)
+    with stage.leader("first"):
+        stage.create()
+        old, behind, unwanted = stage.b.begin(orders), stage.b.begin(payments), stage.b.begin(orders)
+        old.write(orders, key=b"k", value=b"old")
+        behind.write(payments, key=b"k", value=b"behind")
+        unwanted.write(orders, key=b"k", value=b"unwanted")
+        stage.scale(stage.orders).result(PATIENCE_S)
+        stage.begin_foreign()
+        answers = [txn.commit_async() for txn in (old, behind, unwanted)]  # in this order: it is one connection
+        stage.await_log("first", f"a rolling commit of .* waits .*transactional id {stage.foreign_id}, open on")
+        for number in range(20):
+            for stream in (stage.orders, stage.payments):
+                stage.commit(stream, b"%d" % number)
+        assert not any(answer.done() for answer in answers)
+        assert [record.cause.value for record in stage.b.admin.history(orders).records] == ["create", "scale"]
+        assert stage.log_of("first").count("waits for native transactions of others") == 1, "one line a minute"
+        eventually(lambda: len(stage.b.admin.transactions()) == 3, "those that wait are on record")
+        stage.b.admin.abort_transaction(unwanted.id, reason="unwanted")
+        with pytest.raises(TransactionAborted, match=r"unwanted; it waited (for native|behind)"):
+            answers[2].result(PATIENCE_S)
+
+        stage.foreign.commit_transaction(PATIENCE_S)
+        for answer in answers[:2]:
+            answer.result(PATIENCE_S)
+        causes = [record.cause.value for record in stage.b.admin.history(orders).records]
         assert causes == ["create", "scale", "rolling-transactions", "rolling-active"]
-        with b.reader(str(orders), follow=False) as reader:
-            values = [item.value for item in reader]
+        values = stage.values(stage.orders)
         assert values.count(b"old") == 1
         assert values[-1] == b"old", "it became visible after what was committed while it waited"
+
+
+def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -> None:
+    point = {"ROLLBRIDGE_STOP_AT": "scale/Seal:before", "ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS": "4000"}
+    orders = str(stage.orders)
+    with stage.leader("first", **point):
+        stage.create()
+        stage.commit(stage.orders, b"before")
+        asked = stage.scale(stage.orders)
+        stage.await_stop()
+        stage.begin_foreign()
+        stage.go_on()
+        stage.await_suspended("the scale of")
+        stage.commit_others()
+
+        waiting, unwanted = stage.b.begin(orders), stage.other.begin(orders)
+        for txn, value in ((waiting, b"waited"), (unwanted, b"unwanted")):
+            txn.write(orders, key=b"k", value=value)
+        answers = [txn.commit_async() for txn in (waiting, unwanted)]
+        plain = threading.Thread(target=write_plainly, args=(stage, b"plain"))
+        plain.start()
+        eventually(lambda: len(stage.b.admin.describe(orders).open_transactions) == 2, "their commits wait")
+        stage.b.admin.abort_transaction(unwanted.id, reason="unwanted")
+        with pytest.raises(TransactionAborted, match=r"unwanted; it waited for stream .* which is suspended"):
+            answers[1].result(PATIENCE_S)
+
+        with pytest.raises(StreamBusy, match=rf"has begun and waits .*transactional id {stage.foreign_id}.*finished"):
+            asked.result(PATIENCE_S)  # after the bound of a scale: it is not given up
+        with pytest.raises(StreamBusy, match=r"cannot be scaled: .* has begun and waits"):
+            stage.scale(stage.orders).result(PATIENCE_S)
+        with pytest.raises(StreamBusy, match=r"cannot be truncated now: .* has begun and waits"):
+            stage.b.admin.truncate(orders, "latest")
+        found = [item for item in epochs(gather(stage.b.settings)) if item.check == "stream-error"]
+        assert len(found) == 1
+        assert stage.foreign_id in found[0].what
+        assert not answers[0].done()
+        assert len(stage.b.admin.history(orders).records) == 1
+
+        stage.foreign.commit_transaction(PATIENCE_S)
+        answers[0].result(PATIENCE_S)
+        plain.join(PATIENCE_S)
+        eventually(lambda: not stage.fault(stage.orders), "the stream is well again")
+        assert [record.cause.value for record in stage.b.admin.history(orders).records][:2] == ["create", "scale"]
+        assert sorted(map(bytes, filter(None, stage.values(stage.orders)))) == [
+            b"before",
+            b"foreign",
+            b"plain",
+            b"waited",
+        ]
+
+
+def write_plainly(stage: Stage, value: bytes) -> None:
+    """Write one record outside of any transaction."""
+    with stage.other.writer(str(stage.orders)) as writer:
+        writer.write(key=b"k", value=value)
+
+
+def test_a_rolling_commit_that_meets_one_is_resumed_by_the_next_leader_and_ended_on_request(stage: Stage) -> None:
+    orders = str(stage.orders)
+    with stage.leader("first", ROLLBRIDGE_STOP_AT="roll/Seal:before"):
+        stage.create()
+        old, unwanted = (stage.b.begin(orders) for _ in range(2))
+        for txn, value in ((old, b"old"), (unwanted, b"unwanted")):
+            txn.write(orders, key=b"k", value=value)
+        stage.scale(stage.orders).result(PATIENCE_S)
+        later = stage.b.begin(str(stage.payments))  # of the same connection, whose commits keep their order
+        later.write(str(stage.payments), key=b"k", value=b"later")
+        answers = [txn.commit_async() for txn in (old, unwanted, later)]
+        stage.await_stop()
+        stage.begin_foreign()
+        stage.go_on()
+        stage.await_suspended("a rolling commit of")
+        stage.commit_others()
+        stage.process.kill()
+        stage.process.wait()
+    with stage.leader("second"):
+        stage.await_log("second", "leads since")
+        stage.commit_others()
+        stage.b.admin.abort_transaction(unwanted.id, reason="unwanted")
+        with pytest.raises(TransactionAborted, match="unwanted; it waited"):
+            answers[1].result(PATIENCE_S)
+        assert not answers[0].done()
+        assert not answers[2].done(), "a later one of the same connection"
+        record = stage.scale(stage.orders, abort_foreign=True).result(PATIENCE_S)
+        for answer in (answers[0], answers[2]):
+            answer.result(PATIENCE_S)
+        history = stage.b.admin.history(orders)
+        assert [item.cause.value for item in history.records] == [
+            "create",
+            "scale",
+            "rolling-transactions",
+            "rolling-active",
+            "scale",
+        ]
+        assert record.epoch == 4
+        assert stage.values(stage.orders) == [b"old"]
+        assert stage.values(stage.payments).count(b"later") == 1
+        eventually(lambda: not stage.fault(stage.orders), "the stream is well again")
+
+
+@pytest.mark.parametrize("point", ["scale/CreateTopics:after", "scale/Seal:fenced"])
+def test_a_takeover_that_meets_one_in_the_middle_of_a_scale_leads_all_others(stage: Stage, point: str) -> None:
+    with stage.leader("first", ROLLBRIDGE_CRASH_AT=point):
+        stage.create()
+        asked = stage.scale(stage.orders)
+        stage.process.wait(PATIENCE_S)
+        stage.begin_foreign()
+    with stage.leader("second"):
+        stage.await_suspended("the scale of")
+        stage.commit_others()
+        stage.process.kill()
+        stage.process.wait()
+    with stage.leader("third"):
+        stage.commit_others()
+        stage.foreign.abort_transaction(PATIENCE_S)
+        assert asked.result(PATIENCE_S).epoch == 1
+        stage.commit(stage.orders, b"goes on")
+        assert stage.values(stage.orders) == [b"goes on"]
+
+
+def test_a_takeover_that_meets_one_in_the_middle_of_a_rolling_commit_leads_all_others(stage: Stage) -> None:
+    orders = str(stage.orders)
+    with stage.leader("first", ROLLBRIDGE_CRASH_AT="roll/Write:after"):
+        stage.create()
+        old = stage.b.begin(orders)
+        old.write(orders, key=b"k", value=b"old")
+        stage.scale(stage.orders).result(PATIENCE_S)
+        answer = old.commit_async()
+        stage.process.wait(PATIENCE_S)
+        stage.begin_foreign()
+    with stage.leader("second"):
+        stage.await_suspended("a rolling commit of")
+        stage.commit_others()
+        stage.foreign.abort_transaction(PATIENCE_S)
+        answer.result(PATIENCE_S)
+        assert stage.values(stage.orders) == [b"old"]
+
+
+def test_a_stream_without_transactions_is_deleted_though_a_scale_of_it_waits(stage: Stage) -> None:
+    with stage.leader("first", ROLLBRIDGE_STOP_AT="scale/Seal:before"):
+        stage.create()
+        asked = stage.scale(stage.orders)
+        stage.await_stop()
+        stage.begin_foreign()
+        stage.go_on()
+        stage.await_suspended("the scale of")
+        stage.b.admin.delete_stream(str(stage.orders))
+        with pytest.raises(StreamNotFound, match="was deleted before it could be scaled"):
+            asked.result(PATIENCE_S)
+        stage.b.admin.create_stream(str(stage.orders))
+        stage.commit(stage.orders, b"another life")
+        stage.commit(stage.payments, b"untouched")
+        assert stage.values(stage.orders) == [b"another life"]

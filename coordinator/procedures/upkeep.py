@@ -11,6 +11,7 @@ from bridge.model.nodes import CreateNode, DeleteNode, leading
 from bridge.model.records import TransactionRecord
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState
+from coordinator.planning import waiting
 from coordinator.procedures.aborted import drop_aborted
 from coordinator.procedures.merge import begin_record
 from coordinator.procedures.outcomes import log_end_after
@@ -66,11 +67,11 @@ def record_long(group: GroupState, now_ms: int) -> Steps[None]:
     aged = group.fold.ages.come_of_age(now_ms - group.settings.record_after_ms)
     yield from drop_aborted(group, aged)
     aged = [item for item in aged if item.id in group.fold.open]
-    if group.faults:  # what waits for a stream in an error state has not ended, and can be looked at and aborted
-        aged += [item for item in group.fold.decided.values() if group.waits_for(item) is not None]
+    if group.faults or any(item.wait.lasting for item in group.held_rolls.values()):
+        aged += [item for item, _ in waiting(group)]  # they have not ended, and can be looked at and aborted
     # What was refused the last time is tried again.
-    waiting = {item.id: item for item in (*group.unrecorded, *aged) if item.id in group.fold.open}
-    due = group.unrecorded = [item for item in waiting.values() if item.id not in group.recorded]
+    wanted = {item.id: item for item in (*group.unrecorded, *aged) if item.id in group.fold.open}
+    due = group.unrecorded = [item for item in wanted.values() if item.id not in group.recorded]
     while due:
         nodes = [CreateNode(*_record_node(group, item)) for item in due[:RECORDS_PER_WRITE]]
         fitting = leading(nodes, group.settings.write_bytes_max)
