@@ -302,7 +302,9 @@ def test_a_rolling_commit_that_meets_one_is_resumed_by_the_next_leader_and_ended
         eventually(lambda: not stage.fault(stage.orders), "the stream is well again")
 
 
-@pytest.mark.parametrize("point", ["scale/CreateTopics:after", "scale/Seal:fenced"])
+@pytest.mark.parametrize(
+    "point", ["scale/CreateTopics:after", pytest.param("scale/Seal:fenced", marks=pytest.mark.long)]
+)
 def test_a_takeover_that_meets_one_in_the_middle_of_a_scale_leads_all_others(stage: Stage, point: str) -> None:
     with stage.leader("first", ROLLBRIDGE_CRASH_AT=point):
         stage.create()
