@@ -11,7 +11,7 @@ A repair begins with a mark that keeps every leader away, and ends with taking i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bridge.errors import CorruptDataError, InvalidNameError
@@ -202,13 +202,22 @@ def _forget_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName, forme
 
 def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[Step]:
     """What was finished since the backup must not be finished again."""
+    deleted = {str(name) for name, value in streams_of(group.journal).items() if is_deleted(value)}
     for path, work in _works(nodes, group.name):
+        gone = sorted(deleted.intersection(work.streams))
         if isinstance(work, Scaling):
-            if work.epoch <= _newest(group.journal, work.stream):
-                yield Step(f"drop the scale of {work.stream} to epoch {work.epoch}: it is done", ((DeleteNode(path),),))
-        elif all(_is_rolled(group.journal, item.stream, item.new_active_epoch) for item in work.rolls):
-            count = len(work.transactions)
+            if gone or work.epoch <= _newest(group.journal, work.stream):
+                why = "the stream was deleted" if gone else "it is done"
+                yield Step(f"drop the scale of {work.stream} to epoch {work.epoch}: {why}", ((DeleteNode(path),),))
+            continue
+        left = [item for item in work.rolls if item.stream not in deleted]
+        count = len(work.transactions)
+        if all(_is_rolled(group.journal, item.stream, item.new_active_epoch) for item in left):
             yield Step(f"drop the rolling commit of {count} transactions: it is done", ((DeleteNode(path),),))
+        elif gone:
+            rest = replace(work, rolls=tuple(left)).to_json()
+            what = f"take {', '.join(gone)} out of the rolling commit of {count} transactions: deleted since"
+            yield Step(what, ((SetNode(path, rest),),))
 
 
 def _works(nodes: Nodes, name: GroupName) -> Iterator[tuple[str, Work]]:

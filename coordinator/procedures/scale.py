@@ -24,7 +24,14 @@ from coordinator.effects import CreateTopics, Refused
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState, Wait
 from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, look_again, name_some, tell
-from coordinator.procedures.suspended import end_suspension, hold_request, still_held, suspend
+from coordinator.procedures.suspended import (
+    end_suspension,
+    hold_request,
+    postpone,
+    refuse_request,
+    still_held,
+    suspend,
+)
 from coordinator.steps import Steps, create_topics, seal, write
 from coordinator.topics import segment_topic_spec
 
@@ -149,8 +156,14 @@ def _give_up(group: GroupState, scaling: Scaling, refused: Refused, node: str) -
     state = "nothing was changed"
     if not isinstance(refused.effect, CreateTopics):
         state = f"its segments may be closed to writers already; ask again once {refused.by} allows it"
+    if node in group.suspended:
+        state = "its segments are closed to writers; the scale is finished once that is allowed"
     why = f"{refused.by} refuses to scale stream {scaling.stream}: {refused.reason}; {state}"
     answer = refusing(refused.code, why, scaling.created_ms)
+    if node in group.suspended:  # given up, plain writers would look for successors for ever
+        yield from refuse_request(group, node, scaling, answer)
+        yield from postpone(group, node)
+        return
     if not (yield from write(DeleteNode(node), *_answering(group, scaling, answer))):
         raise StaleStateError(f"the scale of {scaling.stream} was finished by someone else")
     yield from end_suspension(group, node)

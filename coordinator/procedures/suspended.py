@@ -29,7 +29,7 @@ from bridge.model import paths
 from bridge.model.buffered import BufferedTransaction
 from bridge.model.faults import SUSPENDED, StreamFault
 from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.model.requests import refusing
+from bridge.model.requests import Answer, refusing
 from bridge.model.transaction import State
 from bridge.model.under_way import Committing, Scaling, Work, work_from_json
 from coordinator.errors import StaleStateError
@@ -41,6 +41,8 @@ from coordinator.steps import Steps, look_for_foreign, now, read_children, read_
 BLIND_MS: Final = 10_000
 """How soon it is tried again where brokers do not tell of the transactions that a seal has met: only another seal tells
 whether they have ended, for which everybody waits some seconds."""
+REFUSED_MS: Final = 1_000
+"""How soon it is tried again where something of it was refused."""
 
 
 def describe(work: Work) -> str:
@@ -86,7 +88,7 @@ def is_due(wait: Wait, now_ms: int) -> bool:
 def postpone(group: GroupState, node: str) -> Steps[None]:
     """Have what is half done tried again soon: something of it is refused."""
     item = group.suspended[node]
-    item.wait = replace(item.wait, due_ms=group.times.stamp((yield from now())) + LOOK_AGAIN_MS)
+    item.wait = replace(item.wait, due_ms=group.times.stamp((yield from now())) + REFUSED_MS)
 
 
 def load_suspended(group: GroupState) -> Steps[None]:
@@ -185,7 +187,12 @@ def end_suspension(group: GroupState, node: str) -> Steps[None]:
     for name in item.work.streams:
         if name in group.streams and not group.is_suspended(name):
             group.faults.resume(name)
-            yield from hide_fault(group.streams[name].config.name)
+            if group.streams[name].history.unsealed():  # that was refused, and is tried again
+                fault = StreamFault("segments of a rolling commit are not sealed yet", "", "", item.work.created_ms)
+                group.faults.restore(name, fault)
+                yield from show_fault(group, name, fault)
+            else:
+                yield from hide_fault(group.streams[name].config.name)
 
 
 def without_stream(group: GroupState, stream: str, now_ms: int) -> tuple[list[NodeOperation], dict[str, Work | None]]:
@@ -217,19 +224,24 @@ def kept_of(transactions: Sequence[BufferedTransaction]) -> set[bytes]:
     return {item.id for item in transactions if item.state is State.COMMITTING}
 
 
+def refuse_request(group: GroupState, node: str, scaling: Scaling, answer: Answer) -> Steps[None]:
+    """Answer who has asked for a scale that it is not done; it is all the same, as soon as that is possible."""
+    if not scaling.request:
+        return
+    answered = replace(scaling, request="")
+    answering = CreateNode(f"{paths.answers(group.name)}/{scaling.request}", answer.to_json())
+    if not (yield from write(SetNode(node, answered.to_json()), answering)):
+        raise StaleStateError(f"{describe(scaling)} was finished by someone else")
+    group.suspended[node].work = answered
+    group.counts["requests_refused"] += 1
+
+
 def _answer(group: GroupState, node: str, scaling: Scaling, now_ms: int) -> Steps[None]:
     why = (
         f"{_why(group.suspended[node])}; it will be finished as soon as they have ended, and the stream takes nothing "
         "until then: end them, or ask for a scale that aborts them (--abort-foreign, abort_foreign=True)"
     )
-    answered = replace(scaling, request="")
-    answer = CreateNode(
-        f"{paths.answers(group.name)}/{scaling.request}", refusing(StreamBusy.code, why, now_ms).to_json()
-    )
-    if not (yield from write(SetNode(node, answered.to_json()), answer)):
-        raise StaleStateError(f"{describe(scaling)} was finished by someone else")
-    group.suspended[node].work = answered
-    group.counts["requests_refused"] += 1
+    yield from refuse_request(group, node, scaling, refusing(StreamBusy.code, why, now_ms))
 
 
 def _show(group: GroupState, item: Suspended, now_ms: int) -> Steps[None]:

@@ -366,3 +366,96 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
     scene.ask(replace(request, stream=str(second), seal=(1, 2), ranges=((0.0, 1.0),)))
     scene.until(lambda: history_of(scene.world, second).active.epoch == 2)
     scene.until(lambda: paths.stream_fault(second) not in scene.world.nodes)
+
+
+def suspend_roll(scene: Scene) -> None:
+    """The rolling commit has closed the active segments, and meets a native transaction of somebody else there."""
+
+    def foreign(effect: fx.Effect, _: int) -> fx.Refused | None:
+        if (
+            isinstance(effect, fx.Seal)
+            and not scene.world.children(paths.suspended(GROUP))
+            and -1 not in scene.world.open
+        ):
+            scene.world.begin_foreign(next(item for item in effect.topics if ACTIVE in item), -1)
+        return None
+
+    scene.world.refuses = foreign
+    scene.commit(ORDERS, scene.old)
+    scene.until(lambda: bool(scene.world.children(paths.suspended(GROUP))))
+    assert paths.committing(GROUP) not in scene.world.nodes
+
+
+@pytest.mark.parametrize("guilty", [create, merge, content, seal_active, seal_duplicate])
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_a_suspended_roll_has_closed_gets_successors_even_if_it_is_refused(guilty: Guilty, *, dies: bool) -> None:
+    scene = Scene()
+    suspend_roll(scene)
+    if dies:
+        scene.take_over()
+    scene.world.refuses = lambda effect, _: guilty(effect)
+    scene.world.end_foreign(-1)
+    for _ in range(300):
+        scene.step()
+        scene.check()
+    scene.world.refuses = lambda *_: None
+    scene.until(
+        lambda: scene.outcome(scene.old) is not None and not scene.world.children(paths.suspended(GROUP)), 20_000
+    )
+    scene.until(lambda: history_of(scene.world, ORDERS).active.epoch >= 3)
+    scene.until(lambda: not history_of(scene.world, ORDERS).unsealed(), 20_000)
+    outcome = scene.outcome(scene.old)
+    assert outcome is not None
+    assert (outcome.kind is ControlKind.COMMIT) == (guilty is not content)
+    scene.check()
+    scene.until(lambda: scene.fault is None, 20_000)
+    fresh = history_of(scene.world, ORDERS)
+    assert not any(scene.world.topics[ORDERS.segment_topic(item.id)].sealed for item in fresh.active.segments)
+    scene.others_go_on()
+    assert scene.terms_ended == 0
+
+
+def test_a_transaction_that_was_taken_out_of_a_suspended_roll_is_so_after_zookeeper_was_set_back() -> None:
+    scene = Scene()
+    suspend_roll(scene)
+    [title] = scene.world.children(paths.suspended(GROUP))
+    node = f"{paths.suspended(GROUP)}/{title}"
+    before = scene.world.nodes[node]
+    scene.ask(Request(kind=RequestKind.ABORT_TRANSACTION, transaction=str(scene.old), created_ms=0))
+    scene.until(lambda: scene.outcome(scene.old) is not None)
+    assert scene.world.nodes[node] != before
+    scene.world.nodes[node] = before
+    scene.take_over()
+    scene.world.end_foreign(-1)
+    scene.until(lambda: node not in scene.world.nodes)
+    assert history_of(scene.world, ORDERS).active.epoch == 3
+    assert scene.visible(scene.old) == 0
+    scene.others_go_on()
+
+
+@pytest.mark.parametrize("kind", [fx.CreateTopics, fx.Seal])
+def test_a_suspended_scale_that_is_refused_is_finished_once_that_is_over(kind: type[fx.Effect]) -> None:
+    scene = Scene()
+
+    def foreign(effect: fx.Effect, _: int) -> fx.Refused | None:
+        if isinstance(effect, fx.Seal) and not scene.world.children(paths.suspended(GROUP)):
+            scene.world.begin_foreign(effect.topics[0], -1)
+        return None
+
+    scene.world.refuses = foreign
+    scene.ask(
+        Request(
+            kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=((0.0, 0.5), (0.5, 1.0)), created_ms=0
+        )
+    )
+    scene.until(lambda: bool(scene.world.children(paths.suspended(GROUP))))
+    scene.world.refuses = lambda effect, _: refused(effect) if isinstance(effect, kind) else None
+    scene.world.end_foreign(-1)
+    for _ in range(500):
+        scene.step()
+    assert scene.world.children(paths.suspended(GROUP)), "it is closed, so it is not given up"
+    scene.world.refuses = lambda *_: None
+    scene.until(lambda: not scene.world.children(paths.suspended(GROUP)))
+    assert history_of(scene.world, OTHER).active.epoch == 1
+    assert scene.terms_ended == 0
+    scene.others_go_on()
