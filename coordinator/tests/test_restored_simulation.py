@@ -193,15 +193,15 @@ def check(seeds: range) -> tuple[int, int]:
 
 def test_what_zookeeper_has_lost_is_refused_and_repaired() -> None:
     restored, repaired = check(range(3))
-    assert restored > 4, restored
-    assert repaired > 4, repaired
+    assert restored >= 5, restored
+    assert repaired >= 2, repaired
 
 
 @pytest.mark.long
 def test_what_zookeeper_has_lost_is_refused_and_repaired_in_many_histories() -> None:
     restored, repaired = check(range(3, 23))
-    assert restored > 30, restored
-    assert repaired > 20, repaired
+    assert restored >= 30, restored
+    assert repaired >= 10, repaired
 
 
 def believe_the_backup(monkeypatch: pytest.MonkeyPatch) -> None:

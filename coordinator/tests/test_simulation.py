@@ -541,6 +541,8 @@ FOUND_AS = {
     "visible-before-sealed": "out of order",
 }
 """What has to be said about some defects, which stumble over other things as well."""
+FOUND_FIRST = {"unwatched": 10, "blind-forecast": 19, "gaps-in-session": 4, "broad-refusal": 4, "deaf-standby": 2}
+"""The runs that noticed rare defects when this was written; they are tried first."""
 
 
 @pytest.mark.parametrize(
@@ -584,7 +586,7 @@ FOUND_AS = {
 )
 def test_the_checks_catch_a_defect(defect: str) -> None:
     told = FOUND_AS.get(defect, "")
-    for seed in range(150):
+    for seed in (FOUND_FIRST.get(defect, 0), *range(150)):
         try:
             broken = Run(seed, frozenset({defect})).go()
         except Exception as fault:  # a defect may also surface as a crash of the leader itself
