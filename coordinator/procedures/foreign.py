@@ -40,10 +40,14 @@ def name_some(found: Collection[ForeignTransaction]) -> str:
 
 
 def look_again(topics: Sequence[str], before: Wait | None, now_ms: int) -> Steps[Wait | None]:
-    """Return how it is waited for native transactions on topics, after an earlier wait; None if that is over."""
+    """Return how it is waited for native transactions on topics, after an earlier wait; None if that is over.
+
+    An earlier wait in which nothing was seen was for something else: what is found now is looked at twice all the same.
+    """
     found = frozenset((yield from look_for_foreign(topics)))
-    if before is None:
-        return Wait(now_ms, now_ms + LOOK_SOON_MS, found) if found else None
+    if before is None or not before.seen:
+        since_ms = now_ms if before is None else before.since_ms
+        return Wait(since_ms, now_ms + LOOK_SOON_MS, found) if found else None
     lasting = found & before.seen
     if not lasting:
         return None

@@ -180,7 +180,7 @@ def _check_clients(
                 and outcome.reason not in ("expired", "offsets refused")
                 and not may_be_forsaken(client, attempt, outcome)
                 and not (refusals is not None and refused_rightly(attempt, outcome, refusals))
-                and not (attempt.aborted_by_admin and outcome.reason.startswith("admin; it waited"))
+                and not (attempt.aborted_by_admin and outcome.reason.startswith("admin"))
             ):
                 found.append(f"the commit of {attempt.id} was refused: {outcome.reason}")
             if attempt.outcome is not None and attempt.outcome != outcome:

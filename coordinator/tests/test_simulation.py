@@ -448,7 +448,7 @@ class Coverage:
         "reason offsets refused": 10,
         "messages of buffers truncated": 1_000,
         "epochs dropped": 100,
-        "offsets of groups": 500,
+        "offsets of groups": 400,
         "administered create-stream": 150,
         "administered delete-stream": 150,
         "condition refused": 150,
