@@ -1,0 +1,46 @@
+"""Waiting for native transactions of others: what is open at two looks is waited for, whatever was before."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.model.foreign import ForeignTransaction
+from coordinator import effects as fx
+from coordinator.group import Wait
+from coordinator.procedures.foreign import LOOK_AGAIN_MS, LOOK_SOON_MS, look_again
+from coordinator.tests.test_faults import run
+
+ONE, OTHER = (ForeignTransaction("topic", producer_id, 0, 0, -1) for producer_id in (1, 2))
+NOW_MS = 5_000
+
+
+def seen(*open_ones: ForeignTransaction, since_ms: int = 1_000) -> Wait:
+    return Wait(since_ms, 0, frozenset(open_ones))
+
+
+@pytest.mark.parametrize(
+    ("before", "found", "after"),
+    [
+        (None, [], None),
+        (None, [ONE], (NOW_MS, LOOK_SOON_MS, [])),
+        (seen(ONE), [ONE, OTHER], (1_000, LOOK_AGAIN_MS, [ONE])),
+        (seen(ONE), [OTHER], None),
+        (seen(ONE), [], None),
+        (seen(), [ONE], (1_000, LOOK_SOON_MS, [])),
+        (seen(), [], None),
+    ],
+    ids=["free", "first", "lasts", "another", "over", "after a wait for something else", "nothing after that"],
+)
+def test_what_is_open_at_two_looks_is_waited_for(
+    before: Wait | None, found: list[ForeignTransaction], after: tuple[int, int, list[ForeignTransaction]] | None
+) -> None:
+    def answer(effect: fx.Effect) -> list[ForeignTransaction]:
+        assert isinstance(effect, fx.LookForForeign)
+        return found
+
+    wait = run(look_again(["topic"], before, NOW_MS), answer)
+    if after is None:
+        assert wait is None
+    else:
+        since_ms, pause_ms, lasting = after
+        assert wait == Wait(since_ms, NOW_MS + pause_ms, frozenset(found), frozenset(lasting))
