@@ -62,11 +62,11 @@ def test_an_unknown_backend_is_refused() -> None:
 def test_tests_for_both_ask_for_containers_only_where_they_get_them() -> None:
     found = {backend: [(one.id, [mark.name for mark in one.marks]) for one in each(backend)] for backend in Backend}
     processes: tuple[str, list[str]] = ("processes", [])
-    containers = ("containers", ["containers"])
+    second = ("containers", ["containers", "long"])
     assert found == {
-        Backend.AUTO: [processes, containers],
-        Backend.LOCAL: [processes, containers],
-        Backend.DOCKER: [containers],
+        Backend.AUTO: [processes, second],
+        Backend.LOCAL: [processes, second],
+        Backend.DOCKER: [("containers", ["containers"])],
     }
 
 

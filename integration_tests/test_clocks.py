@@ -13,7 +13,7 @@ from bridge.doctor.gather import gather
 from bridge.kafka.topics import TopicAdmin
 from bridge.model import paths
 from bridge.model.identifiers import SegmentId
-from bridge.model.names import StreamName
+from bridge.model.names import GroupName, StreamName
 from bridge.model.records import marks_from_json
 from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.backends.interface import AnyCluster
@@ -43,13 +43,16 @@ def test_a_leader_whose_clock_is_a_day_ahead_deletes_nothing_that_is_young(
         b.admin.update_stream(str(stream), retention_time=timedelta(hours=1))
         with ZooKeeperSession(cluster.zookeeper, root=root) as session:
             until(lambda: (node := session.get(paths.retention(stream))) and marks_from_json(node.value))
-        clock.set(DAY_S)
-        site.stop_coordinator()
+            clock.set(DAY_S)
+            site.stop_coordinator()
+            leads = paths.leader(GroupName(stream.scope))
+            until(lambda: (node := session.get(leads)) and node.value == late.encode())
+            session.delete(leads)  # it may have led before its clock was set; what the doctor sees is a takeover
         until(lambda: "the clocks of this machine" in (tmp_path / f"{late}.log").read_text() or _start(topics, stream))
         assert _start(topics, stream) == 0, "what is minutes old was deleted with an hour of retention"
         assert long.commit().position, "a lease of an hour has ended within minutes"
-        found = find(gather(load_settings(environ=site.environment())))
-        assert "clock" in [item.check for item in found]
+        settings = load_settings(environ=site.environment())
+        until(lambda: "clock" in [item.check for item in find(gather(settings))])
 
 
 def _start(topics: TopicAdmin, stream: StreamName) -> int:

@@ -318,10 +318,10 @@ def test_a_commit_that_nobody_carries_out_is_unknown_and_another_process_asks_by
         txn = asker.begin(stream, label="orphan")
         write(txn, stream, "orphan")
         with pytest.raises(OutcomeUnknown, match="no coordinator") as caught:
-            txn.commit(timeout=0.3)
+            txn.commit(timeout=3)
         assert caught.value.transaction == str(txn.id)
         with pytest.raises(CoordinatorUnavailable):
-            reader.outcome(txn.id, timeout=0.3)
+            reader.outcome(txn.id, timeout=3)
         answers: list[bridge.Outcome] = []
         asking = threading.Thread(target=lambda: answers.append(reader.outcome(label="orphan", client="asker")))
         asking.start()
