@@ -456,6 +456,7 @@ def test_a_broker_killed_at_any_moment_leaves_whole_transactions(
         assert read_values(servers, name) == [b"first", b"fourth", b"fifth"]
 
 
+@pytest.mark.long
 def test_connections_the_broker_closed_as_idle_are_replaced(
     frail: AnyCluster, opener: Opener, topic_prefix: str
 ) -> None:
@@ -493,6 +494,7 @@ def test_a_transaction_open_too_long_is_refused_not_fenced(
     assert read_values(servers, topic_prefix) == [b"quick"]
 
 
+@pytest.mark.long
 def test_an_id_that_the_coordinator_forgot_is_taken_again_unless_somebody_has_it(
     forgetful: AnyCluster, opener: Opener, topic_prefix: str
 ) -> None:

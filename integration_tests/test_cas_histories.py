@@ -96,7 +96,9 @@ def scale_keys_segment(client: bridge.Bridge, stream: str, low_part: float) -> N
 # Many writers, nothing goes wrong but the others --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("connections", [6, 1, 2])
+@pytest.mark.parametrize(
+    "connections", [6, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
+)
 def test_many_writers_and_transactions_of_one_segment_are_linearizable(
     site: Site, client: bridge.Bridge, register: str, connections: int
 ) -> None:

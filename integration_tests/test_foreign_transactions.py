@@ -259,6 +259,7 @@ def write_plainly(stage: Stage, value: bytes) -> None:
         writer.write(key=b"k", value=value)
 
 
+@pytest.mark.long
 def test_a_rolling_commit_that_meets_one_is_resumed_by_the_next_leader_and_ended_on_request(stage: Stage) -> None:
     orders = str(stage.orders)
     with stage.leader("first", ROLLBRIDGE_STOP_AT="roll/Seal:before"):
@@ -324,6 +325,7 @@ def test_a_takeover_that_meets_one_in_the_middle_of_a_scale_leads_all_others(sta
         assert stage.values(stage.orders) == [b"goes on"]
 
 
+@pytest.mark.long
 def test_a_takeover_that_meets_one_in_the_middle_of_a_rolling_commit_leads_all_others(stage: Stage) -> None:
     orders = str(stage.orders)
     with stage.leader("first", ROLLBRIDGE_CRASH_AT="roll/Write:after"):

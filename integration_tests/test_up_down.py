@@ -163,6 +163,7 @@ def test_the_life_of_a_cluster(shell: Shell) -> None:
     assert processes.find(shell.home) == {}
 
 
+@pytest.mark.long
 def test_with_coordinators(shell: Shell) -> None:
     started = shell("up", "--coordinators", "2", "--kafka-heap", "300m", "--json")
     assert started.code == 0, started.err
@@ -177,6 +178,7 @@ def test_with_coordinators(shell: Shell) -> None:
     assert processes.find(shell.home) == {}
 
 
+@pytest.mark.long
 def test_an_ephemeral_cluster_leaves_nothing(shell: Shell, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -283,6 +285,7 @@ def test_ctrl_c_during_a_start_leaves_nothing(shell: Shell) -> None:
     assert processes.find(shell.home) == {}
 
 
+@pytest.mark.long
 def test_starts_at_the_same_time_start_each_part_once(shell: Shell) -> None:
     starting = [shell.popen("up", *FAST, "--json") for _ in range(3)]
     answers = [(process.communicate(timeout=150), process.returncode) for process in starting]

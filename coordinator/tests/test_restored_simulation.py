@@ -233,8 +233,13 @@ DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, Callable[[
     "done-again": (None, without("drop the scale", "drop the rolling commit")),
 }
 
+RARER = ("low-epoch", "lost-streams", "done-again")
+"""Those that `make test` leaves to `make test-long`."""
 
-@pytest.mark.parametrize("defect", DEFECTS)
+
+@pytest.mark.parametrize(
+    "defect", [pytest.param(name, marks=pytest.mark.long) if name in RARER else name for name in DEFECTS]
+)
 def test_the_checks_catch_a_defect(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil, repairing = DEFECTS[defect]
     if spoil is not None:
