@@ -55,7 +55,7 @@ class Hammer:
             # Enough under way to keep the broker busy, and no more than it can answer soon.
             while len(self._producer) < 20:
                 self._producer.produce(self._topic, self._value, on_delivery=self._delivered)
-            self._producer.poll(0.001)
+            self._producer.poll(0.005)
         self._producer.flush(60)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
@@ -119,7 +119,7 @@ class TransactionHammer:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attempt", range(20))
+@pytest.mark.parametrize("attempt", [*range(6), *(pytest.param(item, marks=pytest.mark.long) for item in range(6, 20))])
 def test_nothing_is_written_at_or_after_the_sealed_end(
     servers: str, admin: TopicAdmin, topic: str, attempt: int
 ) -> None:
