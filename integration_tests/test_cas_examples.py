@@ -50,7 +50,7 @@ def test_an_example_that_reaches_nobody_says_so() -> None:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 4

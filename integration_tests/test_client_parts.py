@@ -43,7 +43,7 @@ def start_worker(site: Site, transaction: TransactionId, stream: str, first: int
 
 
 def handle_of(worker: subprocess.Popen[bytes]) -> bridge.PartHandle:
-    out, _ = worker.communicate(timeout=60)
+    out, _ = worker.communicate(timeout=180)
     assert worker.returncode == 0
     handle = pickle.loads(out)
     assert isinstance(handle, bridge.PartHandle)

@@ -172,7 +172,7 @@ def test_hundreds_of_transactions_in_flight(site: Site, client: bridge.Bridge, o
         future.add_done_callback(lambda _: done.release())
         futures.append(future)
     for _ in futures:
-        assert done.acquire(timeout=60)
+        assert done.acquire(timeout=180)
     assert all(future.result(0).records == 1 for future in futures)
     assert sorted(int(message.value() or b"-1") for message in site.committed(orders)) == list(range(500))
 

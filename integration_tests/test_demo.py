@@ -30,7 +30,7 @@ WITHOUT_TAIL = b"2013,1,2,NA,1545,NA,NA,1910,NA,AA,133,NA,JFK,LAX,NA,2475,15,45,
 SAMPLE = Flights([WITH_TAIL, WITHOUT_TAIL, WITH_TAIL])
 
 
-def read_until(reader: PlainReader, condition: Callable[[], bool], seconds: float = 60) -> None:
+def read_until(reader: PlainReader, condition: Callable[[], bool], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{reader.seen.counts()} from {sorted(reader.seen.topics)} is all there is"
@@ -189,7 +189,7 @@ def test_a_helper_answers_and_ends_with_its_parent(cluster: AnyCluster, topic_pr
     produce(cluster.bootstrap_servers, topic, small(1))
     arguments = (cluster.bootstrap_servers, re.escape(topic), topic_prefix)
     with Helper("reader", tmp_path / "log", plain_reader.main, *arguments) as helper:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while helper.ask("counts") != Counts(0, 2):
             assert time.monotonic() < deadline, "the helper's reader gets nothing"
         assert helper.ask("seen").notes == {1: 2}

@@ -37,7 +37,7 @@ def embedded(request: pytest.FixtureRequest) -> Iterator[EmbeddedCluster]:
         yield shared
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"

@@ -193,9 +193,9 @@ def test_kafka_talks_to_its_own_tools_and_to_kcat(servers: ContainerCluster, uni
     if shutil.which("kcat") is None:
         lacking("kcat is not installed (Debian: kcat)")
     kcat = ["kcat", "-q", "-b", servers.bootstrap_servers, "-t", topic]
-    subprocess.run([*kcat, "-P", "-p", "0"], input=b"one\ntwo\n", timeout=60, check=True)
+    subprocess.run([*kcat, "-P", "-p", "0"], input=b"one\ntwo\n", timeout=180, check=True)
     assert (
-        subprocess.run([*kcat, "-C", "-p", "0", "-e"], capture_output=True, timeout=60, check=True).stdout
+        subprocess.run([*kcat, "-C", "-p", "0", "-e"], capture_output=True, timeout=180, check=True).stdout
         == b"one\ntwo\n"
     )
     assert tool("kafka-get-offsets.sh", "--topic", topic, "--partitions", "0").split() == [f"{topic}:0:2"]
@@ -273,7 +273,7 @@ def said(container: Container) -> str:
 
 
 def get(port: str, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(host(), int(port), timeout=10)
+    connection = http.client.HTTPConnection(host(), int(port), timeout=120)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

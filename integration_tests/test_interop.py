@@ -35,7 +35,7 @@ class Programs:
     def kcat(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """kcat; its librdkafka is older than ours."""
         command = ["kcat", "-b", self._servers, *arguments]
-        return subprocess.run(command, input=stdin, capture_output=True, timeout=60, check=False)
+        return subprocess.run(command, input=stdin, capture_output=True, timeout=180, check=False)
 
     def kafka(self, main: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """A program of Apache Kafka."""

@@ -72,7 +72,7 @@ class Shell:
 
     def __call__(self, *arguments: str) -> Answer:
         with self.popen(*arguments) as process:
-            out, err = process.communicate(timeout=150)
+            out, err = process.communicate(timeout=240)
         return Answer(process.returncode, out, err)
 
 
@@ -85,7 +85,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         processes.kill(found)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
@@ -279,7 +279,7 @@ def test_ctrl_c_during_a_start_leaves_nothing(shell: Shell) -> None:
     with shell.popen("up", *FAST) as starting:
         eventually(lambda: bool(processes.find(shell.home)))
         starting.send_signal(signal.SIGINT)
-        _, err = starting.communicate(timeout=60)
+        _, err = starting.communicate(timeout=240)
     assert starting.returncode == ExitCode.INTERRUPTED
     assert "rollbridge: interrupted" in err
     assert processes.find(shell.home) == {}
@@ -288,7 +288,7 @@ def test_ctrl_c_during_a_start_leaves_nothing(shell: Shell) -> None:
 @pytest.mark.long
 def test_starts_at_the_same_time_start_each_part_once(shell: Shell) -> None:
     starting = [shell.popen("up", *FAST, "--json") for _ in range(3)]
-    answers = [(process.communicate(timeout=150), process.returncode) for process in starting]
+    answers = [(process.communicate(timeout=240), process.returncode) for process in starting]
     assert [code for _, code in answers] == [0, 0, 0]
     started = [part for (out, _), _ in answers for part in json.loads(out)["started"]]
     assert sorted(started) == ["kafka", "zookeeper"]

@@ -33,7 +33,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         output = tmp_path / f"{home.name}-{part}-{len(started)}.out"
         process = processes.spawn([sys.executable, "-c", code], home=home, part=part, output=output)
         started.append(process)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while "ready" not in output.read_text(encoding="utf-8"):
             assert time.monotonic() < deadline
             time.sleep(0.01)

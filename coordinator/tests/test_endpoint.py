@@ -37,7 +37,7 @@ def endpoint(wrong: list[str], metrics: str = "a 1\n", host: str = "127.0.0.1") 
 
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, str | None, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     try:
         connection.request(method, path)
         response = connection.getresponse()

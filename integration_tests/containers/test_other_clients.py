@@ -87,7 +87,7 @@ def test_kcat_reads_what_is_committed(ensemble: ContainerCluster, client: bridge
         topic = StreamName.parse(stream).segment_topic(segment)
         options = ["-C", "-t", topic, "-o", "beginning", "-e", "-q", "-X", "isolation.level=read_committed"]
         command = ["kcat", "-b", ensemble.bootstrap_servers, *options]
-        found += subprocess.run(command, capture_output=True, timeout=60, check=True).stdout.splitlines()
+        found += subprocess.run(command, capture_output=True, timeout=180, check=True).stdout.splitlines()
     assert sorted(found) == EXPECTED
 
 
