@@ -12,7 +12,7 @@ from coordinator.procedures.bookkeeping import expire_bookkeeping
 from coordinator.procedures.chores import undertake
 from coordinator.procedures.deletion import delete_further
 from coordinator.procedures.epochs import drop_epochs
-from coordinator.procedures.foreign import must_wait, release_due
+from coordinator.procedures.foreign import is_due, must_wait, release_due
 from coordinator.procedures.journal import keep_journal
 from coordinator.procedures.late import look_behind
 from coordinator.procedures.mending import mend_timestamps
@@ -26,7 +26,7 @@ from coordinator.procedures.rolling import go_on_with_roll, roll
 from coordinator.procedures.scale import go_on_with_scale
 from coordinator.procedures.sessions import forget_sessions
 from coordinator.procedures.snapshots import take_snapshots
-from coordinator.procedures.suspended import is_due
+from coordinator.procedures.suspended import BLIND_MS
 from coordinator.procedures.truncation import truncate_buffers
 from coordinator.procedures.upkeep import await_frames, expire_overdue, forsake_held, record_long, remove_records
 from coordinator.steps import Steps
@@ -89,7 +89,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
 def go_on(group: GroupState, now_ms: int) -> Steps[None]:
     """Finish the scales and rolling commits that were left half done, as far as they need not wait any more."""
     for node, item in list(group.suspended.items()):
-        if not is_due(item.wait, now_ms):
+        if not is_due(item.wait, now_ms, BLIND_MS):
             continue
         match item.work:
             case Scaling():

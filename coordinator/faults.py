@@ -76,10 +76,6 @@ class Faults:
         self._suspended.discard(stream)
         self._present.pop(stream, None)
 
-    def is_suspended(self, stream: str) -> bool:
-        """Whether it waits in the middle of a change, which ends by itself."""
-        return stream in self._suspended
-
     def due(self, now_ms: int) -> list[str]:
         """The streams that are to be tried again."""
         return [

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -17,8 +15,7 @@ from bridge.cli.exit_codes import ExitCode
 from bridge.errors import TransactionAborted
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
-
-DEADLINE_S = 120.0
+from integration_tests.patience import eventually
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +34,6 @@ def cli(cluster: AnyCluster, b: bridge.Bridge) -> Cli:
 @pytest.fixture
 def stream(unique_name: Callable[[str], str]) -> str:
     return f"cli/{unique_name('stream')}"
-
-
-def eventually(ask: Callable[[], Any]) -> Any:
-    """The first true answer."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (answer := ask()):
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
-    return answer
 
 
 def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -> None:
@@ -170,7 +158,7 @@ def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: bridge.B
     other = b.begin(stream)
     other.flush()
     mine = ["txn", "list", "--stream", stream]
-    eventually(lambda: len(cli.json(*mine)) == 2)
+    eventually(lambda: len(cli.json(*mine)) == 2, "both are on record")
 
     def ids(*arguments: str) -> list[str]:
         return [item["transaction"] for item in cli.json(*mine, *arguments)]
@@ -195,7 +183,7 @@ def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: bridge.B
     assert aborted == {"transaction": str(txn.id), "aborted": True, "reason": "stuck since Monday"}
     with pytest.raises(TransactionAborted, match="stuck since Monday"):
         txn.commit()
-    eventually(lambda: ids() == [str(other.id)])  # its record goes a moment after its outcome is known
+    eventually(lambda: ids() == [str(other.id)], "the record goes")  # a moment after the outcome is known
     assert cli.json("txn", "describe", str(txn.id))["state"] == "aborted"
     gone = cli("txn", "abort", str(txn.id))
     assert gone.code == ExitCode.NOT_FOUND
@@ -214,5 +202,5 @@ def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: bridge.B
     ):
         assert cli("txn", "outcome", *wrong).code == code
     other.abort()
-    eventually(lambda: not cli.json(*mine))
+    eventually(lambda: not cli.json(*mine), "the other record goes")
     assert "No open transaction" in cli(*mine).out

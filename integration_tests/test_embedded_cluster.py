@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from bridge.embedded import CRASH_VARIABLE, EmbeddedCluster, probes, processes
 from bridge.errors import EnvironmentProblem
 from integration_tests.backends.choice import Backend, chosen
+from integration_tests.patience import eventually
 
 HOLDER = """
 import sys
@@ -35,13 +35,6 @@ def embedded(request: pytest.FixtureRequest) -> Iterator[EmbeddedCluster]:
         shared = request.getfixturevalue("cluster")
         assert isinstance(shared, EmbeddedCluster)
         yield shared
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 180) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def listening_addresses(pid: int) -> set[str]:
@@ -116,4 +109,4 @@ def test_a_killed_test_run_takes_its_cluster_with_it() -> None:
         home = Path(holder.stdout.readline().strip())
         assert set(processes.find(home)) == {"kafka", "zookeeper"}
         holder.kill()
-    eventually(lambda: not processes.find(home) and not home.exists())
+    eventually(lambda: not processes.find(home) and not home.exists(), "the cluster is gone")

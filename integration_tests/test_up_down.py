@@ -9,8 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from bridge.cli.exit_codes import ExitCode
 from bridge.embedded import probes, processes
 from bridge.embedded.ports import free_port
 from integration_tests.kafka_tools import create_topic, produce, read_all
+from integration_tests.patience import eventually
 
 FAST = ("--no-coordinator", "--kafka-heap", "300m")
 
@@ -83,13 +83,6 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     yield Shell(home)
     for found in processes.find(home).values():
         processes.kill(found)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 180) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def parts(shell: Shell) -> dict[str, str]:
@@ -252,7 +245,7 @@ def test_a_start_that_fails_half_way_stops_what_it_started(shell: Shell) -> None
 @pytest.mark.long
 def test_a_start_that_was_killed_half_way_can_be_stopped_and_repeated(shell: Shell) -> None:
     with shell.popen("up", *FAST) as starting:
-        eventually(lambda: bool(processes.find(shell.home)))
+        eventually(lambda: processes.find(shell.home), "a part is started")
         starting.kill()
     assert processes.find(shell.home)
     assert shell("down").code == 0
@@ -264,7 +257,7 @@ def test_a_start_that_was_killed_half_way_can_be_stopped_and_repeated(shell: She
 @pytest.mark.long
 def test_what_a_killed_start_left_running_is_waited_for_by_the_next(shell: Shell) -> None:
     with shell.popen("up", *FAST) as starting:
-        eventually(lambda: "kafka" in processes.find(shell.home))
+        eventually(lambda: "kafka" in processes.find(shell.home), "the broker is started")
         starting.kill()
     pid = only(processes.find(shell.home)["kafka"]).pid
     answer = shell("up", "--json")
@@ -277,7 +270,7 @@ def test_what_a_killed_start_left_running_is_waited_for_by_the_next(shell: Shell
 
 def test_ctrl_c_during_a_start_leaves_nothing(shell: Shell) -> None:
     with shell.popen("up", *FAST) as starting:
-        eventually(lambda: bool(processes.find(shell.home)))
+        eventually(lambda: processes.find(shell.home), "a part is started")
         starting.send_signal(signal.SIGINT)
         _, err = starting.communicate(timeout=240)
     assert starting.returncode == ExitCode.INTERRUPTED

@@ -39,7 +39,7 @@ from bridge.model.late import LateNotes
 from bridge.model.names import GroupName, is_compacted_topic
 from bridge.model.records import ControllerEpoch, StreamConfig, StreamState
 from bridge.model.terminated import decode_terminated
-from bridge.model.under_way import Committing, Scaling, Work, work_from_json
+from bridge.model.under_way import Committing, Scaling, works_of
 from bridge.snapshots import SnapshotReader
 from bridge.zookeeper.access import open_nodes
 from bridge.zookeeper.metadata import Metadata
@@ -204,24 +204,18 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
     record = metadata.group(name)
     if record is None:
         raise InvalidRequestError(f"group {name} was removed while it was looked at; look again")
-    committing, scaling = metadata.session.get_many([paths.committing(name), paths.scaling(name)])
-    begun: dict[type[Work], list[int]] = {
-        Committing: [] if committing is None else [Committing.from_json(committing.value).created_ms],
-        Scaling: [] if scaling is None else [Scaling.from_json(scaling.value).created_ms],
-    }
-    for title in metadata.session.children(paths.suspended(name)):
-        half = metadata.session.get(f"{paths.suspended(name)}/{title}")
-        if half is not None:
-            work = work_from_json(title, half.value)
-            begun[type(work)].append(work.created_ms)
+    half_done = [f"{paths.suspended(name)}/{title}" for title in metadata.session.children(paths.suspended(name))]
+    begun = [paths.committing(name), paths.scaling(name), *half_done]
+    found = zip(begun, metadata.session.get_many(begun), strict=True)
+    works = [work for _, work in works_of({path: node.value for path, node in found if node is not None}, name)]
     lead = metadata.lead(name)
     leader = None if lead is None else lead.name
     raised, outdated = metadata.session.get_many([paths.controller(name), paths.outdated(name)])
     return GroupFacts(
         record,
         leader,
-        min(begun[Committing], default=None),
-        min(begun[Scaling], default=None),
+        min((work.created_ms for work in works if isinstance(work, Committing)), default=None),
+        min((work.created_ms for work in works if isinstance(work, Scaling)), default=None),
         metadata.transactions(name),
         None if leader is None else metadata.coordinator(leader),
         _outcome_faults(settings, name.terminated_topic) if name.terminated_topic in topics else (),

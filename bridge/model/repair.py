@@ -21,7 +21,7 @@ from bridge.model.journal import Journal, epochs_of, is_deleted, streams_of
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
 from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, leading
 from bridge.model.records import ClientSession, ControllerEpoch, Group, StreamConfig, epoch_from_json
-from bridge.model.under_way import Committing, Scaling, Work, work_from_json
+from bridge.model.under_way import Scaling, works_of
 
 COUNTER_JUMP: Final = 1 << 48
 """Clients reserve counters in blocks, and nobody knows which of them they have not used yet."""
@@ -203,7 +203,7 @@ def _forget_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName, forme
 def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[Step]:
     """What was finished since the backup must not be finished again."""
     deleted = {str(name) for name, value in streams_of(group.journal).items() if is_deleted(value)}
-    for path, work in _works(nodes, group.name):
+    for path, work in works_of(nodes, group.name):
         gone = sorted(deleted.intersection(work.streams))
         if isinstance(work, Scaling):
             if gone or work.epoch <= _newest(group.journal, work.stream):
@@ -218,16 +218,6 @@ def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[Step]:
             rest = replace(work, rolls=tuple(left)).to_json()
             what = f"take {', '.join(gone)} out of the rolling commit of {count} transactions: deleted since"
             yield Step(what, ((SetNode(path, rest),),))
-
-
-def _works(nodes: Nodes, name: GroupName) -> Iterator[tuple[str, Work]]:
-    """What was under way, or half done, with its nodes."""
-    if paths.scaling(name) in nodes:
-        yield paths.scaling(name), Scaling.from_json(nodes[paths.scaling(name)])
-    if paths.committing(name) in nodes:
-        yield paths.committing(name), Committing.from_json(nodes[paths.committing(name)])
-    for path in _children(nodes, paths.suspended(name)):
-        yield path, work_from_json(path.rpartition("/")[2], nodes[path])
 
 
 def _is_rolled(journal: Journal, stream: str, epoch: int) -> bool:
@@ -258,7 +248,7 @@ def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]
 def _check_epochs(nodes: Nodes, group: GroupEvidence) -> None:
     """Raise CorruptDataError if there are segments of epochs that nobody has written down."""
     begun: dict[StreamName, int] = {}
-    for _, work in _works(nodes, group.name):
+    for _, work in works_of(nodes, group.name):
         if isinstance(work, Scaling):
             begun[work.stream] = work.epoch
         else:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import schemas
+from bridge.model import paths
 from bridge.model.identifiers import OWNER_PART, TransactionId
 from bridge.model.keyspace import KeyRange
-from bridge.model.names import StreamName
+from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes_json import reading
 
 _SCALE: Final = "scale-"
@@ -172,3 +173,14 @@ Work = Scaling | Committing
 def work_from_json(title: str, raw: bytes) -> Work:
     """What stands in a node of that title; raises CorruptDataError."""
     return Scaling.from_json(raw) if title.startswith(_SCALE) else Committing.from_json(raw)
+
+
+def works_of(nodes: Mapping[str, bytes], group: GroupName) -> Iterator[tuple[str, Work]]:
+    """What is under way in a group, and what waits half done, of these nodes; raises CorruptDataError."""
+    if paths.scaling(group) in nodes:
+        yield paths.scaling(group), Scaling.from_json(nodes[paths.scaling(group)])
+    if paths.committing(group) in nodes:
+        yield paths.committing(group), Committing.from_json(nodes[paths.committing(group)])
+    prefix = f"{paths.suspended(group)}/"
+    for path in sorted(path for path in nodes if path.startswith(prefix)):
+        yield path, work_from_json(path.removeprefix(prefix), nodes[path])

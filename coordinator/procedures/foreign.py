@@ -54,9 +54,9 @@ def look_again(topics: Sequence[str], before: Wait | None, now_ms: int) -> Steps
     return replace(before, due_ms=now_ms + LOOK_AGAIN_MS, seen=found, lasting=lasting)
 
 
-def is_due(wait: Wait, now_ms: int) -> bool:
-    """Return whether it is to be looked again; the clock may have been set back since."""
-    return not now_ms < wait.due_ms <= now_ms + LOOK_AGAIN_MS
+def is_due(wait: Wait, now_ms: int, most_ms: int = LOOK_AGAIN_MS) -> bool:
+    """Return whether it is to be looked again, ``most_ms`` after the last look: the clock may have been set back."""
+    return not now_ms < wait.due_ms <= now_ms + most_ms
 
 
 def tell(group: GroupState, what: str, wait: Wait, now_ms: int) -> Wait:

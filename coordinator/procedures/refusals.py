@@ -252,7 +252,7 @@ def give_up_waiting(group: GroupState, now_ms: int) -> None:
             continue  # it is named by what waits, and is taken out of that first
         name = group.waits_for(transaction)
         fault = None if name is None else group.faults.get(name)
-        if fault is None or name is None or group.faults.is_suspended(name):
+        if fault is None or name is None or group.is_suspended(name):
             continue
         if transaction.deadline_ms < now_ms:
             refuse(group, transaction, f"expired while stream {name} was in an error state: {fault.reason}", now_ms)

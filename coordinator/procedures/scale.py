@@ -10,12 +10,14 @@ Source: PDP-24, "Update scale workflow to not wait on transaction completion".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bridge.errors import StreamBusy
 from bridge.model import paths
-from bridge.model.epochs import EpochRecord
-from bridge.model.keyspace import ranges_of
+from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import KeyRange, ranges_of
 from bridge.model.nodes import CreateNode, DeleteNode
 from bridge.model.records import check_segments, epoch_to_json
 from bridge.model.requests import Answer, Request, refusing
@@ -45,10 +47,9 @@ def scale(group: GroupState, stream: StreamState, name: str, request: Request, n
         StreamBusy: native transactions of others have been open for too long on what is to be sealed.
     """
     ranges = ranges_of(request.ranges)
-    record = stream.history.plan_scale(request.seal, ranges, now_ms)
+    record, _, closed = _plan(stream, request.seal, ranges, now_ms)
     check_segments(stream.config.name, len(record.segments), len(stream.history.active.segments))
-    closed = stream.history.with_records(record).ended_with(record.epoch)
-    if (yield from _is_held(group, [stream.topic_of(item.id) for item in closed], name, request, now_ms)):
+    if (yield from _is_held(group, list(closed.values()), name, request, now_ms)):
         return
     scaling = Scaling(
         stream.config.name,
@@ -105,10 +106,8 @@ def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
     stream = group.streams[str(scaling.stream)]
     if stream.history.active.epoch >= scaling.epoch:
         raise StaleStateError(f"epoch {scaling.epoch} of {scaling.stream} exists, but its scale is not finished")
-    record: EpochRecord = stream.history.plan_scale(scaling.seal, scaling.ranges, scaling.created_ms)
-    history = stream.history.with_records(record)
-    closed = [item.id for item in history.ended_with(record.epoch)]
-    topics = [scaling.stream.segment_topic(item) for item in closed]
+    record, history, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms)
+    topics = list(closed.values())
     try:
         yield from create_topics(
             [segment_topic_spec(stream.config, item.id) for item in history.began_with(record.epoch)]
@@ -121,7 +120,7 @@ def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
         yield from suspend(group, node, scaling, [topic for topic in topics if topic not in ends])
         return
     group.forecast.forget(topics)
-    record = replace(record, sealed_ends={item: ends[scaling.stream.segment_topic(item)] for item in closed})
+    record = replace(record, sealed_ends={item: ends[topic] for item, topic in closed.items()})
     answer = Answer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
     published = yield from write(
         CreateNode(paths.epoch(scaling.stream, record.epoch), epoch_to_json(record)),
@@ -138,10 +137,18 @@ def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
 def go_on_with_scale(group: GroupState, node: str, scaling: Scaling, now_ms: int) -> Steps[None]:
     """Finish a scale that was left half done, unless it must wait on."""
     stream = group.streams[str(scaling.stream)]
-    record = stream.history.plan_scale(scaling.seal, scaling.ranges, scaling.created_ms)
-    closed = stream.history.with_records(record).ended_with(record.epoch)
-    if not (yield from still_held(group, node, [stream.topic_of(item.id) for item in closed], now_ms)):
+    _, _, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms)
+    if not (yield from still_held(group, node, list(closed.values()), now_ms)):
         yield from finish_scale(group, scaling, node)
+
+
+def _plan(
+    stream: StreamState, seal_numbers: Sequence[int], ranges: Sequence[KeyRange], created_ms: int
+) -> tuple[EpochRecord, EpochHistory, dict[SegmentId, str]]:
+    """The epoch that a scale makes, the history with it, and the segments that it closes with their topics."""
+    record = stream.history.plan_scale(seal_numbers, ranges, created_ms)
+    history = stream.history.with_records(record)
+    return record, history, {item.id: stream.topic_of(item.id) for item in history.ended_with(record.epoch)}
 
 
 def _answering(group: GroupState, scaling: Scaling, answer: Answer) -> list[CreateNode]:

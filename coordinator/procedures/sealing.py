@@ -7,13 +7,18 @@ sealed, until it can be. The history says what that is: an epoch without ends th
 from __future__ import annotations
 
 from bridge.model import paths
-from bridge.model.faults import SUSPENDED
+from bridge.model.faults import SUSPENDED, StreamFault
 from bridge.model.nodes import SetNode
 from bridge.model.records import epoch_to_json
 from coordinator.effects import Refused, Seal
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, StreamState
 from coordinator.steps import Steps, seal, write
+
+
+def unsealed_fault(since_ms: int) -> StreamFault:
+    """The error state of a stream of which something is left open."""
+    return StreamFault("segments of a rolling commit are not sealed yet", "", "", since_ms)
 
 
 def seal_left(group: GroupState, stream: StreamState) -> Steps[None]:

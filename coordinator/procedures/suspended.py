@@ -36,6 +36,7 @@ from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, Suspended, Wait
 from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, name_some, tell
 from coordinator.procedures.refusals import hide_fault, show_fault
+from coordinator.procedures.sealing import unsealed_fault
 from coordinator.steps import Steps, look_for_foreign, now, read_children, read_nodes, write
 
 BLIND_MS: Final = 10_000
@@ -78,11 +79,6 @@ def suspend(group: GroupState, node: str, work: Work, topics: Sequence[str]) -> 
     pause_ms = LOOK_AGAIN_MS if found or not is_untold else BLIND_MS
     known.wait = replace(known.wait, due_ms=now_ms + pause_ms, seen=found, lasting=found)
     yield from _show(group, known, now_ms)
-
-
-def is_due(wait: Wait, now_ms: int) -> bool:
-    """Return whether it is to be looked at what is half done; the clock may have been set back since."""
-    return not now_ms < wait.due_ms <= now_ms + BLIND_MS
 
 
 def postpone(group: GroupState, node: str) -> Steps[None]:
@@ -188,7 +184,7 @@ def end_suspension(group: GroupState, node: str) -> Steps[None]:
         if name in group.streams and not group.is_suspended(name):
             group.faults.resume(name)
             if group.streams[name].history.unsealed():  # that was refused, and is tried again
-                fault = StreamFault("segments of a rolling commit are not sealed yet", "", "", item.work.created_ms)
+                fault = unsealed_fault(item.work.created_ms)
                 group.faults.restore(name, fault)
                 yield from show_fault(group, name, fault)
             else:

@@ -34,6 +34,7 @@ from coordinator.procedures.restore import finish_restore, restore_ongoing, rest
 from coordinator.procedures.retention import load_stream
 from coordinator.procedures.rolling import finish_roll
 from coordinator.procedures.scale import finish_scale
+from coordinator.procedures.sealing import unsealed_fault
 from coordinator.procedures.sessions import load_sessions
 from coordinator.procedures.suspended import load_suspended, open_of
 from coordinator.steps import (
@@ -119,7 +120,7 @@ def finish_pending(group: GroupState) -> Steps[None]:
         yield from finish_roll(group, committing, open_of(group, committing), paths.committing(group.name))
     for name, stream in group.streams.items():
         if stream.history.unsealed() and group.faults.get(name) is None:
-            group.faults.restore(name, StreamFault("segments of a rolling commit are not sealed yet", "", "", 0))
+            group.faults.restore(name, unsealed_fault(0))
     group.fold.fences.caught_up()
     gone = [item for item in group.recorded if item not in group.fold.open]
     group.finished.extend(gone)

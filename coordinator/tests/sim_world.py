@@ -498,6 +498,22 @@ class World:
             operations = [item for item in operations if not item.path.endswith("/late")]
         if sum(len(item.path) + 64 + len(getattr(item, "value", b"")) for item in operations) > self.write_bytes_max:
             raise fx.Refused(fx.Write(tuple(operations)), "ZooKeeper takes less at once", code="zookeeper-refused")
+        draft = self._draft(operations)
+        if draft is None:
+            return False
+        self._remember(operations)
+        self._adopt(draft)
+        return True
+
+    def multi(self, operations: Sequence[NodeOperation]) -> bool:
+        """A multi of somebody who is no leader; whether it was carried out."""
+        draft = self._draft(operations)
+        if draft is not None:
+            self._adopt(draft)
+        return draft is not None
+
+    def _draft(self, operations: Sequence[NodeOperation]) -> dict[str, bytes | None] | None:
+        """What nodes a multi would leave, None for those that it deletes; None if it can not be carried out."""
         draft: dict[str, bytes | None] = {}
 
         def value_of(path: str) -> bytes | None:
@@ -511,26 +527,27 @@ class World:
             match operation:
                 case CreateNode(path, value):
                     if value_of(path) is not None or value_of(path.rsplit("/", 1)[0]) is None:
-                        return False
+                        return None
                     draft[path] = value
                 case SetNode(path, value, _):
                     if value_of(path) is None:
-                        return False
+                        return None
                     draft[path] = value
                 case DeleteNode(path, _):
                     if value_of(path) is None or has_children(path):
-                        return False
+                        return None
                     draft[path] = None
                 case CheckNode(path, _):
                     if value_of(path) is None:
-                        return False
-        self._remember(operations)
+                        return None
+        return draft
+
+    def _adopt(self, draft: Mapping[str, bytes | None]) -> None:
         for path, new in draft.items():
             if new is None:
                 self.nodes.pop(path, None)
             else:
                 self.nodes[path] = new
-        return True
 
     def _remember(self, operations: Sequence[NodeOperation]) -> None:
         drops = any(isinstance(item, DeleteNode) and "/epochs/" in item.path for item in operations)

@@ -19,13 +19,11 @@ from bridge.model.control import ControlKind
 from bridge.model.frames import FrameKind, decode_begin, unpack_header
 from bridge.model.identifiers import TransactionId
 from bridge.model.journal import split
-from bridge.model.nodes import CreateNode, DeleteNode, SetNode
 from bridge.model.records import ControllerEpoch
 from bridge.model.repair import GroupEvidence, Step, plan
-from coordinator.procedures import retention, takeover
+from coordinator.procedures import takeover
 from coordinator.steps import Steps
 from coordinator.tests.sim_actors import Client
-from coordinator.tests.sim_expiry import epoch_of
 from coordinator.tests.sim_world import shard
 from coordinator.tests.test_simulation import BUFFER_PARTITIONS, GROUP, STREAMS, Run
 
@@ -128,19 +126,11 @@ class RestoredRun(Run):
         raise AssertionError("nobody takes over")
 
     def _carry_out(self, steps: list[Step]) -> None:
-        nodes = self.world.nodes
-        for operation in (item for step in steps for batch in step.batches for item in batch):
-            match operation:
-                case CreateNode(path, value):
-                    assert path not in nodes
-                    assert path.rpartition("/")[0] in nodes, path
-                    nodes[path] = value
-                case SetNode(path, value, _):
-                    assert path in nodes
-                    nodes[path] = value
-                case DeleteNode(path, _):
-                    del nodes[path]
-        self.world.controller_epoch = ControllerEpoch.from_json(nodes[paths.controller(GROUP)]).epoch
+        for step in steps:
+            for batch in step.batches:
+                assert self.world.multi(batch), step.what
+        raised = ControllerEpoch.from_json(self.world.nodes[paths.controller(GROUP)])
+        self.world.controller_epoch = raised.epoch
 
     def _evidence(self) -> GroupEvidence:
         """What :func:`bridge.repairing.gather_evidence` finds."""
@@ -172,11 +162,6 @@ class RestoredRun(Run):
                     header = unpack_header(entry.item[0])
                     if header is not None:
                         yield header, entry.item[1]
-
-
-@pytest.fixture(autouse=True)
-def _parsing_epochs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "epoch_from_json", epoch_of)
 
 
 def check(seeds: range) -> tuple[int, int]:

@@ -21,13 +21,12 @@ from bridge.model.requests import Request, RequestKind
 from coordinator import effects as fx
 from coordinator.effects import Refused
 from coordinator.errors import StaleStateError
-from coordinator.procedures import retention
 from coordinator.tests import sim_snapshots as snapshots
 from coordinator.tests.sim_actors import Attempt, Client, Leader, fold_of, scale_request
 from coordinator.tests.sim_admin import ADMIN_DEFECTS, Administrator, denying, make_old_stream
 from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_clocks import RETENTION_MS, check_age
-from coordinator.tests.sim_expiry import check_drop, epoch_of, spoiled, whole_history_of
+from coordinator.tests.sim_expiry import check_drop, spoiled, whole_history_of
 from coordinator.tests.sim_pipelines import PipeliningClient
 from coordinator.tests.sim_refusals import POISONED, REFUSAL_DEFECTS, Refusals, is_poisoned
 from coordinator.tests.sim_sessions import RestartingClient
@@ -363,12 +362,6 @@ class Run:
                 leader.step(self.clock_ms, self.rng)
         except (Fenced, Gone, Refused, StaleStateError):
             self._replace(leader)
-
-
-@pytest.fixture(autouse=True)
-def _parsing_epochs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaders read all epochs of a stream at each of the many takeovers; parsing them takes a third of a run."""
-    monkeypatch.setattr(retention, "epoch_from_json", epoch_of)
 
 
 @pytest.mark.parametrize("block", range(3))

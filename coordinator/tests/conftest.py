@@ -1,0 +1,14 @@
+"""What the tests of the coordinator share."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.procedures import retention
+from coordinator.tests.sim_expiry import epoch_of
+
+
+@pytest.fixture(autouse=True)
+def _parsing_epochs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaders read all epochs of a stream at each of the many takeovers; parsing them takes a third of a simulation."""
+    monkeypatch.setattr(retention, "epoch_from_json", epoch_of)
