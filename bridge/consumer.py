@@ -325,8 +325,8 @@ class Consumer:
         except KafkaException as exc:
             if not isinstance(translate(exc, "commit"), NotFoundError):
                 raise
-            self._members.recheck()
-            self._refresh()
+            if self._members.reread():
+                self._subscribe(self._members.topics())
             left = self._members.without_removed(places)
             if len(left) == len(places):
                 raise

@@ -51,6 +51,8 @@ _ASK_MAX_S: Final = 1.0
 _ENDS_S: Final = 0.2
 _AT_ONCE_S: Final = 0.02
 """How long the thread that polls waits for an answer; one that takes longer is looked at when it polls again."""
+_REREAD_S: Final = 10.0
+"""How long a commit that was refused waits to be told why."""
 _BACKGROUND_S: Final = 5.0
 """How long a question in the background may take before it is asked anew."""
 _RESEND_S: Final = 10.0
@@ -188,10 +190,15 @@ class Membership:
     def refresh(self) -> bool:
         """Read the epochs again if there may be more, or an end is missing; True if there are new segments.
 
+        What does not come at once is taken in by a later call.
+
         Raises:
             StreamNotFound: a stream was deleted.
             StreamRecreated: and created again.
         """
+        return self._refresh(_AT_ONCE_S)
+
+    def _refresh(self, wait_s: float) -> bool:
         if self._recreated is not None and self.histories:
             raise StreamRecreated(self._recreated)
         if self._loading.under_way:
@@ -209,7 +216,7 @@ class Membership:
         self._changed.clear()
         known = dict(self.histories)
         self._loading.begin(lambda: {name: self._load(name, tell, history) for name, history in known.items()})
-        self._loading.wait(_AT_ONCE_S)
+        self._loading.wait(wait_s)
         return self._loaded()
 
     def _loaded(self) -> bool:
@@ -250,6 +257,18 @@ class Membership:
     def recheck(self) -> None:
         """Read the epochs again with the next :meth:`refresh`."""
         self._changed.set()
+
+    def reread(self) -> bool:
+        """Read the epochs again and wait for them, though not for ever; True if there are new segments.
+
+        Raises:
+            StreamNotFound, StreamRecreated: as :meth:`refresh`.
+        """
+        self._loading.wait(_REREAD_S)  # what was asked for before may have been answered before
+        found = self._loading.under_way and self._loaded()
+        self._changed.set()
+        self._load_at = 0.0
+        return self._refresh(_REREAD_S) or found
 
     def _adopt(self) -> None:
         self._sealed = {}

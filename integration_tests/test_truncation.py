@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 import bridge
+from bridge import membership
 from bridge.errors import (
     CasWriteError,
     ConflictError,
@@ -160,8 +161,14 @@ def test_conditions_and_whole_transactions_meet_removed_segments(
 
 
 def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others_go_on(
-    site: Site, client: bridge.Bridge, ledger: str, topics: TopicAdmin, unique_name: Callable[[str], str]
+    site: Site,
+    client: bridge.Bridge,
+    ledger: str,
+    topics: TopicAdmin,
+    unique_name: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(membership, "_AT_ONCE_S", 0.0)  # epochs are never read at once, as where all are busy
     grown(client, ledger)
     named, other = unique_name("named"), unique_name("other")
 

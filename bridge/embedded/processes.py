@@ -11,9 +11,10 @@ import logging
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -46,7 +47,7 @@ def spawn(
     """Start a daemon in a session of its own, appending what it prints to ``output``."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
     environment = {**inherited, **(env or {}), MARK: f"{part}@{home.resolve()}"}
-    with open(output, "ab") as log:
+    with open(output, "ab") as log, _interrupted_later():
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -56,9 +57,25 @@ def spawn(
             env=environment,
             start_new_session=True,
         )
-    _children[child.pid] = child
+        _children[child.pid] = child
     _log.debug("started %s as process %s: %s", part, child.pid, command)
     return psutil.Process(child.pid)
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Let an interrupt wait: in the middle of a start it would leave a process that bears no mark yet."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where no interrupt arrives
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def run(command: Sequence[str], *, home: Path, part: str, output: Path, timeout_seconds: float) -> int | None:
@@ -66,12 +83,12 @@ def run(command: Sequence[str], *, home: Path, part: str, output: Path, timeout_
 
     It carries the mark like a daemon, so that it is found if this process is killed while waiting.
     """
-    process = spawn(command, home=home, part=part, output=output)
     try:
+        process = spawn(command, home=home, part=part, output=output)
         _wait([process], timeout_seconds)
         return exit_code(process.pid)
     finally:
-        kill([process])
+        kill(find(home).get(part, []))  # also if spawn itself was interrupted
 
 
 def reap() -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -119,3 +120,19 @@ def test_settings_of_another_cluster_are_not_inherited(
     environment = start(tmp_path / "home", "a", OBEDIENT).environ()
     assert {key for key in environment if key.startswith("ROLLBRIDGE_")} >= {"ROLLBRIDGE_TEST_OTHER", processes.MARK}
     assert not {"ROLLBRIDGE_KAFKA_SASL_PASSWORD", "ROLLBRIDGE_CONFIG", "ROLLBRIDGE_ZOOKEEPER_ROOT"} & set(environment)
+
+
+def test_an_interrupt_in_the_middle_of_a_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+
+    def interrupted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        child = start(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        processes.run(
+            [sys.executable, "-c", OBEDIENT], home=tmp_path, part="a", output=tmp_path / "out", timeout_seconds=60
+        )
+    assert processes.find(tmp_path) == {}
