@@ -28,7 +28,10 @@ logger = limited(logging.getLogger(__name__))
 MESSAGES_AT_ONCE: Final = 2_000
 READ_AHEAD_KBYTES: Final = 16 * 1024
 TRANSACTION_ID_BYTES: Final = 16
+IDLE_WAIT_MS: Final = 500
+"""How long a broker holds back the answer that there is nothing new. What arrives is answered at once."""
 FETCH_WAIT_MS: Final = 50
+"""The same where offsets are sought, which waits for the fetch that is under way."""
 SEEK_GAP: Final = 2_000
 """Frames of others that are skipped by reading rather than by seeking."""
 PATIENCE_S: Final = 10.0
@@ -65,11 +68,12 @@ def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more:
 class BufferTail:
     """Reads the buffers of a group from given offsets on, as they grow."""
 
-    def __init__(self, brokers: str, security: Mapping[str, str], wait_ms: int = FETCH_WAIT_MS) -> None:
-        """``wait_ms`` is how long a broker holds back the answer that there is nothing new."""
-        self._open = partial(_consumer, brokers, security, "read_uncommitted", **{"fetch.wait.max.ms": wait_ms})
+    def __init__(self, brokers: str, security: Mapping[str, str]) -> None:
+        """``brokers`` are the bootstrap servers."""
+        self._open = partial(_consumer, brokers, security, "read_uncommitted", **{"fetch.wait.max.ms": IDLE_WAIT_MS})
         self._consumer = self._open()
         self._starts: dict[Partition, int] = {}
+        self._arrived_at = 0.0
         self._lookout = Lookout(brokers, Isolation.READ_UNCOMMITTED, security=security)
 
     def assign(self, wanted: Mapping[Partition, int]) -> None:
@@ -83,11 +87,14 @@ class BufferTail:
             self._consumer.incremental_unassign([TopicPartition(*item) for item in sorted(gone)])
             for item in gone:
                 del self._starts[item]
-        fresh = sorted(wanted.keys() - self._starts.keys())
-        if fresh:
-            starts = [TopicPartition(*item, wanted[item]) for item in fresh]
-            assign_more(self._consumer, starts)
-            self._starts |= {item: wanted[item] for item in fresh}
+        fresh = {item: wanted[item] for item in sorted(wanted.keys() - self._starts.keys())}
+        if not fresh:
+            return
+        if self._starts and time.monotonic() - self._arrived_at > IDLE_WAIT_MS / 1000:
+            self._renew(fresh)  # they would wait for the fetch that is under way
+        else:
+            assign_more(self._consumer, _places(fresh))
+            self._starts |= fresh
 
     def poll(self, timeout_s: float) -> Iterator[Message]:
         """What has arrived; waits for the first message at most ``timeout_s``."""
@@ -98,6 +105,7 @@ class BufferTail:
         for message in _arrived(self._consumer, timeout_s):
             error = message.error()
             if error is None:
+                self._arrived_at = time.monotonic()
                 yield message
             elif (message.topic(), message.partition()) in self._starts:
                 _report(error)
@@ -118,12 +126,19 @@ class BufferTail:
     def _positions(self) -> dict[Partition, int]:
         return positions_of(self._consumer.position([TopicPartition(*item) for item in self._starts]), self._starts)
 
-    def _renew(self) -> None:
-        """Go on with another consumer where this one is; what it has fetched and not handed out comes again."""
-        before, self._starts = self._consumer, self._positions()
+    def _renew(self, fresh: Mapping[Partition, int] | None = None) -> None:
+        """Go on with another consumer where this one is; what it has fetched and not handed out comes again.
+
+        ``fresh`` is read as well from now on.
+        """
+        before, self._starts = self._consumer, {**self._positions(), **(fresh or {})}
         self._consumer = self._open()
-        assign_more(self._consumer, [TopicPartition(*item, offset) for item, offset in self._starts.items()])
+        assign_more(self._consumer, _places(self._starts))
         before.close()
+
+
+def _places(offsets: Mapping[Partition, int]) -> list[TopicPartition]:
+    return [TopicPartition(*item, offset) for item, offset in offsets.items()]
 
 
 def _arrived(consumer: Consumer, timeout_s: float) -> Sequence[Message]:
@@ -134,8 +149,8 @@ def _arrived(consumer: Consumer, timeout_s: float) -> Sequence[Message]:
 class LogTail:
     """Reads a commit log from an offset on, as it grows; committed records only."""
 
-    def __init__(self, brokers: str, security: Mapping[str, str], topic: str, start: int, wait_ms: int) -> None:
-        self._consumer = _consumer(brokers, security, "read_committed", **{"fetch.wait.max.ms": wait_ms})
+    def __init__(self, brokers: str, security: Mapping[str, str], topic: str, start: int) -> None:
+        self._consumer = _consumer(brokers, security, "read_committed", **{"fetch.wait.max.ms": IDLE_WAIT_MS})
         self._consumer.assign([TopicPartition(topic, 0, start)])
 
     def poll(self, timeout_s: float) -> LogSummary | None:

@@ -47,7 +47,6 @@ COLD_MESSAGES: Final = 20 * WARM_MESSAGES
 """And until it has more than so many, so that not every burst of frames makes it cold for a moment."""
 HAND_OVER_S: Final = 2.0
 """How long a new leader waits for a standby to stop reading; without it, it reads everything itself."""
-_FETCH_WAIT_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +137,8 @@ class Standby(threading.Thread):
         tail = self._tail
         assert tail is not None
         brokers, security = self._settings.bootstrap_servers, self._settings.security
-        log = LogTail(brokers, security, self._group.commit_log_topic, tail.log_end, _FETCH_WAIT_MS)
-        with closing(log), closing(BufferTail(brokers, security, _FETCH_WAIT_MS)) as buffers:
+        log = LogTail(brokers, security, self._group.commit_log_topic, tail.log_end)
+        with closing(log), closing(BufferTail(brokers, security)) as buffers:
             buffers.assign(tail.fold.positions)
             look_at = time.monotonic() + LOOK_S
             while not self._stopping.is_set():
