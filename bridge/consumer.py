@@ -44,7 +44,7 @@ from bridge.consumer_places import Places
 from bridge.consumer_settings import consumer_settings
 from bridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
 from bridge.group_commits import GroupCommits
-from bridge.kafka.clients import open_consumer
+from bridge.kafka.clients import TICK_S, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.patience import Deadline
 from bridge.kafka.quiet import limited
@@ -229,7 +229,7 @@ class Consumer:
                 rest = self._consumer.consume(most - 1, 0) if most > 1 else []
                 if found := self._accept([first, *rest]):
                     return found
-            elif left_s <= 0:
+            elif left_s < TICK_S:
                 return []
 
     def _accept(self, messages: list[KafkaMessage]) -> list[Message]:

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from bridge.config import ConnectionSettings
 from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError, TruncatedError, UnavailableError
-from bridge.kafka.clients import assign_more, consumer_config, open_consumer
+from bridge.kafka.clients import TICK_S, assign_more, consumer_config, open_consumer
 from bridge.kafka.errands import Errand
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
@@ -52,6 +52,10 @@ _AT_ONCE_S: Final = 0.02
 _PENDING_ENDS_S: Final = 0.1
 _RETRY_S: Final = 1.0
 _QUEUE_FULL_MS: Final = 5
+_IDLE_S: Final = 2.0
+"""When nothing has come for so long, brokers may hold back the answer that there is nothing new for longer."""
+_IDLE_WAIT_MS: Final = 2_000
+_IDLE_POLL_S: Final = 0.25
 
 _error = Message.error
 
@@ -142,6 +146,7 @@ class Reader:
             "enable.partition.eof": True,
             "error_cb": lambda error: logger.info("the consumer reports: %s", error),
         }
+        self._is_idle = False
         self._consumer = self._open()
         self._lookout = Lookout(
             settings.bootstrap_servers,
@@ -192,7 +197,7 @@ class Reader:
         """Records as they become readable; ends at the goal, or never when it follows."""
         while True:
             yield from self._records
-            if not self._fetch(_POLL_S):
+            if not self._fetch(self._slice_s):
                 if self._is_finished():
                     return
                 self._check_stalled()
@@ -207,7 +212,7 @@ class Reader:
                 yield Batch(previews, self._origin)
             if left:
                 yield Batch(self._batch[-left:] if left < len(self._batch) else self._batch, self._origin)
-            if not self._fetch(_POLL_S):
+            if not self._fetch(self._slice_s):
                 if self._is_finished():
                     return
                 self._check_stalled()
@@ -226,9 +231,9 @@ class Reader:
             left_s = deadline - time.monotonic()
             if found or self._is_finished():
                 return found
-            if not self._fetch(min(_POLL_S, max(left_s, 0.0))):
+            if not self._fetch(min(self._slice_s, max(left_s, 0.0))):
                 self._check_stalled()
-                if left_s <= 0:
+                if left_s < TICK_S:
                     return []
 
     def is_finished(self) -> bool:
@@ -237,6 +242,11 @@ class Reader:
 
     def _is_finished(self) -> bool:
         return self._plan.is_finished() and (self._preview is None or self._preview.is_caught_up)
+
+    @property
+    def _slice_s(self) -> float:
+        """How often it is looked whether there are other epochs."""
+        return _IDLE_POLL_S if self._is_idle else _POLL_S
 
     def _fetch(self, timeout_s: float) -> bool:
         """Read what is there, or comes within the time, into ``_records``; False if that is nothing."""
@@ -262,8 +272,9 @@ class Reader:
         self._refresh()
         if stuck := self._lookout.stuck(self._positions):
             logger.warning("nothing comes from %s although there is something; reading anew", sorted(stuck))
-            self._consumer.close()
-            self._consumer, self._assigned, self._planned = self._open(), set(), -1
+            self._reopen(idle=False)
+        elif self._follow and not self._is_idle and time.monotonic() - self._moved_at > _IDLE_S:
+            self._reopen(idle=True)
         self._assign()
         first = self._consumer.poll(timeout_s)
         if first is None:
@@ -277,7 +288,18 @@ class Reader:
         return [message for message in messages if self._take(message)]
 
     def _open(self) -> Consumer:
-        return open_consumer(self._config, f"read {self._stream}", logger)
+        wait = {"fetch.wait.max.ms": _IDLE_WAIT_MS} if self._is_idle else {}
+        return open_consumer(self._config | wait, f"read {self._stream}", logger)
+
+    def _reopen(self, *, idle: bool) -> None:
+        """Go on with another consumer where this one is; what it has fetched and not handed out comes again.
+
+        Idle ones ask brokers less often. They hear of records as soon, but later that a segment has ended, and a
+        segment that is added waits for the fetch that is under way: so they last until there are other epochs.
+        """
+        before, self._is_idle = self._consumer, idle
+        self._consumer, self._assigned, self._planned = self._open(), set(), -1
+        before.close()
 
     def _positions(self) -> dict[Partition, int]:
         return {
@@ -364,6 +386,9 @@ class Reader:
                 self._refresh_at = time.monotonic() + _RETRY_S
                 return
             self._history = history
+            if self._is_idle:
+                self._reopen(idle=False)
+                self._moved_at = self._loaded_at
 
     def _assign(self) -> None:
         """Have the consumer read exactly what the plan says."""

@@ -22,6 +22,8 @@ from bridge.kafka.translate import translate
 
 Config = dict[str, Any]
 
+TICK_S: Final = 0.001
+"""The library waits for whole milliseconds: who asks it to wait for less asks in vain, again and again."""
 _LEADERS_ASKED_MAX: Final = 8
 _LEADERS_TIMEOUT_S: Final = 0.5
 
