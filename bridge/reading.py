@@ -273,7 +273,7 @@ class Reader:
         if stuck := self._lookout.stuck(self._positions):
             logger.warning("nothing comes from %s although there is something; reading anew", sorted(stuck))
             self._reopen(idle=False)
-        elif self._follow and not self._is_idle and time.monotonic() - self._moved_at > _IDLE_S:
+        elif self._may_idle():
             self._reopen(idle=True)
         self._assign()
         first = self._consumer.poll(timeout_s)
@@ -291,11 +291,17 @@ class Reader:
         wait = {"fetch.wait.max.ms": _IDLE_WAIT_MS} if self._is_idle else {}
         return open_consumer(self._config | wait, f"read {self._stream}", logger)
 
+    def _may_idle(self) -> bool:
+        if self._is_idle or not self._follow or time.monotonic() - self._moved_at < _IDLE_S:
+            return False
+        return self._plan.is_at_front()
+
     def _reopen(self, *, idle: bool) -> None:
         """Go on with another consumer where this one is; what it has fetched and not handed out comes again.
 
         Idle ones ask brokers less often. They hear of records as soon, but later that a segment has ended, and a
-        segment that is added waits for the fetch that is under way: so they last until there are other epochs.
+        segment that is added waits for the fetch that is under way: so there is one while all segments that are read
+        are active, until there are other epochs.
         """
         before, self._is_idle = self._consumer, idle
         self._consumer, self._assigned, self._planned = self._open(), set(), -1

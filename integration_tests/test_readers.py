@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import bridge
+from bridge import reading
 from bridge.errors import InvalidRequestError, StreamNotFound, TruncatedError
 from bridge.kafka.topics import TopicAdmin
 from bridge.message import Record
@@ -108,6 +109,32 @@ def test_a_reader_follows_into_new_epochs(client: bridge.Bridge, orders: str) ->
         while len(records) < len(values) * len(KEYS):
             records += reader.consume(100, 30)
         assert by_key(records) == dict.fromkeys(KEYS, values)
+
+
+def test_an_idle_reader_asks_less_and_misses_nothing(
+    client: bridge.Bridge, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_IDLE_S", 0.0)
+    with client.reader(orders, start="latest") as reader:
+        assert reader.poll(0.1) is None
+        values = grow(client, orders)
+        records: list[Record] = []
+        while len(records) < len(values) * len(KEYS):
+            records += reader.consume(100, 30)
+        assert by_key(records) == dict.fromkeys(KEYS, values)
+        assert reader.consume(1, 0.5) == []
+        assert reader._is_idle
+        # The library waits for whole milliseconds: of a shorter rest nothing comes but the question, again and again.
+        asked: list[float] = []
+        fetch = reader._fetch
+
+        def counting(timeout_s: float) -> bool:
+            asked.append(timeout_s)
+            return fetch(timeout_s)
+
+        monkeypatch.setattr(reader, "_fetch", counting)
+        assert reader.consume(1, 0.5) == []
+        assert len(asked) <= 5
 
 
 def test_reading_from_a_dlsn_an_sn_and_a_time(client: bridge.Bridge, orders: str) -> None:

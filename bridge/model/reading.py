@@ -163,6 +163,10 @@ class ReadingPlan:
         """Whether a segment that is being read was replaced and its end is not known: read the history again soon."""
         return any(self._after[segment] and self._limit(segment) is None for segment in self._ready)
 
+    def is_at_front(self) -> bool:
+        """Whether nothing is being read but segments that have not been replaced."""
+        return not any(self._after[segment] for segment in self._ready)
+
     def _adopt(self, history: EpochHistory) -> None:
         if self._goals is not None:
             history = history.before(self._next_epoch)
