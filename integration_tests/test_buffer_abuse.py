@@ -196,6 +196,7 @@ def test_a_transaction_over_the_coordinators_limit_is_aborted(setting: Setting) 
     assert setting.values() == []
 
 
+@pytest.mark.long
 def test_a_buffer_that_was_deleted_and_made_again_is_refused(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_write_waits_for_earlier_transactions_and_outlives_its_own_time_out(
     assert values(site, ledger) == [b"earlier", b"later"]
 
 
+@pytest.mark.long
 def test_a_transaction_that_stays_open_for_too_long_is_said_so(site: Site, client: bridge.Bridge, ledger: str) -> None:
     appender, _ = open_by_hand(site, ledger, b"earlier")
     with client.cas_writer(ledger, timeout=5, transaction_timeout=5) as writer:

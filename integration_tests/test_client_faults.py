@@ -79,6 +79,7 @@ def test_a_transaction_survives_a_broker_that_is_killed_in_the_middle(
     assert len(values) == len(set(values)) == 2_001
 
 
+@pytest.mark.long
 def test_a_transaction_survives_a_zookeeper_that_is_killed_in_the_middle(
     own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:

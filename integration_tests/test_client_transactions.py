@@ -205,6 +205,7 @@ def test_closing_leaves_open_transactions_open_and_says_so(
     client.admin.abort_transaction(transaction.id)
 
 
+@pytest.mark.long
 def test_without_a_coordinator_requests_fail_and_commits_wait(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -148,6 +148,7 @@ def test_a_successor_waits_until_what_it_continues_was_committed_by_whoever_owns
         assert list(dict.fromkeys(order)) == [b"before", b"after"], key
 
 
+@pytest.mark.long
 def test_what_was_not_committed_is_read_again_and_before_what_continues_it(
     client: bridge.Bridge, orders: str, group: Group
 ) -> None:
@@ -160,7 +161,7 @@ def test_what_was_not_committed_is_read_again_and_before_what_continues_it(
         assert values(take(consumer, GROWN)) == dict.fromkeys(KEYS, expected)
 
 
-@pytest.mark.parametrize("strategy", ["cooperative-sticky", "roundrobin"])
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", pytest.param("roundrobin", marks=pytest.mark.long)])
 def test_members_share_and_take_over_from_each_other(
     client: bridge.Bridge, orders: str, group: Group, strategy: str
 ) -> None:
@@ -326,6 +327,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_a_member_that_is_killed_loses_nothing_and_no_order(client: bridge.Bridge, orders: str, group: Group) -> None:
     """It has printed records without having committed them; the one that takes over is handed these again."""
     expected = grow(client, orders)

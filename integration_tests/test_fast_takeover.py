@@ -111,6 +111,7 @@ def test_a_killed_leader_is_replaced_before_its_session_ends(
             assert place.commit(b, b"again").position > after.position
 
 
+@pytest.mark.long
 def test_a_leader_that_stands_still_has_until_its_session_ends(
     place: Place, metadata: Metadata, b: bridge.Bridge
 ) -> None:

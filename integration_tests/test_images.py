@@ -327,6 +327,7 @@ def test_a_coordinator_that_finds_no_servers_is_not_healthy_and_ends_when_told_t
         assert container.wait()["StatusCode"] == 0
 
 
+@pytest.mark.long
 def test_the_same_image_is_the_clients(servers: ContainerCluster) -> None:
     address = {
         "ROLLBRIDGE_BOOTSTRAP_SERVERS": servers.bootstrap_servers_inside,

@@ -247,6 +247,7 @@ def test_a_broker_that_wants_a_certificate_gets_none(broker: Addresses) -> None:
         appender.init()
 
 
+@pytest.mark.long
 def test_credentials_that_have_to_be_renewed_are(broker: Addresses, topic_prefix: str) -> None:
     """The broker closes connections whose authentication is older than three seconds; transactions go on."""
     TopicAdmin(broker["PLAINTEXT"]).create_topics([TopicSpec(name=topic_prefix)])

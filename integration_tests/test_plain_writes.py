@@ -48,6 +48,7 @@ def test_a_record_is_where_its_future_says(site: Site, client: bridge.Bridge, or
     assert len(found) == 4
 
 
+@pytest.mark.long
 def test_writers_never_notice_scales_and_rolling_commits(client: bridge.Bridge, orders: str) -> None:
     writer = client.writer(orders)
     old = client.begin(orders, label="older than every epoch to come")

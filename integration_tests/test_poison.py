@@ -335,6 +335,7 @@ def test_a_rolling_commit_with_a_malformed_frame_ends_its_own_transaction_only(g
 # Old segments -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_old_segments_take_every_time_after_a_takeover(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

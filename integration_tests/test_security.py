@@ -234,6 +234,7 @@ def test_bobs_own_stream_is_his(bob: bridge.Bridge) -> None:
     assert values(bob, LEDGER) == {b"bob's", b"first"}
 
 
+@pytest.mark.long
 def test_a_reader_reads_and_writes_nothing(secured: Secured, alice: bridge.Bridge) -> None:
     with alice.writer(ORDERS) as plain:
         plain.write(b"e", b"for carol").result(120)
@@ -251,6 +252,7 @@ def test_a_reader_reads_and_writes_nothing(secured: Secured, alice: bridge.Bridg
         consume(secured, "carol", "billing", b"for carol")
 
 
+@pytest.mark.long
 def test_a_member_of_the_group_without_rights_on_the_stream_can_not_write_a_transaction(secured: Secured) -> None:
     secured.add_users("dave")
     secured.allow("dave", previewer(StreamName.parse(ORDERS), ALICES))
@@ -301,6 +303,7 @@ def test_nobody_else_gets_in(secured: Secured) -> None:
             renamed.connect("alice")
 
 
+@pytest.mark.long
 def test_a_certificate_is_an_identity_and_what_is_granted_can_be_revoked(secured: Secured) -> None:
     by_certificate = {"security.protocol": "SSL", "ssl.ca.location": CA, **CERTIFICATE}
     granted = cli(secured, "coordinator", "access", "grant", str(BOBS), CERTIFICATE_IDENTITY, "--json")
@@ -323,6 +326,7 @@ def test_a_certificate_is_an_identity_and_what_is_granted_can_be_revoked(secured
         Access(session).members(GroupName("sales", "none"))
 
 
+@pytest.mark.long
 def test_what_was_open_to_everybody_can_be_closed(secured: Secured) -> None:
     old = replace(secured, root="/old")
     anonymous = {"security.protocol": "SSL", "ssl.ca.location": CA}

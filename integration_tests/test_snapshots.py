@@ -154,6 +154,7 @@ def garble(cluster: AnyCluster, topic: str, keys: tuple[bytes, ...]) -> None:
     assert not lost
 
 
+@pytest.mark.long
 def test_snapshots_on_the_command_line(cluster: AnyCluster, root: str, stream: str, tmp_path: Path) -> None:
     cli = Cli(cluster, root)
     scope = StreamName.parse(stream).scope

@@ -23,6 +23,7 @@ def environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.long
 def test_a_backfill_is_one_transaction_beside_live_traffic(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -145,6 +145,7 @@ def topic_of(stream: str, number: int, epoch: int) -> str:
     return StreamName.parse(stream).segment_topic(SegmentId.of(number, epoch))
 
 
+@pytest.mark.long
 def test_columns_are_those_of_the_library_and_of_sparks_own_source(
     client: bridge.Bridge, orders: str, load: Load, spark: SparkSession, site: Site
 ) -> None:

@@ -176,6 +176,7 @@ def test_a_new_key_has_no_beginning_where_the_log_was_cut_off(client: bridge.Bri
         opened(client, ledger, b"another")
 
 
+@pytest.mark.long
 def test_processes_that_race_end_with_the_same_state(
     site: Site, client: bridge.Bridge, ledger: str, tmp_path: Path
 ) -> None:
@@ -264,6 +265,7 @@ def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next
         assert late.state == (b"ab" if found else b"a")
 
 
+@pytest.mark.long
 def test_a_transaction_that_stays_open_for_too_long_is_said_so(site: Site, client: bridge.Bridge, ledger: str) -> None:
     topic = StreamName.parse(ledger).segment_topic(SegmentId.of(0, 0))
     with (

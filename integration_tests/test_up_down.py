@@ -94,6 +94,7 @@ def only(found: Sequence[psutil.Process]) -> psutil.Process:
     return process
 
 
+@pytest.mark.long
 def test_the_life_of_a_cluster(shell: Shell) -> None:
     """Up, used, up again, broken, repaired, stopped, and up again with its data."""
     nothing = shell("status")

@@ -277,6 +277,7 @@ def test_while_the_server_is_away_reads_wait_and_writes_are_unknown(root: str) -
         assert session.ensure("/after")
 
 
+@pytest.mark.long
 def test_an_operation_gives_up_after_its_time(root: str) -> None:
     with new_cluster() as own, ZooKeeperSession(own.zookeeper, root=root, operation_timeout_s=3.0) as session:
         session.ensure("/n")

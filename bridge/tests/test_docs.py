@@ -8,6 +8,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,7 @@ def _faults_of(number: int, held: str) -> list[str]:
     return found
 
 
+@cache
 def _tests_of(file: str) -> dict[str, set[str]]:
     """Return the tests of a file by name, each with all strings that its decorators, or modules these name, hold."""
     path = ROOT / file

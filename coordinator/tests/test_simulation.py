@@ -542,6 +542,9 @@ FOUND_FIRST = {
     "broad-refusal": 4,
     "lossy-multi": 2,
     "deaf-standby": 2,
+    "deaf-refusal": 1,
+    "deaf-retention": 1,
+    "no-fencing": 1,
 }
 """The runs that noticed rare defects when this was written; they are tried first."""
 

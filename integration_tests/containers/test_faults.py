@@ -118,6 +118,7 @@ def counted(cluster: ContainerCluster, receiver: str, sender: str) -> Iterator[C
     cluster.in_network_of(receiver, f"iptables -w -D {rule}")
 
 
+@pytest.mark.long
 @pytest.mark.containers
 @pytest.mark.needs(Ability.PARTITION)
 def test_a_coordinator_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing(
