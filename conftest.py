@@ -29,9 +29,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
 LONGEST = (
-    "integration_tests/test_appender_faults.py",
+    "integration_tests/test_poison.py",
     "integration_tests/test_consumer.py",
-    "integration_tests/test_embedded_cluster.py",
+    "integration_tests/test_security.py",
 )
 """Files that take longest: test processes take them first, so that none is left with one of them at the end."""
 

@@ -19,7 +19,7 @@ import pytest
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from crc32c import crc32c
 
-import bridge
+from bridge import connection
 from bridge.errors import RollbridgeError, TransactionAborted
 from bridge.kafka.batches import BatchBuilder, Compression
 from bridge.kafka.topics import TopicSpec
@@ -39,9 +39,16 @@ CRC_AT, ATTRIBUTES_AT, COUNT_AT, HEADER_BYTES = 17, 21, 57, 61
 
 
 @pytest.fixture(scope="module")
-def shared(site: Site, client: bridge.Bridge) -> Iterator[Group]:
-    with closing(Group(site, client, f"poison{site.root.replace('/', '-')}")) as group:
+def shared(site: Site) -> Iterator[Group]:
+    with (
+        site.connect("tester") as client,
+        closing(Group(site, client, f"poison{site.root.replace('/', '-')}")) as group,
+    ):
         yield group
+        # Plain records of a topic that was removed wait for it to come back, and who closes waits for them.
+        with pytest.MonkeyPatch.context() as hurried:
+            hurried.setattr(connection, "_CLOSE_S", 1.0)
+            client.close()
 
 
 @pytest.fixture

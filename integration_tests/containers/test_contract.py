@@ -23,7 +23,7 @@ QUICK = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": "1"}
 """Coordinators are missed soon."""
 
 
-@pytest.fixture(params=["cluster", pytest.param("ensemble", marks=pytest.mark.containers)])
+@pytest.fixture(params=["cluster", pytest.param("ensemble", marks=[pytest.mark.containers, pytest.mark.long])])
 def servers(request: pytest.FixtureRequest) -> AnyCluster:
     """Those that all tests share, and three of each kind in containers."""
     found: AnyCluster = request.getfixturevalue(request.param)

@@ -31,6 +31,8 @@ from integration_tests.backends.nodes import INSIDE
 from integration_tests.kafka_tools import produce, read_all
 from integration_tests.patience import eventually
 
+pytestmark = [pytest.mark.containers, pytest.mark.long]
+
 TOPICS = "/opt/kafka/bin/kafka-topics.sh"
 DAY_S = 86_400
 PARTITIONS = 6
@@ -63,7 +65,6 @@ def address_of(cluster: ContainerCluster, broker: str) -> str:
     return cluster.bootstrap_servers.split(",")[cluster.brokers.index(broker)]
 
 
-@pytest.mark.containers
 @pytest.mark.needs(Ability.PARTITION)
 def test_a_broker_that_is_cut_off_from_the_others_leads_nothing_until_it_is_back(
     ensemble: ContainerCluster, topic: str
@@ -79,8 +80,6 @@ def test_a_broker_that_is_cut_off_from_the_others_leads_nothing_until_it_is_back
     eventually(lambda: read_all(address_of(ensemble, cut), place) == [b"meanwhile"], "it shows what it has missed")
 
 
-@pytest.mark.long
-@pytest.mark.containers
 @pytest.mark.needs(Ability.PARTITION)
 def test_a_broker_that_clients_of_this_machine_can_not_reach_goes_on_for_the_others(
     ensemble: ContainerCluster, topic: str
@@ -94,7 +93,6 @@ def test_a_broker_that_clients_of_this_machine_can_not_reach_goes_on_for_the_oth
     eventually(lambda: probes.kafka_cluster_id(address_of(ensemble, cut)) is not None, "it is reached again")
 
 
-@pytest.mark.containers
 @pytest.mark.needs(Ability.PARTITION)
 def test_what_is_cut_one_way_goes_the_other_way(ensemble: ContainerCluster, topic: str) -> None:
     mute, deaf, _ = ensemble.brokers
@@ -118,8 +116,6 @@ def counted(cluster: ContainerCluster, receiver: str, sender: str) -> Iterator[C
     cluster.in_network_of(receiver, f"iptables -w -D {rule}")
 
 
-@pytest.mark.long
-@pytest.mark.containers
 @pytest.mark.needs(Ability.PARTITION)
 def test_a_coordinator_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing(
     ensemble: ContainerCluster, unique_name: Callable[[str], str], tmp_path: Path
@@ -157,7 +153,6 @@ def commit(client: bridge.Bridge, stream: str) -> int:
     return transaction.commit().position
 
 
-@pytest.mark.containers
 @pytest.mark.needs(Ability.LOSS)
 def test_packets_are_lost_and_nothing_else_is(ensemble: ContainerCluster, topic: str) -> None:
     victim = ensemble.brokers[0]
@@ -169,7 +164,6 @@ def test_packets_are_lost_and_nothing_else_is(ensemble: ContainerCluster, topic:
     assert "statistic" not in ensemble.in_network_of(victim, "iptables -w -n -L INPUT")
 
 
-@pytest.mark.containers
 @pytest.mark.needs(Ability.BANDWIDTH)
 def test_a_thin_pipe_makes_packets_wait(ensemble: ContainerCluster, topic: str) -> None:
     victim = ensemble.brokers[partitions_of(ensemble, topic)[0].leader - 1]
@@ -183,8 +177,6 @@ def test_a_thin_pipe_makes_packets_wait(ensemble: ContainerCluster, topic: str) 
     assert "tbf" not in ensemble.in_network_of(victim, "tc qdisc show dev eth0")
 
 
-@pytest.mark.long
-@pytest.mark.containers
 @pytest.mark.needs(Ability.DISK_FULL)
 def test_a_broker_whose_disk_is_full_is_missed_by_nobody_and_catches_up(ensemble: ContainerCluster, topic: str) -> None:
     part = ensemble.brokers[-1]
@@ -205,8 +197,6 @@ def test_a_broker_whose_disk_is_full_is_missed_by_nobody_and_catches_up(ensemble
     assert [(value or b"").rstrip() for value in found] == acknowledged
 
 
-@pytest.mark.long
-@pytest.mark.containers
 def test_a_container_that_is_made_anew_has_its_data(ensemble: ContainerCluster, topic: str) -> None:
     produce(ensemble.bootstrap_servers, topic, [b"1"])
     node = ensemble.node(ensemble.brokers[0])
@@ -218,8 +208,6 @@ def test_a_container_that_is_made_anew_has_its_data(ensemble: ContainerCluster, 
     assert read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0)) == [b"1"]
 
 
-@pytest.mark.long
-@pytest.mark.containers
 @pytest.mark.needs(Ability.CLOCK)
 def test_the_clock_of_a_coordinator_is_set_and_ends_no_lease(
     ensemble: ContainerCluster, unique_name: Callable[[str], str], tmp_path: Path
@@ -242,8 +230,6 @@ def test_the_clock_of_a_coordinator_is_set_and_ends_no_lease(
     assert positions == sorted(set(positions))
 
 
-@pytest.mark.long
-@pytest.mark.containers
 @pytest.mark.needs(Ability.SERVER_CLOCK)
 def test_a_broker_whose_clock_is_off_serves_as_before(ensemble: ContainerCluster, topic: str) -> None:
     victim, ahead_s = ensemble.brokers[0], 2 * DAY_S
@@ -272,14 +258,11 @@ def test_what_a_backend_cannot_do_is_said() -> None:
             raise AssertionError("it was not refused")
 
 
-@pytest.mark.containers
 def test_a_disk_without_a_limit_cannot_be_filled(ensemble: ContainerCluster) -> None:
     with pytest.raises(Unsupported, match="no limit"), faults.full_disk(ensemble, ensemble.brokers[0]):
         raise AssertionError("it was not refused")
 
 
-@pytest.mark.long
-@pytest.mark.containers
 def test_offsets_of_a_partition_whose_broker_is_away_are_waited_for(
     ensemble: ContainerCluster, unique_name: Callable[[str], str]
 ) -> None:

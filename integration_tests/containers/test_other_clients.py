@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROOT = "/others"
 TOOLS = "/opt/kafka/bin"
 
-pytestmark = pytest.mark.containers
+pytestmark = [pytest.mark.containers, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,6 @@ def test_kcat_reads_what_is_committed(ensemble: ContainerCluster, client: bridge
     assert sorted(found) == EXPECTED
 
 
-@pytest.mark.long
 def test_spark_reads_what_is_committed(ensemble: ContainerCluster, stream: str, spark: SparkSession) -> None:
     where = {
         "kafka.bootstrap.servers": ensemble.bootstrap_servers,
