@@ -15,8 +15,10 @@ from bridge.config import load_settings
 from bridge.doctor.checks import find
 from bridge.doctor.gather import gather
 from bridge.errors import RollbridgeError, StreamNotFound
+from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, until
+from integration_tests.coordinators import coordinator
 
 ROOT = "/restored"
 STREAM, DOOMED, YOUNG = "restored/orders", "restored/doomed", "restored/later"
@@ -131,3 +133,47 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
             expected = [*rows([b"1", b"2", b"3", b"4", b"5", b"6", b"7"]), b"open"]
             assert sorted([*expected, b"early"]) == found or sorted(expected) == found
     gc.collect()  # kazoo leaves sockets open when its server is killed
+
+
+def test_a_leader_whose_session_outlives_the_backup_finds_out_before_it_writes(
+    rewound: Rewound, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = rewound.cluster
+    site = rewound.site
+    log = tmp_path / "coordinator-1.log"
+    options = bridge.ClientOptions(admin_timeout_s=120)
+    with coordinator(cluster, ROOT, "coordinator-1", tmp_path, arguments=["--session-timeout=60"]):
+        with site.connect("app", options) as client:
+            client.admin.create_stream(STREAM, segments=2)
+            commit(client, b"1")
+        rewound.back_up()
+        with site.connect("app", options) as client:
+            commit(client, b"2")
+            client.admin.scale(STREAM, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+            commit(client, b"3")
+            history = client.admin.history(STREAM)
+        assert log.read_text().count("leads since") == 1, "it goes on where nothing was lost"
+        rewound.restore()
+        # ZooKeeper takes nobody who has seen more of it than it has; of several servers a new leader counts on from
+        # above, of one it takes others who write.
+        with ZooKeeperSession(cluster.zookeeper, root="/others") as others:
+            others.ensure("/written")
+
+            def is_found() -> bool:
+                for _ in range(100):
+                    others.set("/written", b"")
+                return "rollbridge repair" in log.read_text()
+
+            until(is_found)
+        text = log.read_text()
+        assert text.count("leads since") == 1
+        assert "session was lost" not in text
+        for name, value in site.environment().items():
+            monkeypatch.setenv(name, value)
+        assert main(["repair"]) == 0
+        with site.connect("app", options) as client:
+            commit(client, b"4")
+            assert client.admin.history(STREAM).records == history.records
+            with client.reader(STREAM, follow=False) as reader:
+                assert sorted(record.value or b"" for record in reader) == rows([b"1", b"2", b"3", b"4"])
+    gc.collect()

@@ -69,7 +69,7 @@ def lost(
     nodes: Mapping[str, bytes | None],
     formers: Collection[str],
     name: GroupName,
-    controller_epoch: int,
+    next_epoch: int,
 ) -> list[str]:
     """What the journal knows and ZooKeeper does not, as sentences; empty unless ZooKeeper was set back.
 
@@ -78,12 +78,12 @@ def lost(
         nodes: The nodes of the group's streams as ZooKeeper has them, and the transaction counter.
         formers: The nodes of the scope's deleted streams there.
         name: The group.
-        controller_epoch: The new leader's.
+        next_epoch: The controller epoch of a new leader, or the one after that of who leads.
     """
     found = []
     raised = journal.get(paths.controller(name))
-    if raised is not None and (epoch := ControllerEpoch.from_json(raised).epoch) >= controller_epoch:
-        found.append(f"the group was led with controller epoch {epoch}, ZooKeeper gives out {controller_epoch}")
+    if raised is not None and (epoch := ControllerEpoch.from_json(raised).epoch) >= next_epoch:
+        found.append(f"the group was led with controller epoch {epoch}, ZooKeeper gives out {next_epoch}")
     counter, known = journal.get(paths.TRANSACTION_COUNTER), nodes.get(paths.TRANSACTION_COUNTER)
     if counter is not None and int(counter) > int(known or b"0"):
         found.append(f"the transaction counter was {int(counter)}, ZooKeeper has {int(known or b'0')}")

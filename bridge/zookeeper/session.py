@@ -101,6 +101,7 @@ class ZooKeeperSession:
         self.name: Final = name
         self._operation_timeout_s = operation_timeout_s
         self._listeners: list[Callable[[SessionState], None]] = []
+        self._interruptions = 0
         check_addresses(addresses)
         self._servers = addresses
         self._security = ZooKeeperSecurity.from_config(security)
@@ -175,6 +176,11 @@ class ZooKeeperSession:
     def is_connected(self) -> bool:
         """Whether the session is known to live; False while the connection is suspended or the session lost."""
         return bool(self._client.connected) and self._client.state == KazooState.CONNECTED
+
+    @property
+    def interruptions(self) -> int:
+        """How often the connection has gone away."""
+        return self._interruptions
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         """Tell ``listener`` of every change. It is called on the connection's thread: it must not block or read."""
@@ -393,6 +399,7 @@ class ZooKeeperSession:
 
     def _state_changed(self, state: str) -> None:
         translated = STATES[state]
+        self._interruptions += translated is SessionState.SUSPENDED
         if not self._closed:
             logger.info("ZooKeeper session %s is %s", self.name or hex(self.session_id or 0), translated.value)
         for listener in self._listeners:

@@ -16,6 +16,7 @@ from bridge.model.names import StreamName
 from bridge.model.nodes import CreateNode
 from bridge.model.records import ControllerEpoch
 from coordinator.effects import Messages
+from coordinator.errors import StaleStateError
 from coordinator.group import GroupState
 from coordinator.steps import (
     Steps,
@@ -46,15 +47,25 @@ def check_journal(group: GroupState) -> Steps[None]:
     Raises:
         ZooKeeperOutdated: it has lost something that it knew.
     """
-    journal = group.journal.nodes
-    faults = yield from _compare(group, journal)
-    if faults:
-        yield from confirm_leadership()  # what any server has acknowledged is seen by reads that come after a write
-        faults = yield from _compare(group, journal)
-    if faults:
-        yield from _refuse(group, faults)
-    if group.preserver is not None:
-        yield from check_counters(group, (item.transaction.bytes for item in group.preserver.committed()))
+    yield from _check(group, group.controller_epoch)
+    yield from check_counters(group, _committed(group))
+
+
+def check_again(group: GroupState) -> Steps[None]:
+    """Compare them in the middle of a term, after the connection to ZooKeeper was away: the session may outlive it.
+
+    Raises:
+        ZooKeeperOutdated: it has lost something that it knew.
+        StaleStateError: it has something that this leader has finished, as a new leader would find it after a crash.
+    """
+    yield from keep_journal(group)  # all that this leader has written to ZooKeeper
+    yield from _check(group, group.controller_epoch + 1)
+    under_way = yield from read_nodes([paths.committing(group.name), paths.scaling(group.name)])
+    parent = paths.suspended(group.name)
+    halted = {f"{parent}/{title}" for title in (yield from read_children(parent))}
+    if any(value is not None for value in under_way.values()) or halted != group.suspended.keys():
+        raise StaleStateError(f"ZooKeeper does not hold what the leader of {group.name} has under way")
+    yield from check_counters(group, [*_committed(group), *group.fold.open])
 
 
 def check_birth(group: GroupState) -> Steps[None]:
@@ -69,7 +80,7 @@ def check_birth(group: GroupState) -> Steps[None]:
 
 
 def check_counters(group: GroupState, committed: Iterable[bytes]) -> Steps[None]:
-    """Compare the transaction counter with the ids of transactions that were committed.
+    """Compare the transaction counter with the ids of transactions that were committed, or are open.
 
     Raises:
         ZooKeeperOutdated: one of them has not been given out yet, so it will be given out again.
@@ -119,7 +130,21 @@ def _append(group: GroupState, changes: Mapping[str, bytes | None]) -> Steps[Non
     group.journal.adopt(changes, group.streams, dict(group.faults.items()))
 
 
-def _compare(group: GroupState, journal: Journal) -> Steps[list[str]]:
+def _committed(group: GroupState) -> list[bytes]:
+    return [] if group.preserver is None else [item.transaction.bytes for item in group.preserver.committed()]
+
+
+def _check(group: GroupState, next_epoch: int) -> Steps[None]:
+    faults = yield from _compare(group, next_epoch)
+    if faults:
+        yield from confirm_leadership()  # what any server has acknowledged is seen by reads that come after a write
+        faults = yield from _compare(group, next_epoch)
+    if faults:
+        yield from _refuse(group, faults)
+
+
+def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:
+    journal: Journal = group.journal.nodes
     wanted = [paths.TRANSACTION_COUNTER]
     for name in streams_of(journal):
         numbers = yield from read_children(paths.epochs(name))
@@ -128,7 +153,7 @@ def _compare(group: GroupState, journal: Journal) -> Steps[list[str]]:
     nodes = yield from read_nodes(wanted)
     there = {path: value for path, value in nodes.items() if value is not None}
     formers = yield from read_children(paths.formers(group.name.scope))
-    return lost(journal, there, formers, group.name, group.controller_epoch)
+    return lost(journal, there, formers, group.name, next_epoch)
 
 
 def _refuse(group: GroupState, faults: list[str]) -> Steps[None]:

@@ -19,7 +19,7 @@ from typing import Final
 
 from bridge.model import paths
 from bridge.model.buffered import BufferedTransaction, FrameRef
-from bridge.model.faults import StreamFault
+from bridge.model.faults import SUSPENDED, StreamFault
 from bridge.model.frames import REASON_CHARACTERS_MAX
 from bridge.model.names import StreamName, parse_segment_topic
 from bridge.model.nodes import CreateNode, DeleteNode, SetNode
@@ -209,8 +209,14 @@ def try_again(group: GroupState, now_ms: int) -> Steps[None]:
         if stream.history.unsealed():
             try:
                 yield from seal_left(group, stream)
-            except Refused:
+            except Refused as refused:
                 group.faults.note(name, fault, now_ms)
+                if refused.code != fault.code:
+                    found = StreamFault(
+                        refused.reason[:FAULT_CHARACTERS_MAX], refused.code, fault.topic, fault.since_ms
+                    )
+                    group.faults.restore(name, found)
+                    yield from show_fault(group, name, found)
                 continue
         active = {stream.topic_of(item.id) for item in stream.history.active.segments}
         if fault.topic in active and not (yield from _takes_records(group, fault.topic)):
@@ -243,7 +249,8 @@ def _takes_records(group: GroupState, topic: str) -> Steps[bool]:
 def give_up_waiting(group: GroupState, now_ms: int) -> None:
     """End the transactions that wait for a stream in an error state and whose leases have run out.
 
-    Not those of a stream that is suspended: what it waits for ends, and then they can be committed as was asked for.
+    Not those of a stream that waits for native transactions of others, in the middle of a change or because an earlier
+    leader left one half done: these end, and then it can be committed as was asked for.
     """
     if not group.faults:
         return
@@ -252,7 +259,7 @@ def give_up_waiting(group: GroupState, now_ms: int) -> None:
             continue  # it is named by what waits, and is taken out of that first
         name = group.waits_for(transaction)
         fault = None if name is None else group.faults.get(name)
-        if fault is None or name is None or group.is_suspended(name):
+        if fault is None or name is None or group.is_suspended(name) or fault.code == SUSPENDED:
             continue
         if transaction.deadline_ms < now_ms:
             refuse(group, transaction, f"expired while stream {name} was in an error state: {fault.reason}", now_ms)

@@ -29,7 +29,7 @@ from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeV
 from bridge.zookeeper.session import ZooKeeperSession
 from coordinator import effects as fx
 from coordinator.config import CoordinatorSettings
-from coordinator.errors import DeposedError
+from coordinator.errors import DeposedError, StaleStateError
 from coordinator.shell.consumers import FrameReader, read_commit_log, read_orders
 from coordinator.shell.control_batch import Batches, beside_batches, control_batches, message_batches
 from coordinator.shell.crash import CrashPoint
@@ -92,6 +92,7 @@ class Interpreter:
         self._settings = settings
         self._group = group
         self._session = session
+        self._interruptions = session.interruptions
         self._now_ms = now_ms
         self._fence = CheckNode(paths.controller(group), controller_version)
         self._admin = TopicAdmin(settings.bootstrap_servers, security=settings.security)
@@ -264,7 +265,18 @@ class Interpreter:
             for taken in [pool.submit(appender.init) for appender in self._appenders]:
                 taken.result()
 
+    @property
+    def was_away(self) -> bool:
+        """Whether the connection to ZooKeeper was away since: what is there now may be less than there was."""
+        return self._session.interruptions != self._interruptions
+
+    def is_back(self) -> None:
+        """Go on with the connection that there is now."""
+        self._interruptions = self._session.interruptions
+
     def _write(self, operations: Sequence[NodeOperation]) -> bool:
+        if self.was_away:
+            raise StaleStateError("the connection to ZooKeeper was away in the middle of the work; nothing was written")
         try:
             self._session.multi([self._fence, *operations])
         except (NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch) as fault:

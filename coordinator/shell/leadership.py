@@ -27,6 +27,7 @@ from coordinator.agenda import work
 from coordinator.config import CoordinatorSettings
 from coordinator.errors import DeposedError, StaleStateError
 from coordinator.group import GroupState
+from coordinator.procedures.journal import check_again
 from coordinator.procedures.outcomes import coalescing
 from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.shell.clock import Clock
@@ -338,6 +339,9 @@ class Leadership(threading.Thread):
                 continue
             if self._session.session_id != holder:
                 raise DeposedError("the ZooKeeper session was lost")
+            if interpreter.was_away:
+                interpreter.is_back()
+                interpreter.run(check_again(group))
             if self._changed.is_set() or time.monotonic() >= give_way_at:
                 self._changed.clear()
                 self._check_lead()

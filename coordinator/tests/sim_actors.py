@@ -27,9 +27,11 @@ from bridge.model.records import StreamConfig
 from bridge.model.requests import Request, RequestKind
 from coordinator import effects as fx
 from coordinator.agenda import work
+from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, LeaderSettings
 from coordinator.late import LateWatch
 from coordinator.metrics import Op
+from coordinator.procedures.journal import check_again
 from coordinator.procedures.takeover import finish_pending, take_over
 from coordinator.snapshots import SnapshotSettings
 from coordinator.tail import WarmTail
@@ -403,6 +405,8 @@ class Leader:
         self.group: GroupState | None = None
         self.barrier: dict[Partition, int] = {}
         self.pending_done = False
+        self.returned = False
+        """Whether its connection to ZooKeeper was away since it last did something."""
         self.fences = Fences()
         self.result: Any = None
         self.effect: fx.Effect | None = None
@@ -424,6 +428,9 @@ class Leader:
                 if not self.group.is_folded(self.barrier):
                     return
                 self.procedure = finish_pending(self.group)
+            elif self.returned:
+                self.returned = False
+                self.procedure = check_again(self.group)
             else:
                 now_ms = clock_ms + self.skew_ms
                 if "trusts-its-clock" not in self.world.faults:
@@ -433,6 +440,8 @@ class Leader:
             self.look_ahead()
             return
         self.look_ahead()
+        if self.returned and isinstance(self.effect, fx.Write):
+            raise StaleStateError("the connection was away in the middle of the work")
         if self.effect is not None:
             try:
                 self.world.acting = self.place()

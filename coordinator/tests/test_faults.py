@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bridge.model.buffered import BufferedTransaction
-from bridge.model.faults import StreamFault
+from bridge.model.faults import SUSPENDED, StreamFault
 from bridge.model.transaction import State
 from coordinator import effects as fx
 from coordinator.faults import Faults
 from coordinator.housekeeping import REST_FIRST_MS, REST_MAX_MS
 from coordinator.planning import targets
 from coordinator.procedures.merge import items_of, merge_direct
-from coordinator.procedures.refusals import Items, absorb
+from coordinator.procedures.refusals import Items, absorb, give_up_waiting
 from coordinator.steps import Steps
 from coordinator.tests.makers import Bench
 
@@ -236,3 +237,16 @@ def test_what_an_earlier_leader_noted_is_tried_at_once_and_what_is_deleted_never
     faults.forget(ORDERS)
     assert not faults
     assert not faults.due(10 * REST_MAX_MS)
+
+
+@pytest.mark.parametrize(("code", "state"), [("ANY_OTHER", State.ABORTING), (SUSPENDED, State.COMMITTING)])
+def test_what_waits_for_a_stream_ends_with_its_lease_unless_native_transactions_are_in_the_way(
+    code: str, state: State
+) -> None:
+    bench = Bench({ORDERS: 1})
+    transaction = bench.one(ORDERS, 0)
+    bench.group.faults.restore(ORDERS, replace(FAULT, code=code))
+    give_up_waiting(bench.group, transaction.deadline_ms)
+    assert transaction.state is State.COMMITTING
+    give_up_waiting(bench.group, transaction.deadline_ms + 1)
+    assert transaction.state is state
