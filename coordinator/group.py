@@ -298,6 +298,10 @@ class GroupState:
         """Whether a scale or rolling commit of a stream waits half done."""
         return bool(self.suspended) and self.suspended_on(stream) is not None
 
+    def is_half_done(self, stream: str) -> bool:
+        """Whether one waits, or was refused in the middle, so that it is not known where some segments end."""
+        return self.is_suspended(stream) or bool(self.streams[stream].history.unsealed())
+
     def is_rolling(self, transaction: BufferedTransaction) -> bool:
         """Whether a rolling commit that waits half done names a transaction."""
         works = (item.work for item in self.suspended.values())

@@ -30,7 +30,7 @@ def drop_epochs(group: GroupState, now_ms: int) -> Steps[None]:
     truncated = [item for item in group.streams.values() if item.history.removed]
     references = group.fold.references() if truncated else {}
     for stream in truncated:
-        if stream.config.state is not Lifecycle.ACTIVE or group.is_suspended(str(stream.config.name)):
+        if stream.config.state is not Lifecycle.ACTIVE or group.is_half_done(str(stream.config.name)):
             continue
         reference, limited = references.get(str(stream.config.name)), stream.config.retention.is_limited
         first = first_needed(

@@ -151,7 +151,7 @@ def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
         for item in group.streams.values()
         if item.config.retention.is_limited
         and item.config.state is Lifecycle.ACTIVE
-        and not group.is_suspended(str(item.config.name))
+        and not group.is_half_done(str(item.config.name))
         and not (group.times.differ and item.config.retention.ms != FOREVER)
     ]
     if not limited:
