@@ -266,7 +266,7 @@ class Membership:
         """
         self._loading.wait(_REREAD_S)  # what was asked for before may have been answered before
         found = self._loading.under_way and self._loaded()
-        self._changed.set()
+        self.recheck()
         self._load_at = 0.0
         return self._refresh(_REREAD_S) or found
 

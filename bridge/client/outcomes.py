@@ -20,7 +20,7 @@ from bridge.errors import KafkaUnavailable, NotFoundError
 from bridge.kafka.clients import assign_more, consumer_config, open_consumer
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.quiet import limited
-from bridge.kafka.standstill import Lookout, Partition, positions_of
+from bridge.kafka.standstill import Lookout, Partition, places_of, positions_of
 from bridge.kafka.topics import TopicAdmin
 from bridge.model.control import ControlKind, peek_kind
 from bridge.model.identifiers import TransactionId
@@ -145,7 +145,7 @@ class OutcomeTail:
         """Go on with another consumer where this one is."""
         before, self._starts = self._consumer, self._positions()
         self._consumer = open_consumer(self._settings, "start a consumer", logger)
-        assign_more(self._consumer, [TopicPartition(*item, offset) for item, offset in self._starts.items()])
+        assign_more(self._consumer, places_of(self._starts))
         before.close()
 
     def _settle(self, messages: list[Message]) -> None:

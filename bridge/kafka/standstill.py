@@ -113,3 +113,8 @@ def positions_of(positions: list[TopicPartition], starts: Mapping[Partition, int
         for place in positions
         if (item := (place.topic, place.partition)) in starts
     }
+
+
+def places_of(offsets: Mapping[Partition, int]) -> list[TopicPartition]:
+    """The same as a consumer is told it."""
+    return [TopicPartition(*item, offset) for item, offset in offsets.items()]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from bridge.model import paths
@@ -212,11 +213,9 @@ def try_again(group: GroupState, now_ms: int) -> Steps[None]:
             except Refused as refused:
                 group.faults.note(name, fault, now_ms)
                 if refused.code != fault.code:
-                    found = StreamFault(
-                        refused.reason[:FAULT_CHARACTERS_MAX], refused.code, fault.topic, fault.since_ms
-                    )
-                    group.faults.restore(name, found)
-                    yield from show_fault(group, name, found)
+                    fault = replace(fault, reason=refused.reason[:FAULT_CHARACTERS_MAX], code=refused.code)
+                    group.faults.restore(name, fault)
+                    yield from show_fault(group, name, fault)
                 continue
         active = {stream.topic_of(item.id) for item in stream.history.active.segments}
         if fault.topic in active and not (yield from _takes_records(group, fault.topic)):

@@ -17,7 +17,7 @@ from bridge.kafka.compacted import is_end
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.quiet import limited
-from bridge.kafka.standstill import Lookout, positions_of
+from bridge.kafka.standstill import Lookout, places_of, positions_of
 from bridge.model.buffered import FrameRef, Partition
 from bridge.model.commit_order import LineKey
 from bridge.model.control import ControlKind, decode_control, peek_kind
@@ -93,7 +93,7 @@ class BufferTail:
         if self._starts and time.monotonic() - self._arrived_at > IDLE_WAIT_MS / 1000:
             self._renew(fresh)  # they would wait for the fetch that is under way
         else:
-            assign_more(self._consumer, _places(fresh))
+            assign_more(self._consumer, places_of(fresh))
             self._starts |= fresh
 
     def poll(self, timeout_s: float) -> Iterator[Message]:
@@ -133,12 +133,8 @@ class BufferTail:
         """
         before, self._starts = self._consumer, {**self._positions(), **(fresh or {})}
         self._consumer = self._open()
-        assign_more(self._consumer, _places(self._starts))
+        assign_more(self._consumer, places_of(self._starts))
         before.close()
-
-
-def _places(offsets: Mapping[Partition, int]) -> list[TopicPartition]:
-    return [TopicPartition(*item, offset) for item, offset in offsets.items()]
 
 
 def _arrived(consumer: Consumer, timeout_s: float) -> Sequence[Message]:

@@ -270,7 +270,7 @@ class Interpreter:
         """Whether the connection to ZooKeeper was away since: what is there now may be less than there was."""
         return self._session.interruptions != self._interruptions
 
-    def is_back(self) -> None:
+    def resume(self) -> None:
         """Go on with the connection that there is now."""
         self._interruptions = self._session.interruptions
 

@@ -340,7 +340,7 @@ class Leadership(threading.Thread):
             if self._session.session_id != holder:
                 raise DeposedError("the ZooKeeper session was lost")
             if interpreter.was_away:
-                interpreter.is_back()
+                interpreter.resume()
                 interpreter.run(check_again(group))
             if self._changed.is_set() or time.monotonic() >= give_way_at:
                 self._changed.clear()

@@ -59,7 +59,6 @@ class RestoredRun(Run):
         self.clients = [CountingClient(f"d{number}", self.world, STREAMS, self.rng) for number in range(4)]
         self.refusals.end()
         self.backup: tuple[dict[str, bytes], int] | None = None
-        self.is_settling = False
         self.restored = self.repaired = self.useless = self.outlived = 0
 
     def _meddle(self) -> None:
@@ -112,8 +111,6 @@ class RestoredRun(Run):
         try:
             super()._lead()
         except ZooKeeperOutdated:
-            if self.is_settling:
-                raise
             self._repair()  # a client has used a number that it took before: this is found out later
 
     def _restore(self, nodes: dict[str, bytes], controller_epoch: int) -> None:
@@ -139,11 +136,7 @@ class RestoredRun(Run):
             self.clock_ms += 10
             self._let_foreign_end()
             self._land(0.1)
-            self.is_settling = True
-            try:
-                self._lead()
-            finally:
-                self.is_settling = False
+            super()._lead()
             leader = self.leaders[-1]
             if leader.pending_done and leader.procedure is None and not leader.returned:
                 return
