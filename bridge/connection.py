@@ -67,6 +67,7 @@ from bridge.writer.options import WriterOptions
 from bridge.writer.writer import StreamWriter
 from bridge.zookeeper.metadata import Metadata
 from bridge.zookeeper.session import ZooKeeperSession
+from bridge.zookeeper.values import SessionState
 
 logger = logging.getLogger(__name__)
 
@@ -157,12 +158,17 @@ class Bridge(Resuming):
             self._session.close()
             raise
 
+    def _connection_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._counters.drop()
+
     def _open(self, metadata: Metadata) -> None:
         settings, options = self.settings, self.options
         self._metadata = metadata
         self._housekeeper = Housekeeper(min(_HOUSEKEEPING_S, options.linger_s / 2))
         self._catalog = Catalog(metadata, self._housekeeper.poke)
         self._counters = CounterSupply(metadata.reserve_counters, self._housekeeper.poke)
+        self._session.on_state(self._connection_changed)
         self._outcomes = OutcomeTail(
             settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name
         )

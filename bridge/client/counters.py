@@ -30,7 +30,8 @@ class CounterSupply:
         self._block = block
         self._current: Iterator[int] = iter(())
         self._low = 0
-        self._spare: range | None = None
+        self._spare: tuple[int, range] | None = None
+        self._drops = 0
         self._lock = threading.Lock()
 
     def next(self) -> int:
@@ -45,18 +46,29 @@ class CounterSupply:
                 return number
             with self._lock:
                 if self._current is current:
-                    self._begin(self._spare or self._reserve(self._block))
+                    drops, block = self._spare or (-1, range(0))
                     self._spare = None
+                    self._begin(block if drops == self._drops else self._reserve(self._block))
 
     def refill(self) -> None:
         """Reserve the next block, if it is not there."""
         with self._lock:
-            if self._spare is not None:
+            if self._spare is not None and self._spare[0] == self._drops:
                 return
+            drops = self._drops
             try:
-                self._spare = self._reserve(self._block)
+                self._spare = drops, self._reserve(self._block)
             except RollbridgeError as fault:
                 logger.info("no block of transaction counters could be reserved ahead: %s", fault)
+
+    def drop(self) -> None:
+        """Give out no number any more that was reserved until now, as ZooKeeper may not be what it was.
+
+        One that was set back while it was away reserves the same numbers for others. Called on its connection's thread,
+        so nothing is waited for.
+        """
+        self._drops += 1
+        self._current = iter(())
 
     def _begin(self, block: range) -> None:
         self._low = block.start + len(block) // 2

@@ -16,7 +16,6 @@ from typing import Final
 
 from bridge.errors import CorruptDataError, InvalidNameError
 from bridge.model import paths
-from bridge.model.faults import SUSPENDED, StreamFault
 from bridge.model.identifiers import TransactionId
 from bridge.model.journal import Journal, epochs_of, is_deleted, streams_of
 from bridge.model.names import GroupName, StreamName, parse_segment_topic
@@ -250,11 +249,6 @@ def _check_epochs(nodes: Nodes, group: GroupEvidence) -> None:
     """Raise CorruptDataError if there are segments of epochs that nobody has written down."""
     begun: dict[StreamName, int] = {}
     works = [work for _, work in works_of(nodes, group.name)]
-    for name in sorted(_halted(group.journal).difference(*(work.streams for work in works))):
-        raise CorruptDataError(
-            f"a scale or rolling commit of {name} was left half done after the backup was made, and nobody has written "
-            "down what is left to do; nothing was changed. Restore ZooKeeper from a later backup"
-        )
     for work in works:
         if isinstance(work, Scaling):
             begun[work.stream] = work.epoch
@@ -273,13 +267,6 @@ def _check_epochs(nodes: Nodes, group: GroupEvidence) -> None:
                 f"{group.name} ends at epoch {newest} of {stream}; nothing was changed. If the topic is empty, a scale "
                 "was interrupted: delete it, and repair again; else restore ZooKeeper from a later backup"
             )
-
-
-def _halted(journal: Journal) -> set[str]:
-    """The streams that wait in the middle of a change, as their error states say."""
-    alive = [name for name, value in streams_of(journal).items() if not is_deleted(value)]
-    faults = {name: raw for name in alive if (raw := journal.get(paths.stream_fault(name))) is not None}
-    return {str(name) for name, raw in faults.items() if StreamFault.from_json(raw).code == SUSPENDED}
 
 
 def _newest(journal: Journal, stream: StreamName) -> int:

@@ -59,6 +59,21 @@ def test_a_refill_that_fails_is_made_up_for_when_needed() -> None:
     assert supply.next() == 2000
 
 
+@pytest.mark.parametrize("refilled", [False, True])
+def test_what_was_reserved_before_zookeeper_was_away_is_not_given_out_after(*, refilled: bool) -> None:
+    reserve = Reserve()
+    supply = CounterSupply(reserve, lambda: None, block=3)
+    supply.next()
+    if refilled:
+        supply.refill()
+    supply.drop()
+    reserved = reserve.asked
+    assert supply.next() == (reserved + 1) * 1_000
+    supply.drop()
+    supply.refill()
+    assert supply.next() == (reserved + 2) * 1_000, "one that was reserved since is given out"
+
+
 def test_threads_never_get_the_same_number() -> None:
     supply = CounterSupply(Reserve(), lambda: None, block=50)
     found: list[list[int]] = [[] for _ in range(4)]

@@ -10,7 +10,6 @@ import pytest
 from bridge.errors import CorruptDataError
 from bridge.model import paths
 from bridge.model.epochs import EpochCause, EpochRecord, Segment
-from bridge.model.faults import SUSPENDED, StreamFault
 from bridge.model.identifiers import Epoch, SegmentId, TransactionId
 from bridge.model.keyspace import KeyRange
 from bridge.model.late import LateNotes, LateSegment
@@ -206,17 +205,6 @@ def test_an_epoch_that_nobody_has_written_down_is_refused_unless_it_is_being_mad
         plan(BACKUP, [evidence], NOW_MS)
     scale = Scaling(STREAM, "request-1", 4, (1,), (KeyRange(0.0, 1.0),), 0, 7)
     assert plan(BACKUP | {paths.scaling(GROUP): scale.to_json()}, [evidence], NOW_MS)
-
-
-def test_a_change_that_was_left_half_done_after_the_backup_is_refused() -> None:
-    fault = StreamFault("it waits for native transactions", SUSPENDED, "", 7)
-    evidence = replace(EVIDENCE, journal={**JOURNAL, paths.stream_fault(STREAM): fault.to_json()})
-    with pytest.raises(CorruptDataError, match="was left half done after the backup"):
-        plan(BACKUP, [evidence], NOW_MS)
-    scale = Scaling(STREAM, "request-1", 4, (1,), (KeyRange(0.0, 1.0),), 0, 7)
-    assert plan(BACKUP | {f"{paths.suspended(GROUP)}/{scale.title}": scale.to_json()}, [evidence], NOW_MS)
-    other = replace(EVIDENCE, journal={**JOURNAL, paths.stream_fault(STREAM): replace(fault, code="X").to_json()})
-    assert plan(BACKUP, [other], NOW_MS)
 
 
 def test_leaders_are_kept_away_from_the_first_step_to_the_last() -> None:

@@ -79,23 +79,24 @@ def check_birth(group: GroupState) -> Steps[None]:
         yield from _refuse(group, [f"group {group.name} was led before, ZooKeeper does not know it"])
 
 
-def check_counters(group: GroupState, committed: Iterable[bytes]) -> Steps[None]:
+def check_counters(group: GroupState, used: Iterable[bytes]) -> Steps[None]:
     """Compare the transaction counter with the ids of transactions that were committed, or are open.
 
     Raises:
         ZooKeeperOutdated: one of them has not been given out yet, so it will be given out again.
     """
-    highest = max((item[_COUNTER_BYTES] for item in committed), default=None)
-    if highest is None:
+    last = max((item[_COUNTER_BYTES] for item in used), default=None)
+    if last is None:
         return
-    used = int.from_bytes(highest, "big")
+    highest = int.from_bytes(last, "big")
     known = yield from read_node(paths.TRANSACTION_COUNTER)
-    if known is None or used < int(known or b"0"):
+    if known is None or highest < int(known or b"0"):
         return  # without the node nothing was ever begun by a client of this ZooKeeper
     yield from confirm_leadership()
     known = yield from read_node(paths.TRANSACTION_COUNTER)
-    if used >= int(known or b"0"):
-        yield from _refuse(group, [f"transaction counter {used} was in use, ZooKeeper gives out {int(known or b'0')}"])
+    if highest >= int(known or b"0"):
+        given = int(known or b"0")
+        yield from _refuse(group, [f"transaction counter {highest} was in use, ZooKeeper gives out {given}"])
 
 
 def open_journal(group: GroupState) -> Steps[None]:

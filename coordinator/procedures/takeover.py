@@ -110,6 +110,7 @@ def take_over(
 def finish_pending(group: GroupState) -> Steps[None]:
     """Finish a rolling commit that was under way; the buffers have been folded up to the offsets of the takeover."""
     yield from finish_restore(group)
+    yield from check_counters(group, group.fold.open)
     if group.fold.lines:
         # They wait for earlier commits of their connections, some of which may have an outcome and not be read again.
         group.fold.learn_order((yield from read_orders(group.commit_log, ORDERS_READ)))

@@ -18,7 +18,8 @@ from bridge.model import paths
 from bridge.model.control import ControlKind
 from bridge.model.frames import FrameKind, decode_begin, unpack_header
 from bridge.model.identifiers import TransactionId
-from bridge.model.journal import split
+from bridge.model.journal import epochs_of, split
+from bridge.model.names import parse_segment_topic
 from bridge.model.records import ControllerEpoch
 from bridge.model.repair import GroupEvidence, Step, plan
 from coordinator.procedures import takeover
@@ -38,6 +39,10 @@ class CountingClient(Client):
     """Takes the counters of its transactions from ZooKeeper, as clients do."""
 
     _left: tuple[int, ...] = ()
+
+    def drop(self) -> None:
+        """Use nothing that was reserved until now: the connection to ZooKeeper was away."""
+        self._left = ()
 
     def _counter(self) -> int:
         if not self._left:
@@ -59,7 +64,7 @@ class RestoredRun(Run):
         self.clients = [CountingClient(f"d{number}", self.world, STREAMS, self.rng) for number in range(4)]
         self.refusals.end()
         self.backup: tuple[dict[str, bytes], int] | None = None
-        self.restored = self.repaired = self.useless = self.outlived = 0
+        self.restored = self.repaired = self.useless = self.outlived = self.unwritten = 0
 
     def _meddle(self) -> None:
         super()._meddle()
@@ -91,7 +96,12 @@ class RestoredRun(Run):
                 self._take_over()
             except ZooKeeperOutdated:
                 try:
-                    self._repair()
+                    try:
+                        self._repair()
+                    except CorruptDataError:
+                        if not self._delete_unwritten():
+                            raise
+                        self._repair()
                 except CorruptDataError:  # nobody knows what was lost: a later backup is needed
                     self.useless += 1
                     self.leaders.clear()  # it has ended with what it has found
@@ -101,7 +111,22 @@ class RestoredRun(Run):
                 return
         raise AssertionError("a leader refuses what was repaired")
 
+    def _delete_unwritten(self) -> bool:
+        """Delete what was made for epochs that nobody has published, as the message says; whether there was any."""
+        journal = self._evidence().journal
+        doomed = []
+        for name, log in self.world.topics.items():
+            if name.startswith(tuple(f"{item.scope}.{item.stream}.segment-" for item in STREAMS)):
+                stream, segment = parse_segment_topic(name)
+                if segment.epoch > max(epochs_of(journal, stream), default=-1) and not log.visible():
+                    doomed.append(name)
+        for name in doomed:
+            del self.world.topics[name]
+        self.unwritten += len(doomed)
+        return bool(doomed)
+
     def _repair(self) -> None:
+        self.world.ensure(paths.TRANSACTION_COUNTER.rpartition("/")[0])
         steps = plan(self.world.nodes, [self._evidence()], self.clock_ms)
         self.repaired += 1
         self._carry_out([step for step in steps if self.repairing(step)])
@@ -119,6 +144,9 @@ class RestoredRun(Run):
         for path, value in nodes.items():
             self.world.nodes[path] = value
         self.world.controller_epoch = controller_epoch
+        for client in self.clients:
+            assert isinstance(client, CountingClient)
+            client.drop()
         leader = self.leaders[-1] if self.leaders else None
         if leader is not None and leader.epoch == controller_epoch:
             self.outlived += 1  # its session stood in the backup, and was not over
