@@ -56,6 +56,7 @@ def test_no_zookeeper_at_the_start_is_said_clearly(own_cluster: AnyCluster) -> N
         bridge.connect(own_cluster.bootstrap_servers, zookeeper=address, options=QUICK)
 
 
+@pytest.mark.long
 def test_a_transaction_survives_a_broker_that_is_killed_in_the_middle(
     own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_transaction_survives_a_zookeeper_that_is_killed_in_the_middle(
     assert [message.value() for message in own_site.committed(stream)] == [b"before", b"while", b"begun meanwhile"]
 
 
+@pytest.mark.long
 def test_writers_wait_while_the_buffer_is_full_and_are_told_in_the_end(
     own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:

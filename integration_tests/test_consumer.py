@@ -103,6 +103,7 @@ def test_a_single_member_reads_every_key_in_its_order_and_goes_on_after_a_restar
         nothing_comes(consumer)
 
 
+@pytest.mark.long
 def test_epochs_that_are_made_meanwhile_are_followed(client: bridge.Bridge, orders: str, group: Group) -> None:
     with group.member(orders) as consumer:
         write(client, orders, b"first")
@@ -112,6 +113,7 @@ def test_epochs_that_are_made_meanwhile_are_followed(client: bridge.Bridge, orde
         assert values(found) == {key: [b"first", *expected] for key in KEYS}
 
 
+@pytest.mark.long
 def test_a_successor_waits_until_what_it_continues_was_committed_by_whoever_owns_it(
     client: bridge.Bridge, orders: str, group: Group
 ) -> None:
@@ -283,7 +285,11 @@ def test_a_group_may_begin_elsewhere_and_a_member_may_assign_by_hand(
         assert {message.partition() for message in take(consumer, 1)} == {1}
 
 
-@pytest.mark.parametrize("ours", [False, True], ids=["confluent_kafka.Producer", "bridge.Producer"])
+@pytest.mark.parametrize(
+    "ours",
+    [pytest.param(False, marks=pytest.mark.long), True],
+    ids=["confluent_kafka.Producer", "bridge.Producer"],
+)
 def test_offsets_that_a_transaction_commits_let_successors_go_on(
     site: Site, client: bridge.Bridge, orders: str, payments: str, group: Group, ours: bool
 ) -> None:

@@ -64,11 +64,8 @@ POINTS = [
 ]
 SOME = [
     "scale/Seal:after",
-    "roll/MergeFrames:after",
     "roll/Seal:after",
     "roll/CommitRound:after",
-    "remove_records/Write:after",
-    "roll/Write:after + finish_pending/MergeFrames:after + finish_pending/Seal:after",
 ]
 """Those that `make test` tries, too."""
 

@@ -120,6 +120,7 @@ def test_what_a_new_leader_needs_is_looked_at(
     until(lambda: "outcomes-gone" in patient.findings())
 
 
+@pytest.mark.long
 def test_a_native_transaction_that_is_open_is_seen(
     patient: Patient, cluster: AnyCluster, unique_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_native_transaction_that_is_open_is_seen(
     until(lambda: "long-transaction" not in patient.findings())
 
 
+@pytest.mark.long
 def test_nobody_to_lead_and_a_zookeeper_that_was_wiped(
     patient: Patient, cluster: AnyCluster, unique_name: Callable[[str], str]
 ) -> None:

@@ -153,6 +153,7 @@ def test_a_server_that_restarts_is_waited_for(
         assert commit_one(b, stream, b"more").position > result.position
 
 
+@pytest.mark.long
 def test_a_leader_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing(
     cluster: AnyCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -303,6 +303,7 @@ def test_a_rolling_commit_that_meets_one_is_resumed_by_the_next_leader_and_ended
         eventually(lambda: not stage.fault(stage.orders), "the stream is well again")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point", ["scale/CreateTopics:after", pytest.param("scale/Seal:fenced", marks=pytest.mark.long)]
 )

@@ -31,7 +31,7 @@ from integration_tests.backends.engine import SESSION, engine, host, publishing_
 from integration_tests.container_health import health
 from integration_tests.patience import eventually
 
-pytestmark = pytest.mark.containers
+pytestmark = [pytest.mark.containers, pytest.mark.long]
 
 SECOND_NS = 1_000_000_000
 METRICS = "9464/tcp"

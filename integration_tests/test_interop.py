@@ -115,6 +115,7 @@ def test_kafkas_own_consumer_reads_a_stream_by_pattern(client: bridge.Bridge, or
     assert Counter(read.stdout.splitlines()) == expected, read.stderr
 
 
+@pytest.mark.long
 def test_what_kafkas_own_producer_writes_is_read_and_a_sealed_segment_refuses_it(
     client: bridge.Bridge, orders: str, programs: Programs
 ) -> None:

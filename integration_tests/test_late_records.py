@@ -171,6 +171,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.long
 def test_a_record_behind_a_sealed_end_is_read_once_whatever_crashes(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def test_each_change_of_state_has_a_line(
             assert "committing -> committed (merged)" not in log.read_text()
 
 
+@pytest.mark.long
 def test_the_last_events_of_a_transaction_are_told_and_stand_in_errors_about_it(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

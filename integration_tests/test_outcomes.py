@@ -306,6 +306,7 @@ def test_the_producers_of_one_transactional_id_fence_each_other(site: Site, ledg
     assert values_of(site, ledger) == ["new"]
 
 
+@pytest.mark.long
 def test_a_commit_that_nobody_carries_out_is_unknown_and_another_process_asks_by_its_label(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_leader_that_stood_still_in_a_deletion_deletes_nothing_of_the_next_lif
             assert len(scene.values()) == 25
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point",
     [

@@ -135,6 +135,7 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
     gc.collect()  # kazoo leaves sockets open when its server is killed
 
 
+@pytest.mark.long
 def test_a_leader_whose_session_outlives_the_backup_finds_out_before_it_writes(
     rewound: Rewound, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -348,6 +348,7 @@ def test_what_was_open_to_everybody_can_be_closed(secured: Secured) -> None:
         assert nobody.set(paths.session(ALICES, "loader"), b"{}") > 0  # it is its client's
 
 
+@pytest.mark.long
 def test_the_doctor_says_which_rights_are_missing(secured: Secured, alice: bridge.Bridge) -> None:
     def found(user: str) -> list[dict[str, str]]:
         answer = cli(secured, user, "doctor", "--json")

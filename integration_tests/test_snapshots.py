@@ -87,6 +87,7 @@ def _segments(item: BufferSnapshot) -> tuple[int, ...]:
     return () if item.snapshot is None else tuple(index.sequence_id for index in item.snapshot.indexes)
 
 
+@pytest.mark.long
 def test_a_leader_goes_on_from_snapshots_in_either_format_and_makes_damaged_ones_anew(
     cluster: AnyCluster, root: str, stream: str, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def driver(
             process.wait(PATIENCE_S)
 
 
+@pytest.mark.long
 def test_every_row_once_while_the_stream_is_scaled_and_the_coordinator_is_killed(
     spark: SparkSession, site: Site, client: bridge.Bridge, orders: str, tmp_path: Path
 ) -> None:

@@ -204,6 +204,7 @@ def test_a_batch_begins_and_ends_where_it_is_told_to(client: bridge.Bridge, orde
     assert len(source.batch_reader(given, source.schema(given)).partitions()) > 3
 
 
+@pytest.mark.long
 def test_a_query_keeps_the_order_of_every_key_across_scales_restarts_and_limits(
     client: bridge.Bridge, orders: str, query: Query, here: Here
 ) -> None:

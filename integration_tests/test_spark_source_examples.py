@@ -27,6 +27,7 @@ def test_consume_transform_produce_is_exactly_once_across_scales(
     assert capsys.readouterr().out.count("  ok: ") == 3
 
 
+@pytest.mark.long
 def test_a_change_feed_has_every_transaction_whole_and_in_the_order_of_commits(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -250,6 +250,7 @@ def test_a_lost_answer_is_looked_into(site: Site, client: bridge.Bridge, ledger:
     assert values(site, ledger) == [b"", b"a", b"b", b"ab", b"c", b"d", b"e"]
 
 
+@pytest.mark.long
 def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next_fetch(
     site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy
 ) -> None:

@@ -231,6 +231,7 @@ def test_no_jars_and_no_repository_is_one_clear_line(shell: Shell, tmp_path: Pat
     assert processes.find(shell.home) == {}
 
 
+@pytest.mark.long
 def test_a_start_that_fails_half_way_stops_what_it_started(shell: Shell) -> None:
     data = shell.home / "kafka" / "data"
     data.mkdir(parents=True)

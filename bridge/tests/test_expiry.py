@@ -158,7 +158,8 @@ def test_truncation_goes_on(pair: tuple[EpochHistory, EpochHistory], data: st.Da
     gone = data.draw(st.sampled_from(list(whole.segments())))
     cut = {segment: offset}
     before, after = (consistent(item, floors_of(item, cut)) for item in (whole, kept))
-    assert removable(kept, after) == removable(whole, before)
+    # Those that nothing ties to each other may come in any order.
+    assert sorted(removable(kept, after)) == sorted(removable(whole, before))
     assert frontier(kept, after) == frontier(whole, before)
     if kept.is_dropped(gone):
         assert floors_of(kept, {gone: 0}) == {}, "nothing is left there"
