@@ -69,10 +69,15 @@ EVENTS_SHOWN_MAX: Final = 3
 
 
 class RollbridgeError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package.
+
+    Attributes:
+        resource: What of Kafka it is about, such as ``topic orders``; empty where that is not one thing.
+    """
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
+    resource: str = ""
 
 
 class WithEvents:

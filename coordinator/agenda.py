@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bridge.model.under_way import Committing, Scaling
 from coordinator.group import GroupState
+from coordinator.housekeeping import REST_MAX_MS
 from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from coordinator.procedures.bookkeeping import expire_bookkeeping
 from coordinator.procedures.chores import undertake
@@ -20,13 +21,13 @@ from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.outcomes import forget_expired
 from coordinator.procedures.questions import answer_questions
 from coordinator.procedures.refusals import give_up_waiting, try_again
+from coordinator.procedures.reopening import reopen
 from coordinator.procedures.requests import answer_waiting, handle_requests, retry_held
 from coordinator.procedures.retention import retain_streams
 from coordinator.procedures.rolling import go_on_with_roll, roll
 from coordinator.procedures.scale import go_on_with_scale
 from coordinator.procedures.sessions import forget_sessions
 from coordinator.procedures.snapshots import take_snapshots
-from coordinator.procedures.suspended import BLIND_MS
 from coordinator.procedures.truncation import truncate_buffers
 from coordinator.procedures.upkeep import await_frames, expire_overdue, forsake_held, record_long, remove_records
 from coordinator.steps import Steps
@@ -46,7 +47,8 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     if group.fold.lines:
         yield from forsake_held(group, group.times.lease(now_ms))
     if group.faults:
-        yield from try_again(group, now_ms)
+        stuck = yield from try_again(group, now_ms)
+        yield from reopen(group, stuck, group.times.stamp(now_ms))
     stamp_ms = group.times.stamp(now_ms)
     if group.held_rolls:
         release_due(group, stamp_ms)
@@ -89,7 +91,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
 def go_on(group: GroupState, now_ms: int) -> Steps[None]:
     """Finish the scales and rolling commits that were left half done, as far as they need not wait any more."""
     for node, item in list(group.suspended.items()):
-        if not is_due(item.wait, now_ms, BLIND_MS):
+        if not is_due(item.wait, now_ms, REST_MAX_MS):
             continue
         match item.work:
             case Scaling():

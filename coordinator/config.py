@@ -56,8 +56,8 @@ class CoordinatorSettings:
     """ZooKeeper session time-out: how soon another daemon takes over when this one dies."""
     patience_s: float = 3.0
     """How long a daemon that is not a group's first choice waits before it leads a group that nobody leads."""
-    seal_timeout_s: float = 900.0
-    """How long sealing a topic may wait for native transactions of others; brokers abort those after 15 minutes."""
+    seal_timeout_s: float = 10.0
+    """How long sealing may take, for which all streams of the group wait, before its stream waits alone."""
     poll_s: float = 0.05
     """Longest wait for new frames before other work is looked at."""
     standby_transactions_max: int = 300_000

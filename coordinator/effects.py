@@ -114,8 +114,18 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
-class LookForForeign:
-    """Native transactions that are open on topics while the round is empty; left out where that is not told now."""
+class LookForObstacles:
+    """What keeps topics from being sealed while the round is empty: native transactions, and leaders that are away.
+
+    Left out is what brokers do not tell us.
+    """
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Those of the topics that have been closed to writers, in the course of a seal."""
 
     topics: tuple[str, ...]
 
@@ -448,7 +458,8 @@ Effect = (
     | DeleteTopics
     | TopicIds
     | Seal
-    | LookForForeign
+    | LookForObstacles
+    | Closed
     | EndForeign
     | MergeFrames
     | AppendControl

@@ -14,6 +14,8 @@ from coordinator.housekeeping import Rest
 
 LEADERLESS: Final = "LEADER_NOT_AVAILABLE"
 """Kafka's name of what is wrong with a topic none of whose brokers is there."""
+SEAL_TIMEOUT: Final = "seal-timeout"
+"""Our name of a seal that took too long; it may work the next time."""
 
 
 class Faults:

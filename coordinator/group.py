@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bridge.model.buffer import BufferFold
 from bridge.model.buffered import BufferedTransaction, Partition
 from bridge.model.epochs import EpochHistory, EpochRecord
-from bridge.model.foreign import ForeignTransaction
+from bridge.model.foreign import Obstacle
 from bridge.model.frames import buffer_partition
 from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.late import LateNotes
@@ -20,7 +20,7 @@ from bridge.model.transaction import State
 from bridge.model.under_way import Committing, Work
 from coordinator.faults import Faults
 from coordinator.forecast import Forecast
-from coordinator.housekeeping import Housekeeping
+from coordinator.housekeeping import Housekeeping, Rest
 from coordinator.journal import JournalState
 from coordinator.late import LateWatch
 from coordinator.preserver import Draft, TransactionMetadataPreserver
@@ -145,20 +145,20 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A wait for native transactions of others; everything else goes on.
+    """A wait for native transactions of others, or for leaders that are away; everything else goes on.
 
     Attributes:
         since_ms: Since when, by this leader's clock.
         due_ms: When to look again.
-        seen: What was open at the last look.
-        lasting: What was open at the last two, which is what is waited for: others end soon.
+        seen: What was there at the last look.
+        lasting: What was there at the last two, which is what is waited for: others end soon.
         told_ms: When a log said for whom it waits; None if that has not been said.
     """
 
     since_ms: int
     due_ms: int
-    seen: frozenset[ForeignTransaction]
-    lasting: frozenset[ForeignTransaction] = frozenset()
+    seen: frozenset[Obstacle]
+    lasting: frozenset[Obstacle] = frozenset()
     told_ms: int | None = None
 
 
@@ -177,10 +177,19 @@ class HeldRoll:
 
 @dataclass(slots=True)
 class Suspended:
-    """A scale or rolling commit that waits half done: its streams are closed, and take no transactions."""
+    """A scale or rolling commit that waits half done: its streams are closed, and take no transactions.
+
+    Attributes:
+        work: What is half done.
+        wait: For what.
+        rest: How long it is left alone, since something of it was refused.
+        refused: Why that was; empty if nothing was.
+    """
 
     work: Work
     wait: Wait
+    rest: Rest | None = None
+    refused: str = ""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from bridge.model.buffered import FrameRef, Partition
 from bridge.model.commit_order import LineKey
 from bridge.model.control import ControlRecord
-from bridge.model.foreign import ForeignTransaction
+from bridge.model.foreign import ForeignTransaction, Obstacle
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.late import LateRecord
 from bridge.model.names import GroupName
@@ -19,6 +19,7 @@ from coordinator.effects import (
     AppendLate,
     AppendMessages,
     AppendTogether,
+    Closed,
     CommitRound,
     CreateTopics,
     DeleteRecords,
@@ -33,7 +34,7 @@ from coordinator.effects import (
     GroupCommits,
     LogSummary,
     Look,
-    LookForForeign,
+    LookForObstacles,
     MendTopics,
     MergeFrames,
     Messages,
@@ -144,9 +145,15 @@ def seal(topics: Sequence[str]) -> Steps[Mapping[str, int]]:
     return ends
 
 
-def look_for_foreign(topics: Sequence[str]) -> Steps[Sequence[ForeignTransaction]]:
-    """See :class:`LookForForeign`."""
-    found: Sequence[ForeignTransaction] = yield LookForForeign(tuple(topics))
+def look_for_obstacles(topics: Sequence[str]) -> Steps[Sequence[Obstacle]]:
+    """See :class:`LookForObstacles`."""
+    found: Sequence[Obstacle] = yield LookForObstacles(tuple(topics))
+    return found
+
+
+def closed_of(topics: Sequence[str]) -> Steps[frozenset[str]]:
+    """See :class:`Closed`."""
+    found: frozenset[str] = yield Closed(tuple(topics))
     return found
 
 

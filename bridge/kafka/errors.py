@@ -165,6 +165,7 @@ class TopicNotFound(NotFoundError):
     def __init__(self, message: str, *, topic: str) -> None:
         super().__init__(message)
         self.topic = topic
+        self.resource = f"topic {topic}"
 
 
 class TopicMismatchError(ConflictError):
@@ -180,6 +181,7 @@ class TopicMismatchError(ConflictError):
     def __init__(self, message: str, *, topic: str, differences: Mapping[str, tuple[str, str]]) -> None:
         super().__init__(message)
         self.topic = topic
+        self.resource = f"topic {topic}"
         self.differences = dict(differences)
 
 
@@ -195,3 +197,4 @@ class SealTimeoutError(UnavailableError):
     def __init__(self, message: str, *, topics: Mapping[str, str]) -> None:
         super().__init__(message)
         self.topics = dict(topics)
+        self.resource = f"topic {min(topics)}" if topics else ""

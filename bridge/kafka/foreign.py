@@ -30,7 +30,7 @@ from bridge.kafka.coordination import Coordination, RequestRefused
 from bridge.kafka.errors import KafkaUnavailable, NotAuthorizedError
 from bridge.kafka.metadata import Cluster, CodeError, NodeId
 from bridge.kafka.views import view_cluster
-from bridge.model.foreign import ForeignTransaction
+from bridge.model.foreign import ForeignTransaction, Leaderless, Obstacle
 
 logger = logging.getLogger(__name__)
 
@@ -39,30 +39,43 @@ _END_S: Final = 10.0
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 
 
-def open_transactions(cluster: Cluster, topics: Iterable[str]) -> list[ForeignTransaction]:
-    """Return the native transactions that are open on partition 0 of topics, with their transactional ids.
+def obstacles(cluster: Cluster, topics: Iterable[str]) -> list[Obstacle]:
+    """Return what keeps partition 0 of topics from being sealed now.
 
-    Topics of which that is not told now are left out.
+    That is the native transactions that are open there, with their transactional ids, and leaders that can not be
+    reached. Left out are topics that do not exist, and those of which we are not told.
     """
     found: list[ForeignTransaction] = []
+    away: list[Leaderless] = []
+
+    def note(topic: str, fault: CodeError | KafkaUnavailable | ErrorCode) -> None:
+        cluster.forget_leader(topic)
+        code = fault if isinstance(fault, ErrorCode) else fault.code if isinstance(fault, CodeError) else None
+        is_away = code is None or codes.meaning(codes.READ, code) in (Meaning.REFRESH, Meaning.RETRY)
+        if is_away and code is not ErrorCode.unknown_topic_or_partition:
+            away.append(Leaderless(topic))
+        # Of a leader that is away whoever waits for it says so, once a minute.
+        level = logging.DEBUG if is_away else logging.INFO
+        logger.log(level, "the producers of topic %s are not told now: %s", topic, fault if code is None else code.name)
+
     leaders: dict[NodeId, list[str]] = {}
     for topic in topics:
         try:
             leaders.setdefault(cluster.leader(topic, 0), []).append(topic)
         except (CodeError, KafkaUnavailable) as fault:
-            _leave_out(cluster, topic, str(fault))
+            note(topic, fault)
     for node, led in leaders.items():
         asked = tuple(TopicRequest(name=TopicName(name), partition_indexes=(i32(0),)) for name in led)
         try:
             answer = cluster.connection(node).call(DescribeProducersRequest(topics=asked), DescribeProducersResponse)
         except (CodeError, KafkaUnavailable) as fault:
             for name in led:
-                _leave_out(cluster, name, str(fault))
+                note(name, fault)
             continue
         for item in answer.topics:
             [partition] = item.partitions
             if partition.error_code != ErrorCode.none:
-                _leave_out(cluster, item.name, codes.name(partition.error_code))
+                note(item.name, partition.error_code)
                 continue
             found += [
                 ForeignTransaction(
@@ -76,14 +89,9 @@ def open_transactions(cluster: Cluster, topics: Iterable[str]) -> list[ForeignTr
                 if producer.current_txn_start_offset >= 0
             ]
     if not found:
-        return found
+        return [*away]
     names = _names(cluster, {item.producer_id for item in found})
-    return [replace(item, transactional_id=names.get(item.producer_id, "")) for item in found]
-
-
-def _leave_out(cluster: Cluster, topic: str, why: str) -> None:
-    cluster.forget_leader(topic)
-    logger.info("the producers of topic %s are not told now: %s", topic, why)
+    return [*away, *(replace(item, transactional_id=names.get(item.producer_id, "")) for item in found)]
 
 
 def end_transactions(cluster: Cluster, found: Sequence[ForeignTransaction]) -> None:

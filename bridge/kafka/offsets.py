@@ -131,8 +131,14 @@ def _check_repeatable(
         case Meaning.DENIED:
             raise NotAuthorizedError(f"not allowed to read topic {topic}", resource=f"topic {topic}")
         case _:
-            raise KafkaUnavailable(f"cannot read {what} {topic}: {codes.name(code)}")
+            raise _unavailable(topic, f"cannot read {what} {topic}: {codes.name(code)}")
     if code == ErrorCode.unknown_topic_or_partition and waited_s >= unknown_topic_timeout_s:
         raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
     if waited_s >= retry_timeout_s:
-        raise KafkaUnavailable(f"cannot read {what} {topic}: {codes.name(code)} for {waited_s:.0f} s")
+        raise _unavailable(topic, f"cannot read {what} {topic}: {codes.name(code)} for {waited_s:.0f} s")
+
+
+def _unavailable(topic: str, message: str) -> KafkaUnavailable:
+    fault = KafkaUnavailable(message)
+    fault.resource = f"topic {topic}"
+    return fault

@@ -152,7 +152,9 @@ class Sealer:
                     self._note(topic, exc.code)
                     continue
                 if self._cluster.partition_count(topic) != 1:
-                    raise InvalidRequestError(f"cannot seal topic {topic}: it has more than one partition")
+                    fault = InvalidRequestError(f"cannot seal topic {topic}: it has more than one partition")
+                    fault.resource = f"topic {topic}"
+                    raise fault
                 pending.discard(topic)
             backoff_s = self._pause(pending, backoff_s)
 

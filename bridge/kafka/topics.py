@@ -293,6 +293,11 @@ class TopicAdmin:
             sealer = Sealer(cluster, self.set_topic_config, transactional_id=transactional_id, timeout_s=timeout_s)
             return sealer.seal(names, foreign_s)
 
+    def closed(self, topics: Iterable[str]) -> frozenset[str]:
+        """Those of the topics that exist and have been closed to writers, which sealing does first."""
+        described = self.describe(topics)
+        return frozenset(name for name, topic in described.items() if SEALED.items() <= topic.config.items())
+
     def _offsets(
         self, topics: Iterable[Partition], timestamp: int, isolation: Isolation, doing: str
     ) -> dict[Partition, int]:

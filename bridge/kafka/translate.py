@@ -142,7 +142,9 @@ def refusal(code: ErrorCode, doing: str, resource: str = "", detail: str | None 
     message = f"cannot {doing}: {said} ({KafkaError(code.value).name()})"
     if error_class is NotAuthorizedError:
         return NotAuthorizedError(message, resource=resource or doing)
-    return error_class(message)
+    fault = error_class(message)
+    fault.resource = resource
+    return fault
 
 
 def is_definite(code: ErrorCode) -> bool:

@@ -1,4 +1,4 @@
-"""Native transactions of others that are open on a segment."""
+"""What keeps a segment from being sealed: native transactions of others that are open there, or nobody leads it."""
 
 from __future__ import annotations
 
@@ -30,3 +30,17 @@ class ForeignTransaction:
             f"producer {self.producer_id}, epoch {self.producer_epoch}, {name}, open on {self.topic} since offset "
             f"{self.start_offset}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Leaderless:
+    """A topic whose leader can not be reached now; where its log ends is told by nobody else."""
+
+    topic: str
+
+    def __str__(self) -> str:
+        return f"the leader of topic {self.topic}, which can not be reached"
+
+
+Obstacle = ForeignTransaction | Leaderless
+"""For what a seal has to wait."""

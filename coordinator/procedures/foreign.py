@@ -1,9 +1,9 @@
-"""Waiting for native transactions of others without holding anybody up.
+"""Waiting for native transactions of others, and for leaders that are away, without holding anybody up.
 
-No segment can be sealed while a native transaction is open on it. So it is looked before a scale or rolling commit is
-begun: what needs it waits then, with later commits of its connections, and all others go on. There is no bound but the
-one of Kafka: these transactions end by themselves (``transaction.max.timeout.ms``, 15 minutes). One that begins between
-the look and the seal is waited for in :mod:`coordinator.procedures.suspended`.
+No segment can be sealed while a native transaction is open on it, or while nobody leads it. So it is looked before a
+scale or rolling commit is begun: what needs it waits then, with later commits of its connections, and all others go on.
+There is no bound but the one of Kafka: these transactions end by themselves (``transaction.max.timeout.ms``, 15
+minutes). What comes up between the look and the seal is waited for in :mod:`coordinator.procedures.suspended`.
 
 What is open at two looks is waited for. Others are of the kind that conditional writers make, which end within
 milliseconds; there may always be one of these.
@@ -16,10 +16,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from bridge.model.foreign import ForeignTransaction
+from bridge.model.foreign import ForeignTransaction, Obstacle
 from bridge.model.under_way import Roll
 from coordinator.group import GroupState, HeldRoll, Wait
-from coordinator.steps import Steps, end_foreign, look_for_foreign
+from coordinator.steps import Steps, end_foreign, look_for_obstacles
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +33,25 @@ NAMED_MAX: Final = 5
 """How many of them are named."""
 
 
-def name_some(found: Collection[ForeignTransaction]) -> str:
-    """Return who holds native transactions open, for people."""
-    named = "; ".join(sorted(map(str, found))[:NAMED_MAX])
-    return named if len(found) <= NAMED_MAX else f"{named}; and {len(found) - NAMED_MAX} more"
+def name_some(found: Collection[Obstacle]) -> str:
+    """Return who holds native transactions open and which leaders are away, for people; empty if it is nobody."""
+    foreign = sorted(str(item) for item in found if isinstance(item, ForeignTransaction))
+    away = sorted(str(item) for item in found if not isinstance(item, ForeignTransaction))
+    named = [f"native transactions of others: {_some(foreign)}"] if foreign else []
+    return " and ".join([*named, _some(away)] if away else named)
+
+
+def _some(names: Sequence[str]) -> str:
+    named = "; ".join(names[:NAMED_MAX])
+    return named if len(names) <= NAMED_MAX else f"{named}; and {len(names) - NAMED_MAX} more"
 
 
 def look_again(topics: Sequence[str], before: Wait | None, now_ms: int) -> Steps[Wait | None]:
-    """Return how it is waited for native transactions on topics, after an earlier wait; None if that is over.
+    """Return how it is waited for what keeps topics from being sealed, after an earlier wait; None if that is over.
 
     An earlier wait in which nothing was seen was for something else: what is found now is looked at twice all the same.
     """
-    found = frozenset((yield from look_for_foreign(topics)))
+    found = frozenset((yield from look_for_obstacles(topics)))
     if before is None or not before.seen:
         since_ms = now_ms if before is None else before.since_ms
         return Wait(since_ms, now_ms + LOOK_SOON_MS, found) if found else None
@@ -64,22 +71,23 @@ def tell(group: GroupState, what: str, wait: Wait, now_ms: int) -> Wait:
     if not wait.lasting or (wait.told_ms is not None and 0 <= now_ms - wait.told_ms < TELL_MS):
         return wait
     named = name_some(wait.lasting)
-    logger.info("%s: %s waits for native transactions of others: %s", group.name, what, named)
+    logger.info("%s: %s waits for %s", group.name, what, named)
     return replace(wait, told_ms=now_ms)
 
 
-def abort_lasting(group: GroupState, found: Collection[ForeignTransaction]) -> Steps[str | None]:
+def abort_lasting(group: GroupState, found: Collection[Obstacle]) -> Steps[str | None]:
     """Abort native transactions of others, as was asked for; why that could not be done, None if it was."""
-    if not found:
+    foreign = sorted((item for item in found if isinstance(item, ForeignTransaction)), key=str)
+    if not foreign:
         return None
-    failed = yield from end_foreign(sorted(found, key=str))
+    failed = yield from end_foreign(foreign)
     if failed is None:
-        group.counts["foreign_aborted"] += len(found)
+        group.counts["foreign_aborted"] += len(foreign)
     return failed
 
 
 def must_wait(group: GroupState, rolls: Collection[Roll], now_ms: int) -> Steps[bool]:
-    """Return whether native transactions of others are open on what a rolling commit would seal; nothing is written."""
+    """Return whether something keeps what a rolling commit would seal from being sealed; nothing is written."""
     key = tuple(sorted(roll.stream for roll in rolls))
     streams = [group.streams[name] for name in key]
     topics = [stream.topic_of(item.id) for stream in streams for item in stream.history.active.segments]

@@ -1,8 +1,11 @@
-"""Limits of timestamps: segments that an older version made get those that this version gives to new ones.
+"""Settings of active segments: a new leader looks through them once, some at a time, beside its other work.
 
 Event times of any past and future are valid on every stream. Kafka's own limit, an hour ahead, stands on segments that
 were made before that was set; plain and conditional writers, which may not change settings, would be refused there. So
-a new leader looks through the active segments once, some at a time, beside its other work.
+these get the limits that this version gives to new segments.
+
+One that is closed although nothing is under way with it was closed for a change that is not on record any more: its
+leader died when it had just given that up, or ZooKeeper was set back since. It gets a successor.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from bridge.model.names import parse_segment_topic
 from coordinator.effects import Refused, TopicSpec
 from coordinator.group import GroupState
+from coordinator.procedures.reopening import reopen
 from coordinator.steps import Steps, try_to_mend_topics
 from coordinator.topics import segment_topic_spec
 
@@ -36,20 +41,30 @@ def mend_timestamps(group: GroupState, now_ms: int) -> Steps[None]:
         for name, segment in chosen
         if name in group.streams and segment in group.streams[name].history.active.segment_ids
     ]
-    if specs and not (yield from _mend(group, specs)):
+    wrong = (yield from _mend(group, specs)) if specs else []
+    if wrong is None:
         return
     del group.unmended[-TOPICS_AT_ONCE:]
+    yield from reopen(group, sorted({str(parse_segment_topic(topic)[0]) for topic in wrong}), now_ms)
 
 
-def _mend(group: GroupState, specs: list[TopicSpec]) -> Steps[bool]:
-    """Mend topics, but for those of which that is refused; False if it is to be tried again."""
+def _mend(group: GroupState, specs: list[TopicSpec]) -> Steps[list[str] | None]:
+    """Mend topics, but for those of which that is refused; gives those that are not as they should be.
+
+    Gives None if it is to be tried again.
+    """
     try:
-        return (yield from try_to_mend_topics(specs)) is not None
+        found = yield from try_to_mend_topics(specs)
     except Refused as refused:
         if len(specs) == 1:
             logger.warning("%s: the limits of timestamps of %s stay: %s", group.name, specs[0].name, refused.reason)
-            return True
+            return []
+    else:
+        return None if found is None else list(found)
+    wrong: list[str] = []
     for spec in specs:
-        if not (yield from _mend(group, [spec])):
-            return False
-    return True
+        more = yield from _mend(group, [spec])
+        if more is None:
+            return None
+        wrong += more
+    return wrong

@@ -26,6 +26,7 @@ from bridge.model.names import StreamName, parse_segment_topic
 from bridge.model.nodes import CreateNode, DeleteNode, SetNode
 from bridge.model.transaction import State
 from coordinator.effects import ROUND, STUMBLED, Look, Messages, Refused
+from coordinator.faults import LEADERLESS
 from coordinator.group import GroupState
 from coordinator.procedures.sealing import seal_left
 from coordinator.steps import (
@@ -79,6 +80,12 @@ def absorb(
     if isinstance(refused.effect, Look):
         yield from abort_round()  # what was appended is still there
         (transaction,) = transactions
+        if refused.code == LEADERLESS and refused.topic is not None and may_wait:
+            stream, _ = parse_segment_topic(refused.topic)
+            yield from note_fault(
+                group, str(stream), f"its segments can not be looked at: {refused.reason}", refused, now_ms
+            )
+            return False
         refuse(group, transaction, f"its conditions can not be looked at: {refused.reason}", now_ms)
         return True
     if not isinstance(refused.effect, ROUND):
@@ -199,8 +206,12 @@ def show_fault(group: GroupState, stream: str, fault: StreamFault) -> Steps[None
         yield from write(CreateNode(path, fault.to_json()) if present is None else SetNode(path, fault.to_json()))
 
 
-def try_again(group: GroupState, now_ms: int) -> Steps[None]:
-    """Let streams out of their error state, now and then, if a record can be appended to the topic that was refused."""
+def try_again(group: GroupState, now_ms: int) -> Steps[list[str]]:
+    """Let streams out of their error state, now and then, if a record can be appended to the topic that was refused.
+
+    Gives those of which an active segment still takes nothing.
+    """
+    stuck: list[str] = []
     for name in group.faults.due(now_ms) if group.faults else ():
         fault = group.faults.get(name)
         stream = group.streams.get(name)
@@ -220,9 +231,11 @@ def try_again(group: GroupState, now_ms: int) -> Steps[None]:
         active = {stream.topic_of(item.id) for item in stream.history.active.segments}
         if fault.topic in active and not (yield from _takes_records(group, fault.topic)):
             group.faults.note(name, fault, now_ms)
+            stuck.append(name)
             continue
         group.faults.lift(name)
         yield from hide_fault(stream.config.name)
+    return stuck
 
 
 def hide_fault(stream: StreamName) -> Steps[None]:

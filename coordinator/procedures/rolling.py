@@ -36,6 +36,7 @@ from dataclasses import replace
 from bridge.model import paths
 from bridge.model.buffered import BufferedTransaction
 from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.names import is_segment_topic, parse_segment_topic
 from bridge.model.nodes import CreateNode, DeleteNode, SetNode, bytes_of
 from bridge.model.records import epoch_to_json
 from bridge.model.transaction import State
@@ -47,6 +48,7 @@ from coordinator.planning import ROLL_BYTES_MAX, conditions_of, still_fitting, t
 from coordinator.procedures.conditions import Before
 from coordinator.procedures.merge import append_round, items_of, settle
 from coordinator.procedures.refusals import absorb, note_fault, refuse
+from coordinator.procedures.reopening import reopen
 from coordinator.procedures.suspended import (
     change,
     end_suspension,
@@ -115,7 +117,7 @@ def finish_roll(
                     group, transactions, items, stops, refused, committing.created_ms, may_wait=may_wait
                 )
                 if not again:
-                    yield from _undo(group, committing, node)
+                    yield from _undo(group, committing, node, refused.reason)
                     return
         settle(group, transactions, rolled=True)
     plans = [item for item in plans if _is_published(item[0], item[1])]  # all of them, unless it was given up
@@ -138,6 +140,8 @@ def finish_roll(
         raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
     group.counts["rolling_commits"] += 1
     yield from end_suspension(group, node)
+    if len(plans) < len(committing.rolls):
+        yield from reopen(group, committing.streams, committing.created_ms)
 
 
 def go_on_with_roll(group: GroupState, node: str, committing: Committing, now_ms: int) -> Steps[None]:
@@ -265,30 +269,35 @@ def _give_up(
 
 
 def _leave(group: GroupState, committing: Committing, refused: Refused, node: str) -> Steps[None]:
-    """A topic can not be made or sealed: the streams that were to be rolled wait, and all others go on."""
+    """A topic can not be made or sealed: the stream at fault waits, and all others go on.
+
+    If it is not told which one that is, all that were to be rolled wait.
+    """
     yield from abort_round()
     group.log_end = group.draft = None
     reason = f"its transactions need a rolling commit, and that is refused: {refused.reason}"
-    for roll in committing.rolls:
-        yield from note_fault(group, roll.stream, reason, refused, committing.created_ms)
-    yield from _undo(group, committing, node)
+    guilty = str(parse_segment_topic(refused.topic)[0]) if refused.topic and is_segment_topic(refused.topic) else ""
+    for name in [guilty] if guilty in committing.streams else committing.streams:
+        yield from note_fault(group, name, reason, refused, committing.created_ms)
+    yield from _undo(group, committing, node, refused.reason)
 
 
-def _undo(group: GroupState, committing: Committing, node: str) -> Steps[None]:
+def _undo(group: GroupState, committing: Committing, node: str, reason: str) -> Steps[None]:
     """Give up a rolling commit of which nothing is visible yet; its transactions are planned anew.
 
-    One that was suspended has closed the active segments. They get successors all the same, or plain writers would look
-    for these for ever: it goes on without transactions.
+    It may have closed active segments. They get successors all the same, or plain writers would look for these for
+    ever: one that was suspended goes on without transactions, for others see :mod:`coordinator.procedures.reopening`.
     """
     if node in group.suspended:
         if committing.transactions:
             yield from change(group, node, committing.with_only(()))
-        yield from postpone(group, node)
+        yield from postpone(group, node, reason)
         return
     if not (yield from write(DeleteNode(node))):
         raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
     yield from end_suspension(group, node)
     group.counts["rolling_commits_undone"] += 1
+    yield from reopen(group, committing.streams, committing.created_ms)
 
 
 def _is_published(roll: Roll, stream: StreamState) -> bool:

@@ -22,19 +22,21 @@ from bridge.model.nodes import CreateNode, DeleteNode
 from bridge.model.records import check_segments, epoch_to_json
 from bridge.model.requests import Answer, Request, refusing
 from bridge.model.under_way import Scaling
-from coordinator.effects import CreateTopics, Refused
+from coordinator.effects import Refused, Seal
 from coordinator.errors import StaleStateError
+from coordinator.faults import SEAL_TIMEOUT
 from coordinator.group import GroupState, StreamState, Wait
 from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, look_again, name_some, tell
 from coordinator.procedures.suspended import (
     end_suspension,
     hold_request,
     postpone,
+    put_aside,
     refuse_request,
     still_held,
     suspend,
 )
-from coordinator.steps import Steps, create_topics, seal, write
+from coordinator.steps import Steps, closed_of, create_topics, now, seal, write
 from coordinator.topics import segment_topic_spec
 
 
@@ -88,14 +90,13 @@ def _is_held(group: GroupState, topics: list[str], name: str, request: Request, 
                 "native transactions of others are open on what is to be sealed, and could not all be aborted: "
                 f"{failed}; the stream was not changed"
             )
-    elif now_ms - wait.since_ms >= group.settings.scale_wait_ms:
+    if now_ms - wait.since_ms >= group.settings.scale_wait_ms:
         raise StreamBusy(
             f"stream {request.stream} cannot be scaled: {why}; nothing was changed"
             if why
-            else f"stream {request.stream} cannot be scaled while native transactions of others are open on what is to "
-            f"be sealed; {len(wait.lasting)} did not end within {group.settings.scale_wait_ms / 1000:g} s: "
-            f"{name_some(wait.lasting)}. End them, or have them aborted (--abort-foreign, abort_foreign=True); nothing "
-            "was changed"
+            else f"stream {request.stream} cannot be scaled: what is to be sealed has waited for "
+            f"{group.settings.scale_wait_ms / 1000:g} s for {name_some(wait.lasting)}. Native transactions can be "
+            "aborted (--abort-foreign, abort_foreign=True); nothing was changed"
         )
     group.held[name] = tell(group, f"the scale of {request.stream}", wait, now_ms)
     return True
@@ -159,17 +160,28 @@ def _answering(group: GroupState, scaling: Scaling, answer: Answer) -> list[Crea
 
 
 def _give_up(group: GroupState, scaling: Scaling, refused: Refused, node: str) -> Steps[None]:
-    """Answer that a scale is refused; topics that were made for it are used by the next one."""
+    """Answer that a scale is refused; topics that were made for it are used by the next one.
+
+    If segments have been closed for it, it is not given up, or plain writers would look for successors for ever.
+    """
+    is_closed = node in group.suspended
+    if not is_closed and isinstance(refused.effect, Seal):
+        try:
+            is_closed = bool((yield from closed_of(refused.effect.topics)))
+        except Refused:
+            is_closed = False  # we are not told; the leader's look at closed segments may be
     state = "nothing was changed"
-    if not isinstance(refused.effect, CreateTopics):
-        state = f"its segments may be closed to writers already; ask again once {refused.by} allows it"
-    if node in group.suspended:
-        state = "its segments are closed to writers; the scale is finished once that is allowed"
+    if is_closed:
+        state = "its segments are closed to writers; the scale is finished once that is possible"
     why = f"{refused.by} refuses to scale stream {scaling.stream}: {refused.reason}; {state}"
     answer = refusing(refused.code, why, scaling.created_ms)
-    if node in group.suspended:  # given up, plain writers would look for successors for ever
-        yield from refuse_request(group, node, scaling, answer)
-        yield from postpone(group, node)
+    if is_closed:
+        if node not in group.suspended:
+            node = yield from put_aside(group, node, scaling)
+        waited_ms = group.times.stamp((yield from now())) - scaling.created_ms
+        if refused.code != SEAL_TIMEOUT or waited_ms >= group.settings.scale_wait_ms:
+            yield from refuse_request(group, node, scaling, answer)
+        yield from postpone(group, node, refused.reason)
         return
     if not (yield from write(DeleteNode(node), *_answering(group, scaling, answer))):
         raise StaleStateError(f"the scale of {scaling.stream} was finished by someone else")

@@ -34,16 +34,15 @@ from bridge.model.transaction import State
 from bridge.model.under_way import Committing, Scaling, Work, work_from_json
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, Suspended, Wait
+from coordinator.housekeeping import Rest
 from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, name_some, tell
 from coordinator.procedures.refusals import hide_fault, show_fault
 from coordinator.procedures.sealing import unsealed_fault
-from coordinator.steps import Steps, look_for_foreign, now, read_children, read_nodes, write
+from coordinator.steps import Steps, look_for_obstacles, now, read_children, read_nodes, write
 
 BLIND_MS: Final = 10_000
 """How soon it is tried again where brokers do not tell of the transactions that a seal has met: only another seal tells
 whether they have ended, for which everybody waits some seconds."""
-REFUSED_MS: Final = 1_000
-"""How soon it is tried again where something of it was refused."""
 
 
 def describe(work: Work) -> str:
@@ -63,17 +62,13 @@ def suspend(group: GroupState, node: str, work: Work, topics: Sequence[str]) -> 
         work: What is half done, and is to be finished later.
         topics: What is closed and could not be sealed.
     """
-    found = frozenset((yield from look_for_foreign(topics)))
+    found = frozenset((yield from look_for_obstacles(topics)))
     now_ms = group.times.stamp((yield from now()))
     known = group.suspended.get(node)
     is_untold = known is not None and not known.wait.seen
     if known is None:
-        target = f"{paths.suspended(group.name)}/{work.title}"
-        moved = yield from write(DeleteNode(node), CreateNode(target, work.to_json()))
-        if not moved:
-            raise StaleStateError(f"{describe(work)} was finished by someone else")
-        known = group.suspended[target] = Suspended(work, Wait(now_ms, now_ms, found, found))
-        group.counts["changes_suspended"] += 1
+        known = group.suspended[(yield from put_aside(group, node, work))]
+        known.wait = Wait(now_ms, now_ms, found, found)
     elif work != known.work:
         yield from change(group, node, work)
     pause_ms = LOOK_AGAIN_MS if found or not is_untold else BLIND_MS
@@ -81,10 +76,25 @@ def suspend(group: GroupState, node: str, work: Work, topics: Sequence[str]) -> 
     yield from _show(group, known, now_ms)
 
 
-def postpone(group: GroupState, node: str) -> Steps[None]:
-    """Have what is half done tried again soon: something of it is refused."""
+def put_aside(group: GroupState, node: str, work: Work) -> Steps[str]:
+    """Move what is under way to a node of its own among those that are suspended, which is returned."""
+    target = f"{paths.suspended(group.name)}/{work.title}"
+    if not (yield from write(DeleteNode(node), CreateNode(target, work.to_json()))):
+        raise StaleStateError(f"{describe(work)} was finished by someone else")
+    take_up(group, target, work)
+    group.counts["changes_suspended"] += 1
+    return target
+
+
+def postpone(group: GroupState, node: str, reason: str) -> Steps[None]:
+    """Have what is half done tried again later, less and less often: something of it is refused."""
     item = group.suspended[node]
-    item.wait = replace(item.wait, due_ms=group.times.stamp((yield from now())) + REFUSED_MS)
+    now_ms = group.times.stamp((yield from now()))
+    item.rest = Rest.after(item.rest, now_ms)
+    item.wait = replace(item.wait, due_ms=item.rest.until_ms, lasting=frozenset())
+    if reason != item.refused:
+        item.refused = reason
+        yield from _show(group, item, now_ms)
 
 
 def load_suspended(group: GroupState) -> Steps[None]:
@@ -94,13 +104,15 @@ def load_suspended(group: GroupState) -> Steps[None]:
     for node, raw in (yield from read_nodes(nodes)).items():
         if raw is None:
             continue
-        work = work_from_json(node.rpartition("/")[2], raw)
-        group.suspended[node] = Suspended(work, Wait(0, 0, frozenset()))
-        for name in work.streams:
-            fault = group.faults.get(name) or StreamFault(
-                f"{describe(work)} is half done", SUSPENDED, "", work.created_ms
-            )
-            group.faults.suspend(name, fault)
+        take_up(group, node, work_from_json(node.rpartition("/")[2], raw))
+
+
+def take_up(group: GroupState, node: str, work: Work) -> None:
+    """Know of something that is half done; it is looked at on the next turn."""
+    group.suspended[node] = Suspended(work, Wait(0, 0, frozenset()))
+    for name in work.streams:
+        fault = group.faults.get(name) or StreamFault(f"{describe(work)} is half done", SUSPENDED, "", work.created_ms)
+        group.faults.suspend(name, fault)
 
 
 def still_held(group: GroupState, node: str, topics: Sequence[str], now_ms: int) -> Steps[bool]:
@@ -109,7 +121,7 @@ def still_held(group: GroupState, node: str, topics: Sequence[str], now_ms: int)
     The client that has asked for a scale is answered after the bound that scales have; the scale goes on.
     """
     item = group.suspended[node]
-    found = frozenset((yield from look_for_foreign(topics))) if topics else frozenset()
+    found = frozenset((yield from look_for_obstacles(topics))) if topics else frozenset()
     if not found:
         return False
     since_ms = item.wait.since_ms or now_ms
@@ -139,8 +151,10 @@ def hold_request(group: GroupState, stream: str, *, abort_foreign: bool) -> Step
 
 
 def _why(item: Suspended) -> str:
-    named = name_some(item.wait.lasting) or "which are asked for"
-    return f"{describe(item.work)} has begun and waits for native transactions of others on what it has closed: {named}"
+    if item.refused and not item.wait.lasting:
+        return f"{describe(item.work)} has begun, what it replaces is closed, and it is refused: {item.refused}"
+    named = name_some(item.wait.lasting) or "native transactions of others, which are asked for"
+    return f"{describe(item.work)} has begun and waits, on what it has closed, for {named}"
 
 
 def open_of(group: GroupState, committing: Committing) -> list[BufferedTransaction] | None:

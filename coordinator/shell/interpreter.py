@@ -13,7 +13,7 @@ from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.compacted import read_latest, read_values
 from bridge.kafka.errors import AppendRefusedError, AppendUnknownError, NotAuthorizedError
-from bridge.kafka.foreign import end_transactions, open_transactions
+from bridge.kafka.foreign import end_transactions, obstacles
 from bridge.kafka.group_offsets import GroupMember
 from bridge.kafka.metadata import Cluster
 from bridge.kafka.topics import TopicAdmin, TopicSpec
@@ -58,6 +58,8 @@ meanwhile, so it is short; most end within milliseconds, and for the others the 
 
 FOREIGN_S: Final = 5.0
 """How long a broker may take to tell of native transactions of others."""
+FOREIGN_CONNECT_S: Final = 2.0
+"""How long it may take to connect to one for that, before it counts as away."""
 
 DELETE_S: Final = 5.0
 """How long brokers may take to delete what nobody waits for, before that is left for another time."""
@@ -101,7 +103,12 @@ class Interpreter:
         self._outlook = Outlook(settings)
         self._measures = Measures(settings)
         self._late = LateRecords(settings)
-        self._foreign = Cluster(settings.bootstrap_servers, security=settings.security, request_timeout_s=FOREIGN_S)
+        self._foreign = Cluster(
+            settings.bootstrap_servers,
+            security=settings.security,
+            connect_timeout_s=FOREIGN_CONNECT_S,
+            request_timeout_s=FOREIGN_S,
+        )
         self._appenders = [
             TransactionalAppender(
                 settings.bootstrap_servers,
@@ -219,8 +226,10 @@ class Interpreter:
                     transactional_id=self._group.sealing_id,
                     foreign_s=SEAL_FOREIGN_S,
                 )
-            case fx.LookForForeign(topics):
-                return open_transactions(self._foreign, topics)
+            case fx.LookForObstacles(topics):
+                return obstacles(self._foreign, topics)
+            case fx.Closed(topics):
+                return self._admin.closed(topics)
             case fx.EndForeign(transactions):
                 return self._end_foreign(transactions)
             case fx.EndOffsets(partitions):

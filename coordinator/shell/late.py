@@ -10,6 +10,7 @@ from bridge.kafka.metadata import Cluster
 from bridge.model.late import LATE_HEADER, LateRecord
 from coordinator.config import CoordinatorSettings
 from coordinator.shell.control_batch import BATCH_BYTES_MAX
+from coordinator.shell.outlook import LEADERLESS_S
 
 
 class LateRecords:
@@ -20,7 +21,8 @@ class LateRecords:
     """
 
     def __init__(self, settings: CoordinatorSettings) -> None:
-        self._reader = LogReader(Cluster(settings.bootstrap_servers, security=settings.security))
+        cluster = Cluster(settings.bootstrap_servers, security=settings.security)
+        self._reader = LogReader(cluster, retry_timeout_s=LEADERLESS_S)
 
     def close(self) -> None:
         """Drop the connections."""

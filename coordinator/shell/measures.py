@@ -6,20 +6,28 @@ Nothing of it is worth giving up the lead for: what can not be told now is left 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Final
 
 from bridge.errors import RollbridgeError
 from bridge.group_commits import GroupCommits
+from bridge.kafka.leaders import ask_once
 from bridge.kafka.log_dirs import leader_bytes
-from bridge.kafka.log_offsets import LogOffsets
+from bridge.kafka.log_offsets import LATEST, offsets_question
 from bridge.kafka.metadata import Cluster, Isolation
+from bridge.kafka.patience import Backoff, Deadline
 from coordinator.config import CoordinatorSettings
 
 logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 5.0
-"""How long brokers may take to tell; the group's transactions wait meanwhile."""
+"""How long a broker that is there may take to tell; the group's transactions wait meanwhile."""
+CONNECT_S: Final = 2.0
+"""How long it may take to connect to one."""
+ELECTION_S: Final = 0.2
+"""How long it is asked again for a partition that nobody leads: that is over soon, or takes long."""
+SILENT_S: Final = 60.0
 
 
 class Measures:
@@ -27,11 +35,14 @@ class Measures:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
-        self._cluster = Cluster(settings.bootstrap_servers, security=settings.security)
-        self._offsets = LogOffsets(
-            settings.bootstrap_servers, security=settings.security, client_id=settings.name, timeout_s=ANSWER_S
+        self._cluster = Cluster(
+            settings.bootstrap_servers,
+            security=settings.security,
+            connect_timeout_s=CONNECT_S,
+            request_timeout_s=ANSWER_S,
         )
         self._groups: dict[str, GroupCommits] = {}
+        self._silent_until = 0.0
 
     def close(self) -> None:
         """Drop the connections."""
@@ -39,11 +50,37 @@ class Measures:
 
     def stable_ends(self, topics: Sequence[str]) -> dict[str, int]:
         """See :class:`coordinator.effects.StableEnds`."""
+        question = offsets_question(LATEST, Isolation.READ_COMMITTED)
+        found: dict[str, int] = {}
+        left = [(topic, 0) for topic in topics]
+        deadline = Deadline(ELECTION_S)
+        backoff = Backoff()
+        why: object = ""
         try:
-            return self._offsets.end(topics, Isolation.READ_COMMITTED)
+            while left:
+                answers = ask_once(self._cluster, left, question)
+                found |= {topic: end for (topic, _), end in answers.found.items()}
+                left = [place for place in left if place not in answers.found]
+                if not left:
+                    return found
+                place = left[0]
+                why = answers.lost.get(place) or answers.refused[place][0].name
+                if deadline.passed():
+                    break
+                backoff.sleep(deadline)
         except RollbridgeError as fault:
-            logger.warning("the ends of segments can not be told now, so none is truncated: %s", fault)
-            return {}
+            why = fault
+        self._complain(f"the ends of {len(left)} segments, {left[0][0]} among them, can not be told now: {why}")
+        return found
+
+    def _complain(self, text: str) -> None:
+        """Say at most once a minute that segments are not led: it is asked every second."""
+        now = time.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + SILENT_S
+            logger.warning("%s", text)
+        else:
+            logger.debug("%s", text)
 
     def disk_bytes(self, topics: Sequence[str]) -> dict[str, int]:
         """See :class:`coordinator.effects.DiskBytes`."""

@@ -19,6 +19,8 @@ from bridge.model.names import StreamName
 from coordinator.config import CoordinatorSettings
 from coordinator.effects import Found, Query, Undecided
 
+LEADERLESS_S: Final = 3.0
+"""How long a segment may have no leader before the stream waits, and all others go on."""
 CONDITIONS_S: Final = 2.5
 """How long other native transactions that were begun earlier may stay open before a conditional one is refused.
 
@@ -29,7 +31,8 @@ class Outlook:
     """Answers queries; used by one thread."""
 
     def __init__(self, settings: CoordinatorSettings) -> None:
-        self._reader = LogReader(Cluster(settings.bootstrap_servers, security=settings.security))
+        cluster = Cluster(settings.bootstrap_servers, security=settings.security)
+        self._reader = LogReader(cluster, retry_timeout_s=LEADERLESS_S)
         self._logs: dict[StreamName, StreamLogs] = {}
 
     def close(self) -> None:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from typing import Final
 
-from bridge.errors import ConflictError, CorruptDataError, FencedError, InvalidRequestError, NotFoundError
+from bridge.errors import (
+    ConflictError,
+    CorruptDataError,
+    FencedError,
+    InvalidRequestError,
+    KafkaUnavailable,
+    NotFoundError,
+    RollbridgeError,
+)
 from bridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
     AuthenticationError,
     InvalidStateError,
-    TopicMismatchError,
-    TopicNotFound,
+    SealTimeoutError,
     UnsupportedBrokerError,
 )
 from bridge.model.names import is_segment_topic
 from bridge.zookeeper.errors import ZooKeeperRefused
 from coordinator import effects as fx
+from coordinator.faults import LEADERLESS, SEAL_TIMEOUT
 from coordinator.shell.frame_feed import FrameFeed
 
+_LOOKS: Final = (fx.Look, fx.ReadLate, fx.FindLate, fx.EndOffsets)
+"""What changes nothing."""
 _DEFINITE: Final = (AppendRefusedError, InvalidRequestError, NotFoundError, ConflictError)
 _DOUBTFUL: Final = (
     FencedError,
@@ -27,7 +37,7 @@ _DOUBTFUL: Final = (
     UnsupportedBrokerError,
 )
 """Those of the definite ones that say nothing about the effect. All others leave a doubt: time-outs, lost
-connections, ``AppendUnknownError``, ``SealTimeoutError``, and of ZooKeeper's all but a write that it does not take."""
+connections, ``AppendUnknownError``, and of ZooKeeper's all but a write that it does not take."""
 
 
 def refusal(effect: fx.Effect, fault: Exception, feed: FrameFeed | None) -> fx.Refused | None:
@@ -51,10 +61,19 @@ def refusal(effect: fx.Effect, fault: Exception, feed: FrameFeed | None) -> fx.R
     if isinstance(fault, AppendUnknownError) and fault.topic is not None and is_segment_topic(fault.topic):
         # Neither does one with a segment that no broker leads now.
         return fx.Refused(effect, str(fault), code=fault.kafka_error, topic=fault.topic)
+    if isinstance(fault, KafkaUnavailable) and isinstance(effect, _LOOKS) and is_segment_topic(_topic_of(fault) or ""):
+        return fx.Refused(effect, str(fault), code=LEADERLESS, topic=_topic_of(fault))
+    if isinstance(fault, SealTimeoutError) and isinstance(effect, fx.Seal):
+        # Whatever of it was done: sealing again goes on from there.
+        return fx.Refused(effect, str(fault), code=SEAL_TIMEOUT, topic=_topic_of(fault))
     if isinstance(fault, _DOUBTFUL) or not isinstance(fault, _DEFINITE):
         return None
     if isinstance(fault, AppendRefusedError):
         places = feed.items_of(fault.batch) if feed is not None and fault.batch is not None else ()
         return fx.Refused(effect, str(fault), code=fault.kafka_error, topic=fault.topic, places=places)
-    topic = fault.topic if isinstance(fault, TopicNotFound | TopicMismatchError) else None
-    return fx.Refused(effect, str(fault), code=fault.code, topic=topic)
+    return fx.Refused(effect, str(fault), code=fault.code, topic=_topic_of(fault))
+
+
+def _topic_of(fault: RollbridgeError) -> str | None:
+    kind, _, name = fault.resource.partition(" ")
+    return name if kind == "topic" else None

@@ -445,7 +445,7 @@ class Leader:
         if self.effect is not None:
             try:
                 self.world.acting = self.place()
-                blind = "waiting-roll" in self.world.faults and self.world.acting == "must_wait/LookForForeign"
+                blind = "waiting-roll" in self.world.faults and self.world.acting == "must_wait/LookForObstacles"
                 self.result = [] if blind else self.world.execute(self.effect, self.epoch)
                 if "hasty-expiry" in self.world.faults and self.world.acting == "expire_overdue/EndOffsets":
                     self.result = dict.fromkeys(self.result, 0)

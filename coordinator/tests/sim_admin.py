@@ -1,7 +1,7 @@
 """Administration in the simulation: streams are created and deleted, across takeovers, and the answers are held to it.
 
-Each name is used for one life only. Streams that exist from the beginning have so many epochs that their nodes do not
-fit into one multi of this world's ZooKeeper.
+Names are used again, and no two lives of a stream share an epoch. Streams that exist from the beginning have so many
+epochs that their nodes do not fit into one multi of this world's ZooKeeper.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import NodeOperation, SetNode
 from bridge.model.records import StreamConfig, epoch_to_json
 from bridge.model.requests import Answer, Request, RequestKind
+from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import BROKERS, World
 
 ADMIN_DEFECTS = ("denying-successor", "unbounded-multi", "stubborn-request")
@@ -55,6 +56,10 @@ class Administrator:
         """Whether it waits for each answer; in the end it does, so one that is never given is noticed."""
         self.asked: tuple[RequestKind, StreamName, str] | None = None
         self.answered: list[tuple[RequestKind, Answer]] = []
+        self.ended: dict[StreamName, int] = {}
+        """By name, the last epoch of the stream that was deleted last."""
+        self.free: list[StreamName] = []
+        """Names of streams that were deleted."""
         self.faults: list[str] = []
 
     @property
@@ -70,13 +75,16 @@ class Administrator:
             self._ask(RequestKind.DELETE_STREAM, self.names.pop(), clock_ms)
         else:
             self.serial += 1
-            self._ask(
-                RequestKind.CREATE_STREAM, StreamName(self.group.scope, f"scratch-{self.name}{self.serial}"), clock_ms
-            )
+            name = StreamName(self.group.scope, f"scratch-{self.name}{self.serial}")
+            if self.free and self.rng.random() < 0.5:
+                name = self.free.pop()
+            self._ask(RequestKind.CREATE_STREAM, name, clock_ms)
 
     def _ask(self, kind: RequestKind, name: StreamName, clock_ms: int) -> None:
         self.is_possible = kind is RequestKind.DELETE_STREAM or self.rng.random() < 0.7
         factor = -1 if self.is_possible else BROKERS + 2
+        if kind is RequestKind.DELETE_STREAM:
+            self.ended[name] = history_of(self.world, name).active.epoch
         body = Request(kind=kind, stream=str(name), segments=2, created_ms=clock_ms, replication_factor=factor)
         self.asked = kind, name, self.world.request(self.group, body.to_json())
 
@@ -101,8 +109,13 @@ class Administrator:
             self.faults.append(f"{kind} of {name} was answered, and the stream {'exists' if exists else 'is missing'}")
         elif exists:
             self.names.append(name)
-        elif kind is RequestKind.DELETE_STREAM and name.buffer_topic() in self.world.topics:
+            born = history_of(self.world, name).born
+            if born <= self.ended.get(name, -1):
+                self.faults.append(f"{name} begins with epoch {born} again, which its former life has used")
+        elif name.buffer_topic() in self.world.topics:
             self.faults.append(f"{name} was deleted, but not its buffer")
+        else:
+            self.free.append(name)
 
 
 def denying(world: World, operations: Sequence[NodeOperation]) -> Sequence[NodeOperation]:

@@ -42,6 +42,8 @@ def faults(
                 *check_chain(kept.records, kept.first, kept.born),
             ]
         )
+        closed = [item.id for item in kept.active.segments if world.topics[stream.segment_topic(item.id)].sealed]
+        found.extend(f"active segment {item} of {stream} is closed, and nothing continues it" for item in closed)
         by_key: dict[str, list[str]] = {}
         for segment in sorted(history.segments(), key=lambda item: item.epoch):
             rows = world.log(stream.segment_topic(segment)).visible()

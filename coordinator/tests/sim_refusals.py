@@ -6,24 +6,36 @@ Source: the class of faults in which an effect that fails definitely is treated 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from bridge.model import paths
 from bridge.model.buffered import FrameRef
 from bridge.model.control import ControlRecord
-from bridge.model.names import StreamName
+from bridge.model.faults import SUSPENDED, StreamFault
+from bridge.model.names import StreamName, is_segment_topic, parse_segment_topic
+from bridge.model.nodes import CreateNode, NodeOperation, SetNode
 from coordinator import effects as fx
+from coordinator.faults import LEADERLESS
 from coordinator.tests.sim_actors import Attempt
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
 
-REFUSAL_DEFECTS = ("deaf-refusal", "broad-refusal")
-"""A refusal for good ends the term, as if nobody knew; one of a frame is held against its stream."""
+REFUSAL_DEFECTS = ("deaf-refusal", "broad-refusal", "blames-all", "blind-reopening")
+"""A refusal for good ends the term, as if nobody knew; one of a frame is held against its stream, one of a stream
+against others; what was closed before a refusal stays without successors."""
 POISONED = 0.02
 """How many frames hold what no broker takes."""
 DENIED = "TOPIC_AUTHORIZATION_FAILED"
 DENIED_MS = 1_500
 """How long a topic takes nothing."""
+FULL = "POLICY_VIOLATION"
+FULL_MS = 1_500
+"""How long no topic of a stream can be made."""
+AWAY_MS = 1_500
+"""How long a topic has no leader."""
+LOG_DENIED_MS = 150
+"""How long the commit log takes nothing, for which everybody has to wait."""
 TERMS_MAX = 25
 """In so many terms the same frame may be refused: leaders can die before they have said what became of it."""
 
@@ -42,13 +54,25 @@ class Refusals:
         self.denied: set[str] = set()
         self.topic = ""
         self.until_ms = 0
+        self.away_until_ms = 0
+        self.guilty: set[str] = set()
+        """Streams of which something was refused."""
+        self.full = ""
+        """The stream of which no topic can be made."""
+        self.full_until_ms = 0
+        self.log_until_ms = 0
+        self.is_over = False
         self.rounds = 0
         """Rounds that were refused as a whole."""
+        self.counts: Counter[str] = Counter()
+        """What was refused to leaders, by effect."""
         self.frames: defaultdict[bytes, set[int]] = defaultdict(set)
         """By frame, the terms in which it was refused."""
 
     def step(self) -> None:
-        """A topic takes nothing for a while, now and then."""
+        """Begin, now and then, to refuse something for a while."""
+        if self.is_over:
+            return
         if self.world.clock_ms > self.until_ms:
             self.topic = ""
             if self.rng.random() < 0.002:
@@ -56,22 +80,75 @@ class Refusals:
                 segment = self.rng.choice(history_of(self.world, stream).active.segments).id
                 self.topic, self.until_ms = stream.segment_topic(segment), self.world.clock_ms + DENIED_MS
                 self.denied.add(str(stream))
+        if self.world.clock_ms > self.away_until_ms:
+            self.world.away = ""
+            if self.rng.random() < 0.001:
+                stream = self.rng.choice(self.streams)
+                segment = self.rng.choice(history_of(self.world, stream).active.segments).id
+                self.world.away, self.away_until_ms = stream.segment_topic(segment), self.world.clock_ms + AWAY_MS
+                self.denied.add(str(stream))
+        if self.world.clock_ms > self.full_until_ms:
+            self.full = ""
+            if self.rng.random() < 0.002:
+                self.full, self.full_until_ms = str(self.rng.choice(self.streams)), self.world.clock_ms + FULL_MS
+                self.denied.add(self.full)
+        if self.rng.random() < 0.0003:
+            self.log_until_ms = self.world.clock_ms + LOG_DENIED_MS
 
     def end(self) -> None:
         """Nothing is refused any more but what no broker takes."""
-        self.topic = ""
+        self.topic = self.full = self.world.away = ""
+        self.log_until_ms = 0
         self.rng = random.Random(0)
-        self.until_ms = 1 << 60
+        self.is_over = True
 
     def __call__(self, effect: fx.Effect, leader: int) -> fx.Refused | None:
         """What the answer to an effect is, if it is refused."""
         if leader != self.world.identity:
             return None  # it is fenced before anybody looks at what it wants
+        refused = self._answer(effect, leader)
+        if refused is not None:
+            self.counts[f"{type(effect).__name__} {refused.code}"] += 1
+            if refused.topic is not None and is_segment_topic(refused.topic):
+                self.guilty.add(str(parse_segment_topic(refused.topic)[0]))
+        return refused
+
+    def check_faults(self, operations: Sequence[NodeOperation]) -> None:
+        """No stream is put into an error state of which nothing was refused, unless its change is half done."""
+        for name in self.streams:
+            for item in operations:
+                if (
+                    isinstance(item, CreateNode | SetNode)
+                    and item.path == paths.stream_fault(name)
+                    and StreamFault.from_json(item.value).code != SUSPENDED
+                    and str(name) not in self.guilty
+                    and not history_of(self.world, name).unsealed()
+                ):
+                    self.world.broken.append(f"{name} is in an error state: {StreamFault.from_json(item.value).reason}")
+
+    def _answer(self, effect: fx.Effect, leader: int) -> fx.Refused | None:
         match effect:
+            case fx.AppendControl(topic) | fx.AppendTogether(_, _, topic) if self.world.clock_ms < self.log_until_ms:
+                return fx.Refused(effect, "no permission", code=DENIED, topic=topic)
             case fx.MergeFrames(items) | fx.AppendTogether(items):
                 return self._merge(effect, items, leader)
             case fx.AppendMessages(fx.Messages(topic)) if topic == self.topic:
                 return self._deny(effect)
+            case fx.AppendLate(_, copies) if any(topic == self.topic for topic, _ in copies):
+                return self._deny(effect)
+            case fx.Seal(topics) if self.topic in topics:
+                if self.rng.random() < 0.5:
+                    self.world.close(topics)  # it was taken to close them, but not to find out where they end
+                    self.counts["closed in vain"] += 1
+                return self._deny(effect)
+            case fx.CreateTopics(topics) if any(self._is_full(spec.name) for spec in topics):
+                topic = next(spec.name for spec in topics if self._is_full(spec.name))
+                return fx.Refused(effect, f"{self.full} has too many topics", code=FULL, topic=topic)
+            case fx.Look(queries) if any(self._is_away(item.stream) for item in queries):
+                return fx.Refused(effect, "nobody leads it", code=LEADERLESS, topic=self.world.away)
+            case fx.Seal(topics) if self.world.away in topics:
+                self.world.close(topics)
+                return fx.Refused(effect, "its leader is away", code="seal-timeout", topic=self.world.away)
             case fx.CommitRound() if self._merges() and self.rng.random() < 0.04:
                 self.rounds += 1
                 return fx.Refused(effect, "it has taken too long", code="INVALID_TXN_STATE")
@@ -79,12 +156,14 @@ class Refusals:
 
     def _merges(self) -> bool:
         """Whether the round that is to be committed holds transactions."""
-        may_fail = self.until_ms < 1 << 60 and not self.world.is_early
+        may_fail = not self.is_over and not self.world.is_early
         return may_fail and self.world.acting.startswith(("merge_direct/", "roll/"))
 
     def _merge(self, effect: fx.Effect, items: Sequence[tuple[str, FrameRef]], leader: int) -> fx.Refused | None:
         if any(topic == self.topic for topic, _ in items):
             return self._deny(effect)
+        if any(topic == self.world.away for topic, _ in items):
+            return fx.Refused(effect, "nobody leads it", code=LEADERLESS, topic=self.world.away)
         for place, (topic, frame) in enumerate(items):
             batch = self.world.batch_of(frame)
             if batch not in self.world.poison:
@@ -98,6 +177,14 @@ class Refusals:
             return fx.Refused(effect, "it is not valid", code="INVALID_RECORD", topic=topic, places=places)
         return None
 
+    def _is_away(self, stream: StreamName) -> bool:
+        return bool(self.world.away) and parse_segment_topic(self.world.away)[0] == stream
+
+    def _is_full(self, topic: str) -> bool:
+        return (
+            bool(self.full) and topic.startswith(f"{self.full.replace('/', '.')}.") and topic not in self.world.topics
+        )
+
     def _deny(self, effect: fx.Effect) -> fx.Refused:
         return fx.Refused(effect, "no permission", code=DENIED, topic=self.topic)
 
@@ -109,7 +196,11 @@ def refused_rightly(attempt: Attempt, outcome: ControlRecord, refusals: Refusals
         return is_poisoned(attempt)
     if reason.startswith("its merge was refused "):
         return refusals.rounds > 0
-    return DENIED in reason and any(name in refusals.denied for name in attempt.begin.streams)
+    denied = refusals.denied.intersection(attempt.begin.streams)
+    if reason.startswith("expired while "):  # the stream that is named is the one at fault
+        return any(reason.startswith(f"expired while stream {name} was in an error state") for name in denied)
+    told = ("its rolling commit is refused", "its conditions can not be looked at")
+    return bool(denied) and (DENIED in reason or LEADERLESS in reason or reason.startswith(told))
 
 
 def is_poisoned(attempt: Attempt) -> bool:

@@ -19,7 +19,7 @@ from bridge.model.buffered import FrameRef
 from bridge.model.cas import Scope
 from bridge.model.commit_order import LineKey
 from bridge.model.control import ControlKind, ControlRecord
-from bridge.model.foreign import ForeignTransaction
+from bridge.model.foreign import ForeignTransaction, Leaderless
 from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import SegmentId
 from bridge.model.late import LateRecord
@@ -178,7 +178,8 @@ class World:
     ``broad-refusal`` (what is refused for one frame is held against its stream), ``hasty-expiry`` (that a lease has run
     out is decided without reading the buffers to their ends), ``boundless-seal`` (a seal waits for native transactions
     of others for as long as it takes), ``forgotten-suspension`` (a new leader does not know what others have left half
-    done).
+    done), ``blames-all`` (what can not be made or sealed for one stream of a rolling commit is held against all),
+    ``blind-reopening`` (what was closed in vain is not looked for).
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -221,6 +222,8 @@ class World:
         """What frames hold that no broker takes."""
         self.wrong: dict[str, str] = {}
         """Topics that were reconfigured, and what is wrong with them."""
+        self.away = ""
+        """A topic that nobody leads."""
         self.in_between: Callable[[str], None] = lambda _: None
         """Called with a topic between two frames that are appended to it."""
         self.deletes = True
@@ -364,11 +367,22 @@ class World:
                     self.delete_records(shard(*item), offset)
                 return frozenset()
             case fx.StableEnds(names):
-                return {name: self.topics[name].stable_end() for name in names}
-            case fx.LookForForeign(names):
+                there = [name for name in names if name in self.topics and name != self.away]
+                return {name: self.topics[name].stable_end() for name in there}
+            case fx.LookForObstacles(names):
                 foreign = [(owner, native) for owner, native in self.open.items() if owner < 0]
                 known = [ForeignTransaction(name, owner, 0, 0) for owner, native in foreign for name in native.topics]
-                return [] if "waiting-seal" in self.faults else [item for item in known if item.topic in names]
+                away = [Leaderless(name) for name in names if name == self.away]
+                return (
+                    away
+                    if "waiting-seal" in self.faults
+                    else [
+                        *away,
+                        *(item for item in known if item.topic in names),
+                    ]
+                )
+            case fx.Closed(names):
+                return frozenset() if "blind-reopening" in self.faults else frozenset(filter(self._is_closed, names))
             case fx.EndForeign(transactions):
                 for one in transactions:
                     self.end_foreign(one.producer_id)
@@ -416,6 +430,8 @@ class World:
         """
         if "deaf-refusal" in self.faults and isinstance(refused.effect, fx.ROUND):
             raise Gone
+        if "blames-all" in self.faults and isinstance(refused.effect, fx.CreateTopics | fx.Seal):
+            return fx.Refused(refused.effect, refused.reason, code=refused.code)
         if "broad-refusal" in self.faults and refused.places:
             return fx.Refused(refused.effect, refused.reason, code=refused.code, topic=refused.topic)
         return refused
@@ -458,7 +474,11 @@ class World:
 
     def mend(self, specs: Sequence[fx.TopicSpec]) -> dict[str, str]:
         """What of topics is not as specified."""
-        return {spec.name: self.wrong[spec.name] for spec in specs if spec.name in self.wrong}
+        closed = {spec.name: "it is closed" for spec in specs if self._is_closed(spec.name)}
+        return closed | {spec.name: self.wrong[spec.name] for spec in specs if spec.name in self.wrong}
+
+    def _is_closed(self, topic: str) -> bool:
+        return topic in self.topics and self.topics[topic].sealed
 
     def log(self, name: str) -> Topic:
         """A topic, or what is known of it after it was removed; all that ever stood in it."""
@@ -570,17 +590,21 @@ class World:
         held = {name for owner, native in self.open.items() if owner < 0 for name in native.topics}
         if not ours.isdisjoint(names):
             raise Blocked
-        for name in names:
-            for append in [item for item in self.inside if item.topic == name and item.again]:
-                if "timed-seal" not in self.faults:
-                    self.land(append)  # it has the lock before the marker of the barrier, or is refused
-            self.topics[name].sealed = True
+        self.close(names)
         if not held.isdisjoint(names):
             since_ms = self.sealing_since.setdefault((leader, tuple(names)), self.clock_ms)
             if "boundless-seal" in self.faults or self.clock_ms < since_ms + SEAL_FOREIGN_MS:
                 raise Blocked
         self.sealing_since.pop((leader, tuple(names)), None)
         return {name: len(self.topics[name].entries) for name in names if name not in held}
+
+    def close(self, names: Sequence[str]) -> None:
+        """The first half of a seal: nothing new comes in."""
+        for name in names:
+            for append in [item for item in self.inside if item.topic == name and item.again]:
+                if "timed-seal" not in self.faults:
+                    self.land(append)  # it has the lock before the marker of the barrier, or is refused
+            self.topics[name].sealed = True
 
     def merge(self, items: Sequence[tuple[str, FrameRef]], leader: int) -> list[int]:
         """Append the records of frames inside the leader's native transaction."""

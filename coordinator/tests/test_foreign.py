@@ -35,7 +35,7 @@ def test_what_is_open_at_two_looks_is_waited_for(
     before: Wait | None, found: list[ForeignTransaction], after: tuple[int, int, list[ForeignTransaction]] | None
 ) -> None:
     def answer(effect: fx.Effect) -> list[ForeignTransaction]:
-        assert isinstance(effect, fx.LookForForeign)
+        assert isinstance(effect, fx.LookForObstacles)
         return found
 
     wait = run(look_again(["topic"], before, NOW_MS), answer)

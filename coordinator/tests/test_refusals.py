@@ -29,10 +29,12 @@ SEAL = fx.Seal(("t",))
     ("fault", "code", "topic"),
     [
         (AppendRefusedError("no", topic="t", kafka_error="INVALID_RECORD"), "INVALID_RECORD", "t"),
-        (NotAuthorizedError("no", resource="topic t"), "not-authorized", None),
+        (NotAuthorizedError("no", resource="topic t"), "not-authorized", "t"),
+        (NotAuthorizedError("no", resource="cluster"), "not-authorized", None),
         (InvalidRequestError("no"), "invalid-request", None),
         (TopicNotFound("no", topic="t"), "topic-not-found", "t"),
         (TopicMismatchError("no", topic="t", differences={}), "topic-mismatch", "t"),
+        (SealTimeoutError("slow", topics={"t": "its leader to answer"}), "seal-timeout", "t"),
     ],
 )
 def test_what_will_never_work_is_a_refusal(fault: RollbridgeError, code: str, topic: str | None) -> None:
@@ -47,7 +49,6 @@ def test_what_will_never_work_is_a_refusal(fault: RollbridgeError, code: str, to
         AppendUnknownError("lost", transactional_id="x"),
         ProducerFencedError("gone", transactional_id="x", kafka_error="PRODUCER_FENCED"),
         KafkaUnavailable("away"),
-        SealTimeoutError("slow", topics={}),
         AuthenticationError("who are you?"),
         CorruptDataError("of the commit log"),
         ValueError("a defect"),

@@ -22,10 +22,11 @@ from bridge.model.group_offsets import GroupOffsets
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName, StreamName
 from bridge.model.records import Group, Retention
-from bridge.model.requests import Request, RequestKind
+from bridge.model.requests import Answer, Request, RequestKind
 from bridge.model.sn import ANY
 from coordinator import effects as fx
 from coordinator.errors import StaleStateError
+from coordinator.faults import SEAL_TIMEOUT
 from coordinator.procedures import rolling
 from coordinator.tests.sim_actors import Leader
 from coordinator.tests.sim_truncation import history_of
@@ -99,21 +100,21 @@ class Scene:
             BeginFrame(f"c{self.counter}", 0, None, lease_ms, {str(stream): epoch}).encode(),
         )
         batch = json.dumps([["k", f"v{self.counter}", str(identifier), 0]]).encode()
-        self._send(stream, FrameHeader(FrameKind.DATA, identifier.bytes, 0, self._segment(epoch), 0, 1), batch)
+        header = FrameHeader(FrameKind.DATA, identifier.bytes, 0, self._segment(stream, epoch), 0, 1)
+        self._send(stream, header, batch)
         return identifier
 
     def commit(self, stream: StreamName, identifier: TransactionId, *, how: str = "") -> None:
         """Ask for its commit."""
         offsets = (GroupOffsets("readers", {("t", 0): 1}, 0, "m"),) if how == "offsets" else ()
         condition = StreamCondition(0, Condition(ANY, Scope.SEGMENT, b"k"))
-        segment = self._segment(identifier.epoch)
+        segment = self._segment(stream, identifier.epoch)
         manifest = Manifest({PieceKey(0, 0, segment): 1}, offsets, (condition,) if how == "conditions" else ())
         self._send(stream, FrameHeader(FrameKind.COMMIT, identifier.bytes), manifest.encode())
 
-    @staticmethod
-    def _segment(epoch: int) -> int:
-        """The number of the first segment of an epoch of this scene."""
-        return 1 if epoch else 0
+    def _segment(self, stream: StreamName, epoch: int) -> int:
+        """The number of the first segment of an epoch."""
+        return int(history_of(self.world, stream).record(epoch).segments[0].id.number)
 
     def _send(self, stream: StreamName, header: FrameHeader, value: bytes) -> None:
         assert self.world.produce(stream.buffer_topic(), (header.pack(), value)) is not None
@@ -465,4 +466,142 @@ def test_a_suspended_scale_that_is_refused_is_finished_once_that_is_over(kind: t
     scene.until(lambda: not scene.world.children(paths.suspended(GROUP)))
     assert history_of(scene.world, OTHER).active.epoch == 1
     assert scene.terms_ended == 0
+    scene.others_go_on()
+
+
+def begin_both(scene: Scene) -> TransactionId:
+    """A transaction of both streams, each of which has been scaled since, so that one rolling commit is about both."""
+    both = TransactionId.of(0, 99)
+    begin = BeginFrame("c99", 0, None, 10_000_000, {str(OTHER): 0, str(ORDERS): 0}).encode()
+    for place, stream in enumerate((OTHER, ORDERS)):
+        scene._send(stream, FrameHeader(FrameKind.BEGIN, both.bytes), begin)
+        row = json.dumps([["k", f"x{place}", str(both), place]]).encode()
+        scene._send(stream, FrameHeader(FrameKind.DATA, both.bytes, 0, 0, place, 1), row)
+    split = ((0.0, 0.5), (0.5, 1.0))
+    scene.ask(Request(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0))
+    scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1)
+    manifest = Manifest({PieceKey(0, 0, 0): 1, PieceKey(0, 1, 0): 1})
+    scene._send(OTHER, FrameHeader(FrameKind.COMMIT, both.bytes), manifest.encode())
+    return both
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("kind", [fx.CreateTopics, fx.Seal])
+def test_of_a_roll_of_two_streams_only_that_waits_of_which_a_topic_is_refused(
+    kind: type[fx.Effect], *, closes: bool
+) -> None:
+    scene = Scene()
+
+    def guilty(effect: fx.Effect, _: int) -> fx.Refused | None:
+        names: list[str] = []
+        match effect:
+            case fx.CreateTopics(topics) if kind is fx.CreateTopics:
+                names = [item.name for item in topics]
+            case fx.Seal(topics) if kind is fx.Seal:
+                names = list(topics)
+        wrong = [item for item in names if f".{ORDERS.stream}." in item and "epoch-0" not in item]
+        if not wrong:
+            return None
+        if closes and isinstance(effect, fx.Seal):
+            scene.world.close(effect.topics)
+        return refused(effect, wrong[0])
+
+    both = begin_both(scene)
+    scene.world.refuses = guilty
+    scene.until(lambda: scene.fault is not None)
+    scene.others_go_on()
+    for _ in range(1_000):
+        scene.step()
+    assert paths.stream_fault(OTHER) not in scene.world.nodes, "nothing of it is refused"
+    scene.others_go_on()
+    assert scene.outcome(both) is None
+    active = history_of(scene.world, OTHER).active.segments
+    assert not any(scene.world.topics[OTHER.segment_topic(item.id)].sealed for item in active)
+    scene.world.refuses = lambda *_: None
+    scene.until(lambda: scene.outcome(both) is not None, 60_000)
+    assert scene.visible(both) == 2
+    scene.until(lambda: scene.fault is None)
+    assert scene.terms_ended == 0
+
+
+def all_open(scene: Scene, stream: StreamName) -> bool:
+    """Whether plain writers can write everywhere."""
+    active = history_of(scene.world, stream).active.segments
+    return not any(scene.world.topics[stream.segment_topic(item.id)].sealed for item in active)
+
+
+def closing(scene: Scene, code: str = "TOPIC_AUTHORIZATION_FAILED") -> Callable[[fx.Effect, int], fx.Refused | None]:
+    """Every seal closes its topics and comes to nothing after that."""
+
+    def guilty(effect: fx.Effect, _: int) -> fx.Refused | None:
+        if not isinstance(effect, fx.Seal):
+            return None
+        scene.world.close(effect.topics)
+        return refused(effect, effect.topics[0], code)
+
+    return guilty
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_a_refused_roll_has_closed_gets_successors_though_its_transaction_is_gone(*, dies: bool) -> None:
+    scene = Scene()
+    scene.world.refuses = closing(scene)
+    scene.commit(ORDERS, scene.old)
+    scene.until(lambda: scene.fault is not None)
+    assert not all_open(scene, ORDERS)
+    if dies:
+        scene.take_over()
+    scene.ask(Request(kind=RequestKind.ABORT_TRANSACTION, transaction=str(scene.old), created_ms=0))
+    scene.until(lambda: scene.outcome(scene.old) is not None)
+    scene.world.refuses = lambda *_: None
+    scene.until(lambda: all_open(scene, ORDERS), 60_000)
+    scene.until(lambda: scene.fault is None)
+    fresh = scene.begin(OTHER)
+    scene.commit(OTHER, fresh)
+    scene.until(lambda: scene.visible(fresh) == 1)
+    assert scene.terms_ended == 0
+
+
+def answers(scene: Scene) -> list[bytes]:
+    """What those are told who have asked for something."""
+    return [value for path, value in scene.world.nodes.items() if path.startswith(f"{paths.answers(GROUP)}/")]
+
+
+def test_a_scale_that_has_closed_segments_and_is_refused_then_is_finished_though_nobody_asks_again() -> None:
+    scene = Scene()
+    scene.world.refuses = closing(scene)
+    split = ((0.0, 0.5), (0.5, 1.0))
+    scene.ask(Request(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0))
+    scene.until(lambda: any(b"the scale is finished once that is possible" in item for item in answers(scene)))
+    scene.world.refuses = lambda *_: None
+    scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1, 60_000)
+    assert all_open(scene, OTHER)
+    scene.others_go_on()
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_scale_whose_seal_takes_too_long_is_answered_when_it_is_done_or_after_the_bound(*, lasts: bool) -> None:
+    scene = Scene()
+    scene.world.refuses = closing(scene, SEAL_TIMEOUT)
+    split = ((0.0, 0.5), (0.5, 1.0))
+    request = Request(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0)
+    answer = scene.world.request(GROUP, request.to_json())
+    scene.until(lambda: bool(scene.world.children(paths.suspended(GROUP))))
+    assert answer not in scene.world.nodes
+    if not lasts:
+        scene.world.refuses = lambda *_: None
+    scene.until(lambda: answer in scene.world.nodes, 60_000)
+    assert Answer.from_json(scene.world.nodes[answer]).ok is not lasts
+    scene.world.refuses = lambda *_: None
+    scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1, 60_000)
+    scene.others_go_on()
+
+
+def test_a_new_leader_finds_what_was_closed_for_a_change_that_nobody_has_on_record() -> None:
+    scene = Scene()
+    active = [ORDERS.segment_topic(item.id) for item in history_of(scene.world, ORDERS).active.segments]
+    scene.world.close(active[:1])
+    scene.take_over()
+    scene.until(lambda: all_open(scene, ORDERS), 60_000)
+    assert len(history_of(scene.world, ORDERS).active.segments) == len(active)
     scene.others_go_on()

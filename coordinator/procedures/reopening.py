@@ -1,0 +1,50 @@
+"""Successors for segments that have been closed in vain.
+
+A seal closes topics first, and may be refused, or come to nothing, after that; a change that began with it may then be
+given up, or may not be on record any more because ZooKeeper was set back. Nobody can open a topic again without
+breaking what others have inferred from its end. So a scale gives the same key ranges new segments, as soon as that is
+possible; it waits among the group's ``suspended`` works until then, with its stream, and nobody else waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from bridge.model import paths
+from bridge.model.nodes import CreateNode
+from bridge.model.under_way import Scaling
+from coordinator.effects import Refused
+from coordinator.errors import StaleStateError
+from coordinator.group import GroupState
+from coordinator.procedures.suspended import take_up
+from coordinator.steps import Steps, closed_of, write
+
+
+def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[None]:
+    """Have the active segments of streams replaced that are closed, unless that is under way."""
+    for name in streams:
+        stream = group.streams.get(name)
+        if stream is None or group.is_half_done(name):
+            continue
+        topics = {stream.topic_of(item.id): item for item in stream.history.active.segments}
+        try:
+            closed = yield from closed_of(list(topics))
+        except Refused:
+            continue  # we are not told; what is appended there will be refused, and it is looked again
+        segments = [item for topic, item in topics.items() if topic in closed]
+        if not segments:
+            continue
+        scaling = Scaling(
+            stream.config.name,
+            "",
+            int(stream.history.next_epoch),
+            tuple(int(item.id.number) for item in segments),
+            tuple(item.range for item in segments),
+            now_ms,
+            group.controller_epoch,
+        )
+        node = f"{paths.suspended(group.name)}/{scaling.title}"
+        if not (yield from write(CreateNode(node, scaling.to_json()))):
+            raise StaleStateError(f"stream {name} is scaled by someone else")
+        take_up(group, node, scaling)
+        group.counts["segments_reopened"] += len(segments)
