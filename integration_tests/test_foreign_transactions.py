@@ -228,11 +228,13 @@ def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -
         with pytest.raises(TransactionAborted, match=r"unwanted; it waited for stream .* which is suspended"):
             answers[1].result(PATIENCE_S)
 
-        with pytest.raises(StreamBusy, match=rf"has begun and waits .*transactional id {stage.foreign_id}.*finished"):
+        with pytest.raises(
+            StreamBusy, match=rf"has begun, .* it waits for .*transactional id {stage.foreign_id}.*finished"
+        ):
             asked.result(PATIENCE_S)  # after the bound of a scale: it is not given up
-        with pytest.raises(StreamBusy, match=r"cannot be scaled: .* has begun and waits"):
+        with pytest.raises(StreamBusy, match=r"cannot be scaled: .* has begun, .* it waits"):
             stage.scale(stage.orders).result(PATIENCE_S)
-        with pytest.raises(StreamBusy, match=r"cannot be truncated now: .* has begun and waits"):
+        with pytest.raises(StreamBusy, match=r"cannot be truncated now: .* has begun, .* it waits"):
             stage.b.admin.truncate(orders, "latest")
         found = [item for item in epochs(gather(stage.b.settings)) if item.check == "stream-error"]
         assert len(found) == 1

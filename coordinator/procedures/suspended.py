@@ -77,11 +77,14 @@ def suspend(group: GroupState, node: str, work: Work, topics: Sequence[str]) -> 
 
 
 def put_aside(group: GroupState, node: str, work: Work) -> Steps[str]:
-    """Move what is under way to a node of its own among those that are suspended, which is returned."""
+    """Move what is under way to a node of its own among those that are suspended, which is returned.
+
+    The caller says for what it waits, with :func:`postpone` or in :func:`suspend`.
+    """
     target = f"{paths.suspended(group.name)}/{work.title}"
     if not (yield from write(DeleteNode(node), CreateNode(target, work.to_json()))):
         raise StaleStateError(f"{describe(work)} was finished by someone else")
-    take_up(group, target, work)
+    group.suspended[target] = Suspended(work, Wait(0, 0, frozenset()))
     group.counts["changes_suspended"] += 1
     return target
 
@@ -154,7 +157,7 @@ def _why(item: Suspended) -> str:
     if item.refused and not item.wait.lasting:
         return f"{describe(item.work)} has begun, what it replaces is closed, and it is refused: {item.refused}"
     named = name_some(item.wait.lasting) or "native transactions of others, which are asked for"
-    return f"{describe(item.work)} has begun and waits, on what it has closed, for {named}"
+    return f"{describe(item.work)} has begun, what it replaces is closed, and it waits for {named}"
 
 
 def open_of(group: GroupState, committing: Committing) -> list[BufferedTransaction] | None:

@@ -53,6 +53,8 @@ class Measures:
         question = offsets_question(LATEST, Isolation.READ_COMMITTED)
         found: dict[str, int] = {}
         left = [(topic, 0) for topic in topics]
+        if not left:
+            return found
         deadline = Deadline(ELECTION_S)
         backoff = Backoff()
         why: object = ""

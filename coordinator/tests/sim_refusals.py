@@ -197,8 +197,10 @@ def refused_rightly(attempt: Attempt, outcome: ControlRecord, refusals: Refusals
     if reason.startswith("its merge was refused "):
         return refusals.rounds > 0
     denied = refusals.denied.intersection(attempt.begin.streams)
-    if reason.startswith("expired while "):  # the stream that is named is the one at fault
-        return any(reason.startswith(f"expired while stream {name} was in an error state") for name in denied)
+    if reason.startswith("expired while "):  # the stream that is named is the one at fault, and not a frame
+        return "INVALID_RECORD" not in reason and any(
+            reason.startswith(f"expired while stream {name} was in an error state") for name in denied
+        )
     told = ("its rolling commit is refused", "its conditions can not be looked at")
     return bool(denied) and (DENIED in reason or LEADERLESS in reason or reason.startswith(told))
 
