@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -191,6 +192,31 @@ class Secured:
             for future in admin.alter_user_scram_credentials([change]).values():
                 future.result(120)
 
+    @contextmanager
+    def denied(self, user: str, right: Right) -> Iterator[None]:
+        """Meanwhile a user has not got a right, whatever else gives it."""
+        admin = AdminClient({"bootstrap.servers": self.inner})
+        bindings = list(_bindings(user, right, AclPermissionType.DENY))
+        for future in admin.create_acls(bindings).values():
+            future.result(120)
+        try:
+            yield
+        finally:
+            filters = [
+                AclBindingFilter(
+                    item.restype,
+                    item.name,
+                    item.resource_pattern_type,
+                    item.principal,
+                    item.host,
+                    item.operation,
+                    item.permission_type,
+                )
+                for item in bindings
+            ]
+            for future in admin.delete_acls(filters).values():
+                assert future.result(120)
+
     def allow(self, user: str, rights: Iterable[Right]) -> None:
         """Give a user rights."""
         admin = AdminClient({"bootstrap.servers": self.inner})
@@ -199,7 +225,7 @@ class Secured:
             future.result(120)
 
 
-def _bindings(user: str, right: Right) -> Iterator[AclBinding]:
+def _bindings(user: str, right: Right, permission: AclPermissionType = AclPermissionType.ALLOW) -> Iterator[AclBinding]:
     pattern = ResourcePatternType.PREFIXED if right.prefixed else ResourcePatternType.LITERAL
     for operation in right.operations:
         yield AclBinding(
@@ -209,7 +235,7 @@ def _bindings(user: str, right: Right) -> Iterator[AclBinding]:
             f"User:{user}",
             "*",
             AclOperation[_CAPITALS[operation]],
-            AclPermissionType.ALLOW,
+            permission,
         )
 
 

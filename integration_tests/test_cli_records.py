@@ -111,6 +111,7 @@ def test_records_of_open_transactions_are_previewed(cli: Cli, b: bridge.Bridge, 
     txn.abort()
 
 
+@pytest.mark.long
 def test_a_member_of_a_group_goes_on_where_the_group_is(
     cli: Cli, b: bridge.Bridge, stream: str, unique_name: Callable[[str], str]
 ) -> None:

@@ -277,6 +277,7 @@ def test_a_frame_between_the_limits_of_buffer_and_segment_ends_its_transaction(g
     assert group.fault() is None
 
 
+@pytest.mark.long
 def test_the_transactions_of_a_removed_topic_end_with_their_leases(group: Group) -> None:
     group.admin.delete_topics([group.topic])
     short = group.client.begin(group.poisoned, timeout=timedelta(seconds=3))

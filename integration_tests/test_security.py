@@ -31,7 +31,7 @@ from bridge.kafka.errors import NotAuthorizedError
 from bridge.kafka.topics import TopicAdmin
 from bridge.model import paths
 from bridge.model.names import GroupName, StreamName
-from bridge.model.rights import Right, coordinator, previewer, reader, writer
+from bridge.model.rights import Resource, Right, coordinator, previewer, reader, writer
 from bridge.zookeeper.access import Access, digest_identity, open_nodes, parse_identity
 from bridge.zookeeper.errors import ZooKeeperDenied
 from bridge.zookeeper.metadata import Metadata
@@ -324,6 +324,38 @@ def test_a_certificate_is_an_identity_and_what_is_granted_can_be_revoked(secured
         assert cli(secured, "coordinator", "access", "grant", str(group), identity).code == 4
     with opened(secured, "coordinator") as session, pytest.raises(NotFoundError):
         Access(session).members(GroupName("sales", "none"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("operation", ["Write", "AlterConfigs", "Create", "Describe"])
+def test_a_right_that_is_missing_on_the_topics_of_one_stream_stops_that_stream_only(
+    secured: Secured, alice: bridge.Bridge, operation: str
+) -> None:
+    """In a rolling commit of two streams, whose segments are to be created, written to and sealed."""
+    innocent = "sales/innocent"
+    secured.allow("alice", writer(StreamName.parse(innocent), ALICES))
+    if innocent not in {str(item.name) for item in alice.admin.list_streams("sales")}:
+        alice.admin.create_stream(innocent)
+    both = alice.begin(ORDERS, innocent)
+    for stream in (ORDERS, innocent):
+        both.write(stream, key=b"a", value=operation.encode())
+        [*_, last] = alice.admin.history(stream).active.segments
+        alice.admin.scale(stream, seal=[last.id.number], ranges=[(last.range.low, last.range.high)])
+    with secured.connect("alice") as other:
+        right = Right(Resource.TOPIC, "sales.orders.segment-", (operation,), "merges and seals", prefixed=True)
+        with secured.denied("coordinator", right):
+            answer = both.commit_async()
+            until(lambda: alice.admin.describe(ORDERS).fault is not None)
+            for _ in range(3):
+                with other.transaction(innocent) as transaction:
+                    transaction.write(innocent, key=b"b", value=b"meanwhile")
+                other.writer(innocent).write(b"c", b"plainly").result(120)
+            assert alice.admin.describe(innocent).fault is None
+            assert not answer.done()
+        answer.result(180)
+        until(lambda: alice.admin.describe(ORDERS).fault is None, 180)
+        other.writer(ORDERS).write(b"c", b"plainly").result(120)
+    assert operation.encode() in values(alice, ORDERS)
 
 
 @pytest.mark.long

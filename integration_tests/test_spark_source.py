@@ -351,6 +351,7 @@ def test_the_place_in_the_commit_log_is_kept_from_batch_to_batch(
     assert sum(len(rows) for rows, _ in steps) == 3 * len(KEYS)
 
 
+@pytest.mark.long
 def test_what_can_not_be_read_is_refused_and_says_why(
     client: bridge.Bridge, orders: str, payments: str, load: Load, here: Here, site: Site
 ) -> None:

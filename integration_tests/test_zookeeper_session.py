@@ -242,6 +242,7 @@ def test_an_expired_session_is_told_lost_and_a_new_one_begins(cluster: AnyCluste
     assert states[-1] is SessionState.CONNECTED
 
 
+@pytest.mark.long
 def test_while_the_server_is_away_reads_wait_and_writes_are_unknown(root: str) -> None:
     with new_cluster() as own, ZooKeeperSession(own.zookeeper, root=root, session_timeout_s=20.0) as session:
         session.ensure("/n", b"kept")

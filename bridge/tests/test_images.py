@@ -104,6 +104,7 @@ def test_the_toolbox_is_a_root_file_system() -> None:
     assert [name for name in found if name.startswith(("bin/", "lib/", "lib64/", "sbin/"))] == []
 
 
+@pytest.mark.long
 def test_the_python_of_an_image_has_neither_tests_nor_packages_of_this_machine() -> None:
     files = host.python().files
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"

@@ -278,6 +278,8 @@ DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, Callable[[
     "done-again": (None, without("drop the scale", "drop the rolling commit")),
 }
 
+FOUND_FIRST = {"goes-on-regardless": 12, "overlooks-late": 15}
+"""The runs that noticed rare defects when this was written; they are tried first."""
 RARER = ("low-epoch", "lost-streams", "done-again")
 """Those that `make test` leaves to `make test-long`."""
 
@@ -289,7 +291,7 @@ def test_the_checks_catch_a_defect(defect: str, monkeypatch: pytest.MonkeyPatch)
     spoil, repairing = DEFECTS[defect]
     if spoil is not None:
         spoil(monkeypatch)
-    for seed in range(40):
+    for seed in (FOUND_FIRST.get(defect, 0), *range(40)):
         try:
             if RestoredRun(seed, repairing).go():
                 return

@@ -141,6 +141,8 @@ class Run:
             self.clock_ms += self.rng.randint(1, 20)
             if self.standby_rng.random() < 0.2:
                 self.standby.step(self.clock_ms, self.standby_rng)
+            if self.world.broken:
+                break
             self._land(0.003)
             for administrator in self.administrators:
                 if administrator.rng.random() < 0.2:
@@ -180,8 +182,10 @@ class Run:
         self.refusals.end()
         self.fragility = 0.0
         self._until(self._quiet)
+        if self.world.broken:
+            return self.world.broken
         denied = [fault for administrator in self.administrators for fault in administrator.faults]
-        return faults(self.world, GROUP, STREAMS, self.clients, self.refusals) + denied + self.world.broken
+        return faults(self.world, GROUP, STREAMS, self.clients, self.refusals) + denied
 
     def _meddle(self) -> None:
         """Topics of snapshots are compacted, and now and then a record in one is damaged."""
@@ -292,7 +296,7 @@ class Run:
     def _until(self, condition: object) -> None:
         assert callable(condition)
         for _ in range(DRAIN_STEPS):
-            if condition():
+            if condition() or self.world.broken:
                 return
             self.clock_ms += 10
             self._lead()
@@ -552,7 +556,10 @@ FOUND_FIRST = {
     "lossy-multi": 10,
     "unwatched": 10,
     "blind-reopening": 7,
+    "denying-successor": 6,
     "hasty-expiry": 6,
+    "forgotten-suspension": 3,
+    "broad-refusal": 2,
     "dirty-standby": 2,
     "blames-all": 2,
     "credulous-standby": 1,

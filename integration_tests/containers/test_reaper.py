@@ -56,6 +56,7 @@ def test_a_killed_test_process_takes_its_containers_with_it() -> None:
     eventually(lambda: not left(reaper.SESSION_LABEL, session), "everything is gone")
 
 
+@pytest.mark.long
 @pytest.mark.containers
 def test_what_a_dead_process_has_left_is_swept_and_nothing_else() -> None:
     dead = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
