@@ -275,6 +275,12 @@ class ContainerCluster:
         node.await_answer()
         return node
 
+    def keep_logs(self, folder: Path) -> None:
+        """What each container has printed."""
+        folder.mkdir()
+        for part, node in self._nodes.items():
+            (folder / f"{part}.out").write_text(node.said("all"))
+
     def runs(self, part: str) -> bool:
         """Whether the part's container runs."""
         return self.node(part).runs()

@@ -132,6 +132,9 @@ class AnyCluster(Protocol):
         Its clock is ahead of the true time by ``ahead_s``, or behind it.
         """
 
+    def keep_logs(self, folder: Path) -> None:
+        """Put what all servers and coordinators have said into files of a folder, which is made."""
+
     def runs(self, part: str) -> bool:
         """Whether a part runs."""
 

@@ -110,6 +110,10 @@ class LocalCluster(EmbeddedCluster):
             clock = own.environment
         return super().start_coordinator(env={**(env or {}), **clock}, crash_at=crash_at)
 
+    def keep_logs(self, folder: Path) -> None:
+        """Copy them."""
+        shutil.copytree(self.logs, folder)
+
     def runs(self, part: str) -> bool:
         """Whether a process of the part runs."""
         cluster, _ = self._running()

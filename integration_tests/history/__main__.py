@@ -83,10 +83,14 @@ def one(backend: Backend, seed: int, folder: Path, deadline: float) -> Report:
                 ContainerCluster(brokers=3, zookeepers=3, stalling=True) if docker else LocalCluster(stalling=True)
             )
             run = ending.enter_context(running(seed, folder, ending.enter_context(servers)))
-            for _ in range(WINDOWS_PER_RUN):
-                if time.monotonic() < deadline:
-                    run.window(run.random_fault(), broken_s=5)
-            return run.end()
+            try:
+                for _ in range(WINDOWS_PER_RUN):
+                    if time.monotonic() < deadline:
+                        run.window(run.random_fault(), broken_s=5)
+                return run.end()
+            except Exception:
+                servers.keep_logs(folder / "servers")
+                raise
     except Exception as fault:
         traceback.print_exc()
         report = Report(seed, "servers of its own") if run is None else run.report

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from bridge.model.identifiers import SegmentId
@@ -24,6 +25,8 @@ from integration_tests.history.events import (
 from integration_tests.history.tasks import Task
 from integration_tests.patience import PATIENCE_S
 
+_ENVIRONMENT = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+
 
 class Workers:
     """Starts clients, and knows what they have noted. Use it in a ``with`` block: nobody is left afterwards."""
@@ -39,10 +42,14 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for _task, process in self._processes.values():
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGCONT)
+                if kind is not None:  # what each was in the middle of goes into its log
+                    process.send_signal(signal.SIGABRT)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(10)
                 process.kill()
                 process.wait(PATIENCE_S)
             assert process.stdin is not None
@@ -59,7 +66,8 @@ class Workers:
         task = Task(name, role, self._bootstrap_servers, self._zookeeper, streams, seed, out, left)
         command = [sys.executable, "-m", "integration_tests.history.clients", task.to_json()]
         with (self._folder / f"{name}.log").open("wb") as log:
-            self._processes[name] = (task, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log))
+            client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_ENVIRONMENT)
+        self._processes[name] = task, client
         return name
 
     def alive(self, role: str = "writer") -> list[str]:
