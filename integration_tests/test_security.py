@@ -341,7 +341,7 @@ def test_a_right_that_is_missing_on_the_topics_of_one_stream_stops_that_stream_o
         both.write(stream, key=b"a", value=operation.encode())
         [*_, last] = alice.admin.history(stream).active.segments
         alice.admin.scale(stream, seal=[last.id.number], ranges=[(last.range.low, last.range.high)])
-    with secured.connect("alice") as other:
+    with bridge.Bridge(replace(secured.settings("alice"), client_name="alice-too")) as other:
         right = Right(Resource.TOPIC, "sales.orders.segment-", (operation,), "merges and seals", prefixed=True)
         with secured.denied("coordinator", right):
             answer = both.commit_async()
