@@ -56,7 +56,7 @@ class CoordinatorSettings:
     """ZooKeeper session time-out: how soon another daemon takes over when this one dies."""
     patience_s: float = 3.0
     """How long a daemon that is not a group's first choice waits before it leads a group that nobody leads."""
-    seal_timeout_s: float = 10.0
+    seal_timeout_s: float = 60.0
     """How long sealing may take, for which all streams of the group wait, before its stream waits alone."""
     poll_s: float = 0.05
     """Longest wait for new frames before other work is looked at."""

@@ -51,7 +51,7 @@ class Faults:
         if stream in self._suspended:
             return False
         last = self._rests.get(stream)
-        self._rests[stream] = Rest.after(None if fault.code == LEADERLESS else last, now_ms)
+        self._rests[stream] = Rest.after(None if fault.code in (LEADERLESS, SEAL_TIMEOUT) else last, now_ms)
         if stream in self._present:
             return False
         self._present[stream] = fault

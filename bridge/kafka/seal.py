@@ -34,6 +34,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from math import inf
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -69,6 +70,8 @@ _DEBUGGING_REPLICA: Final = -2
 _BACKOFF_FIRST_S: Final = 0.001
 _BACKOFF_MAX_S: Final = 0.1
 _UNKNOWN_TOPIC_S: Final = 5.0
+_AWAY_S: Final = 3.0
+"""How long a topic's leader may be away before it is given up for now; one that answers slowly is waited for."""
 
 
 class Place(NamedTuple):
@@ -111,19 +114,22 @@ class Sealer:
         self._barrier = Barrier(cluster, transactional_id)
         self._started = time.monotonic()
         self._waiting_for: dict[str, str] = {}
+        self._away_since: dict[str, float] = {}
+        self._away_s = inf
 
     def seal(self, topics: Iterable[str], foreign_s: float | None = None) -> dict[str, int]:
         """Seal ``topics`` and return their end offsets: no record will be at or after them, only markers.
 
         But for what :mod:`bridge.kafka.seal` says of batches that were compressed with gzip. Each topic must have
         exactly one partition. Left out are those on which native transactions are open ``foreign_s`` after all others
-        have been sealed; they are closed, too.
+        have been sealed; they are closed, too. With that bound, leaders that are away are waited for some seconds only.
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time; call again.
             TopicNotFound, NotAuthorizedError, InvalidRequestError, KafkaUnavailable
         """
         names = list(dict.fromkeys(topics))
+        self._away_s = inf if foreign_s is None else _AWAY_S
         self._require_single_partitions(names)
         self._configure(names, SEALED)
         ends: dict[str, int] = {}
@@ -315,16 +321,24 @@ class Sealer:
             try:
                 by_leader.setdefault(self._cluster.leader(topic, 0), []).append(topic)
             except CodeError as exc:
+                self._note_away(topic)
                 self._note(topic, exc.code)
         answers: dict[str, tuple[ErrorCode, Place]] = {}
         for node, names in by_leader.items():
             try:
-                answers.update(ask(self._cluster.connection(node), names))
+                found = ask(self._cluster.connection(node), names)
+                answers.update(found)
+                for topic in found:
+                    self._away_since.pop(topic, None)
             except KafkaUnavailable as exc:
                 for topic in names:
+                    self._note_away(topic)
                     self._cluster.forget_leader(topic)
                     self._waiting_for[topic] = f"its leader to answer ({exc})"
         return answers
+
+    def _note_away(self, topic: str) -> None:
+        self._away_since.setdefault(topic, time.monotonic())
 
     def _note(self, topic: str, code: ErrorCode) -> None:
         """Remember why this topic waits; raise if waiting is no use."""
@@ -350,10 +364,13 @@ class Sealer:
         left = {topic: self._waiting_for.get(topic, "its leader to answer") for topic in sorted(pending)}
         if not left:
             return seconds
-        if time.monotonic() - self._started >= self._timeout_s:
+        now = time.monotonic()
+        waited_s = now - self._started
+        away_s = max((now - self._away_since[topic] for topic in left if topic in self._away_since), default=0.0)
+        if waited_s >= self._timeout_s or away_s >= self._away_s:
             reasons = "; ".join(f"{topic} waits for {reason}" for topic, reason in left.items())
             raise SealTimeoutError(
-                f"not sealed within {self._timeout_s:g} s: {reasons}. Nothing is lost: sealing again goes on from here",
+                f"not sealed within {waited_s:.0f} s: {reasons}. Nothing is lost: sealing again goes on from here",
                 topics=left,
             )
         time.sleep(seconds)
