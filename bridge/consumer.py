@@ -313,7 +313,8 @@ class Consumer:
 
         Raises:
             StreamRecreated: a segment is of a stream that was deleted and created again; nothing was committed.
-            KafkaException: as from confluent-kafka's consumer, when not asynchronous.
+            KafkaException: as from confluent-kafka's consumer, when not asynchronous; ``_TIMED_OUT`` after
+                ``default.api.timeout.ms``, a minute unless said, when it is not known what was committed.
         """
         self._check_open()
         places = self._commits.chosen(message, offsets)
@@ -321,7 +322,7 @@ class Consumer:
             self._consumer.commit(offsets=places, asynchronous=True)
             return None
         try:
-            done: list[TopicPartition] = self._consumer.commit(offsets=places, asynchronous=False)
+            done = self._commits.carry_out(places)
         except KafkaException as exc:
             if not isinstance(translate(exc, "commit"), NotFoundError):
                 raise
@@ -330,7 +331,7 @@ class Consumer:
             left = self._members.without_removed(places)
             if len(left) == len(places):
                 raise
-            done = self._consumer.commit(offsets=left, asynchronous=False) if left else []
+            done = self._commits.carry_out(left) if left else []
         self._members.noted(done)
         return done
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
 
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -112,6 +114,36 @@ class Commits:
             self._consumer.commit(offsets=places, asynchronous=True)
         except KafkaException as exc:
             logger.info("an automatic commit of group %s failed: %s", self._settings.group_id, exc)
+
+    def carry_out(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        """Commit, and wait for the answer, which the library would wait for without end when a broker goes.
+
+        It is asked on a thread of its own, so over the same connection, and in the same order, as all other commits.
+
+        Raises:
+            KafkaException: as from confluent-kafka's consumer; ``_TIMED_OUT`` if there is no answer in time, and it is
+                not known then what was committed.
+        """
+        answers: SimpleQueue[list[TopicPartition] | Exception] = SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(self._consumer.commit(offsets=places, asynchronous=False) or [])
+            except Exception as fault:
+                answers.put(fault)
+
+        threading.Thread(target=ask, name="commit", daemon=True).start()
+        try:
+            answer = answers.get(timeout=self._settings.api_timeout_s)
+        except Empty:
+            why = (
+                f"group {self._settings.group_id} has not answered a commit within {self._settings.api_timeout_s:g} s "
+                "(default.api.timeout.ms); it is not known whether it is carried out: commit again"
+            )
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, why, retriable=True)) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def confirmed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> bool:
         """Take the outcome of a commit; False if the application has nothing to do with it."""

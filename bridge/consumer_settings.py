@@ -29,6 +29,7 @@ _OWN: Final = frozenset(
         "auto.offset.reset",
         "bootstrap.servers",
         "client.id",
+        "default.api.timeout.ms",
         "enable.auto.commit",
         "enable.auto.offset.store",
         "enable.partition.eof",
@@ -43,6 +44,7 @@ _OWN: Final = frozenset(
 _CALLBACKS: Final = frozenset({"error_cb", "on_commit", "stats_cb", "throttle_cb"})
 _AUTO_COMMIT_MS: Final = 5_000
 _AUTO_COMMIT_MS_MAX: Final = 86_400_000
+_API_TIMEOUT_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ class ConsumerSettings:
     show_ends: bool
     """Hand out ``_PARTITION_EOF`` events."""
     cooperative: bool
+    api_timeout_s: float
+    """How long a commit that is waited for may take. ``default.api.timeout.ms``, Kafka's name in Java."""
     on_commit: Callable[..., None] | None
     kafka: Config = field(repr=False)
 
@@ -104,6 +108,10 @@ def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
     if not str(interval_ms).isdigit() or not 1 <= int(interval_ms) <= _AUTO_COMMIT_MS_MAX:
         faults.append(f"auto.commit.interval.ms: {interval_ms!r} is not in 1..{_AUTO_COMMIT_MS_MAX}")
         interval_ms = _AUTO_COMMIT_MS
+    api_timeout_ms = config.get("default.api.timeout.ms", _API_TIMEOUT_MS)
+    if not str(api_timeout_ms).isdigit() or not 1 <= int(api_timeout_ms) <= _AUTO_COMMIT_MS_MAX:
+        faults.append(f"default.api.timeout.ms: {api_timeout_ms!r} is not in 1..{_AUTO_COMMIT_MS_MAX}")
+        api_timeout_ms = _API_TIMEOUT_MS
     flags = {
         key: flag(key, default)
         for key, default in (
@@ -149,6 +157,7 @@ def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
         auto_commit=flags["enable.auto.commit"],
         auto_store=flags["enable.auto.offset.store"],
         interval_s=int(interval_ms) / 1000,
+        api_timeout_s=int(api_timeout_ms) / 1000,
         show_ends=flags["enable.partition.eof"],
         cooperative=assignor == _ASSIGNORS[0],
         on_commit=config.get("on_commit"),

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+import bridge
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
@@ -98,6 +100,45 @@ def members(own_site: Site, stream: str, tmp_path: Path, unique_name: Callable[[
             for process in found.processes:
                 process.kill()
                 process.wait()
+
+
+@pytest.mark.long
+def test_a_commit_that_no_broker_answers_ends_in_time_and_can_be_asked_for_again(
+    own_cluster: AnyCluster, own_site: Site, stream: str, unique_name: Callable[[str], str]
+) -> None:
+    config = {
+        "bootstrap.servers": own_cluster.bootstrap_servers,
+        "zookeeper": own_cluster.zookeeper,
+        "zookeeper.root": own_site.root,
+        "group.id": unique_name("group"),
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "default.api.timeout.ms": round(TIMEOUT_S * 1000),
+    }
+    with bridge.Consumer(config) as consumer:
+        consumer.subscribe([stream])
+        read: list[bridge.Message] = []
+
+        def has_read() -> bool:
+            read.extend(consumer.consume(100, 0.2))
+            return len(read) >= len(KEYS)
+
+        until(has_read, 60)
+        with own_cluster.paused(own_cluster.brokers[0]):
+            began = time.monotonic()
+            with pytest.raises(KafkaException, match=r"not known whether it is carried out") as ended:
+                consumer.commit(asynchronous=False)
+            assert time.monotonic() - began < SLOW_MACHINE_S
+            assert ended.value.args[0].code() == KafkaError._TIMED_OUT
+        done: list[TopicPartition] = []
+
+        def is_committed() -> bool:
+            with suppress(KafkaException):
+                done.extend(consumer.commit(asynchronous=False) or [])
+            return bool(done)
+
+        until(is_committed, 60)
+        assert all(place.error is None for place in done)
 
 
 @pytest.mark.long
