@@ -321,7 +321,6 @@ class Sealer:
             try:
                 by_leader.setdefault(self._cluster.leader(topic, 0), []).append(topic)
             except CodeError as exc:
-                self._note_away(topic)
                 self._note(topic, exc.code)
         answers: dict[str, tuple[ErrorCode, Place]] = {}
         for node, names in by_leader.items():
@@ -346,6 +345,8 @@ class Sealer:
             raise TopicNotFound(f"cannot seal topic {topic}: it does not exist", topic=topic)
         match codes.meaning(codes.PRODUCE, code):
             case Meaning.REFRESH | Meaning.RETRY:
+                if code in codes.AWAY:
+                    self._note_away(topic)
                 self._cluster.forget_leader(topic)
                 self._waiting_for[topic] = f"its leader to recover from {codes.name(code)}"
             case Meaning.DENIED:
