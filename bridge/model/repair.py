@@ -248,8 +248,7 @@ def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]
 def _check_epochs(nodes: Nodes, group: GroupEvidence) -> None:
     """Raise CorruptDataError if there are segments of epochs that nobody has written down."""
     begun: dict[StreamName, int] = {}
-    works = [work for _, work in works_of(nodes, group.name)]
-    for work in works:
+    for _, work in works_of(nodes, group.name):
         if isinstance(work, Scaling):
             begun[work.stream] = work.epoch
         else:

@@ -6,7 +6,6 @@ Nothing of it is worth giving up the lead for: what can not be told now is left 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,9 +16,10 @@ from bridge.kafka.log_dirs import leader_bytes
 from bridge.kafka.log_offsets import LATEST, offsets_question
 from bridge.kafka.metadata import Cluster, Isolation
 from bridge.kafka.patience import Backoff, Deadline
+from bridge.kafka.quiet import limited
 from coordinator.config import CoordinatorSettings
 
-logger = logging.getLogger(__name__)
+logger = limited(logging.getLogger(__name__))
 
 ANSWER_S: Final = 5.0
 """How long a broker that is there may take to tell; the group's transactions wait meanwhile."""
@@ -27,7 +27,6 @@ CONNECT_S: Final = 2.0
 """How long it may take to connect to one."""
 ELECTION_S: Final = 0.2
 """How long it is asked again for a partition that nobody leads: that is over soon, or takes long."""
-SILENT_S: Final = 60.0
 
 
 class Measures:
@@ -42,7 +41,6 @@ class Measures:
             request_timeout_s=ANSWER_S,
         )
         self._groups: dict[str, GroupCommits] = {}
-        self._silent_until = 0.0
 
     def close(self) -> None:
         """Drop the connections."""
@@ -72,17 +70,8 @@ class Measures:
                 backoff.sleep(deadline)
         except RollbridgeError as fault:
             why = fault
-        self._complain(f"the ends of {len(left)} segments, {left[0][0]} among them, can not be told now: {why}")
+        logger.warning("the ends of %d segments, %s among them, can not be told now: %s", len(left), left[0][0], why)
         return found
-
-    def _complain(self, text: str) -> None:
-        """Say at most once a minute that segments are not led: it is asked every second."""
-        now = time.monotonic()
-        if now >= self._silent_until:
-            self._silent_until = now + SILENT_S
-            logger.warning("%s", text)
-        else:
-            logger.debug("%s", text)
 
     def disk_bytes(self, topics: Sequence[str]) -> dict[str, int]:
         """See :class:`coordinator.effects.DiskBytes`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -332,25 +331,29 @@ def test_a_roll_of_several_that_outlasts_its_native_transaction_again_and_again_
     scene.others_go_on()
 
 
+def begin_both(scene: Scene) -> TransactionId:
+    """A transaction of both streams, each of which has been scaled since, so that one rolling commit is about both."""
+    both = TransactionId.of(0, 99)
+    begin = BeginFrame("c99", 0, None, 10_000_000, {str(OTHER): 0, str(ORDERS): 0}).encode()
+    for place, stream in enumerate((OTHER, ORDERS)):
+        scene._send(stream, FrameHeader(FrameKind.BEGIN, both.bytes), begin)
+        row = json.dumps([["k", f"x{place}", str(both), place]]).encode()
+        scene._send(stream, FrameHeader(FrameKind.DATA, both.bytes, 0, 0, place, 1), row)
+    split = ((0.0, 0.5), (0.5, 1.0))
+    scene.ask(Request(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0))
+    scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1)
+    manifest = Manifest({PieceKey(0, 0, 0): 1, PieceKey(0, 1, 0): 1})
+    scene._send(OTHER, FrameHeader(FrameKind.COMMIT, both.bytes), manifest.encode())
+    return both
+
+
 def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first one's epochs are published when that is refused; they stay, empty, and nobody tries again for ever."""
     monkeypatch.setattr(rolling, "ROLL_BYTES_MAX", 1)  # so the epochs of both do not fit into one write
     scene = Scene()
-    both = TransactionId.of(0, 88)
-    begin = BeginFrame("c88", 0, None, 10_000_000, {str(OTHER): 0, str(ORDERS): 0}).encode()
-    for place, stream in enumerate((OTHER, ORDERS)):
-        scene._send(stream, FrameHeader(FrameKind.BEGIN, both.bytes), begin)
-        row = json.dumps([["k", f"x{place}", str(both), place]]).encode()
-        scene._send(stream, FrameHeader(FrameKind.DATA, both.bytes, 0, 0, place, 1), row)
-    request = Request(
-        kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=((0.0, 0.5), (0.5, 1.0)), created_ms=0
-    )
-    scene.ask(request)
-    scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1)
-    manifest = Manifest({PieceKey(0, 0, 0): 1, PieceKey(0, 1, 0): 1})
-    scene._send(OTHER, FrameHeader(FrameKind.COMMIT, both.bytes), manifest.encode())
+    both = begin_both(scene)
     first, second = sorted((ORDERS, OTHER), key=str)
     scene.until(lambda: history_of(scene.world, first).active.epoch == 3)
     assert history_of(scene.world, second).active.epoch == 1, "one after the other"
@@ -371,7 +374,8 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
     assert scene.terms_ended == 0
     scene.world.refuses = lambda *_: None
     # Its segments were sealed before; a scale gives it others.
-    scene.ask(replace(request, stream=str(second), seal=(1, 2), ranges=((0.0, 1.0),)))
+    joined = ((0.0, 1.0),)
+    scene.ask(Request(kind=RequestKind.SCALE_STREAM, stream=str(second), seal=(1, 2), ranges=joined, created_ms=0))
     scene.until(lambda: history_of(scene.world, second).active.epoch == 2)
     scene.until(lambda: paths.stream_fault(second) not in scene.world.nodes)
 
@@ -467,22 +471,6 @@ def test_a_suspended_scale_that_is_refused_is_finished_once_that_is_over(kind: t
     assert history_of(scene.world, OTHER).active.epoch == 1
     assert scene.terms_ended == 0
     scene.others_go_on()
-
-
-def begin_both(scene: Scene) -> TransactionId:
-    """A transaction of both streams, each of which has been scaled since, so that one rolling commit is about both."""
-    both = TransactionId.of(0, 99)
-    begin = BeginFrame("c99", 0, None, 10_000_000, {str(OTHER): 0, str(ORDERS): 0}).encode()
-    for place, stream in enumerate((OTHER, ORDERS)):
-        scene._send(stream, FrameHeader(FrameKind.BEGIN, both.bytes), begin)
-        row = json.dumps([["k", f"x{place}", str(both), place]]).encode()
-        scene._send(stream, FrameHeader(FrameKind.DATA, both.bytes, 0, 0, place, 1), row)
-    split = ((0.0, 0.5), (0.5, 1.0))
-    scene.ask(Request(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0))
-    scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1)
-    manifest = Manifest({PieceKey(0, 0, 0): 1, PieceKey(0, 1, 0): 1})
-    scene._send(OTHER, FrameHeader(FrameKind.COMMIT, both.bytes), manifest.encode())
-    return both
 
 
 @pytest.mark.parametrize("closes", [False, True])
