@@ -14,6 +14,8 @@ from coordinator.housekeeping import Rest
 
 LEADERLESS: Final = "LEADER_NOT_AVAILABLE"
 """Kafka's name of what is wrong with a topic none of whose brokers is there."""
+LEADERLESS_S: Final = 3.0
+"""How long a segment may have no leader before its stream waits, and all others go on."""
 SEAL_TIMEOUT: Final = "seal-timeout"
 """Our name of a seal that took too long; it may work the next time."""
 
@@ -64,7 +66,7 @@ class Faults:
         self._present[stream] = fault
 
     def suspend(self, stream: str, fault: StreamFault) -> None:
-        """A stream waits for native transactions of others in the middle of a change; it is not tried meanwhile."""
+        """A stream waits in the middle of a change; it is not tried meanwhile."""
         if stream not in self._suspended:
             self.news.append(f"stream {stream} is suspended, its transactions wait: {fault.reason}")
         self._suspended.add(stream)

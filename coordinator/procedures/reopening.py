@@ -8,7 +8,7 @@ possible; it waits among the group's ``suspended`` works until then, with its st
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from bridge.model import paths
 from bridge.model.nodes import CreateNode
@@ -27,10 +27,7 @@ def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[No
         if stream is None or group.is_half_done(name):
             continue
         topics = {stream.topic_of(item.id): item for item in stream.history.active.segments}
-        try:
-            closed = yield from closed_of(list(topics))
-        except Refused:
-            continue  # we are not told; what is appended there will be refused, and it is looked again
+        closed = yield from find_closed(list(topics))
         segments = [item for topic, item in topics.items() if topic in closed]
         if not segments:
             continue
@@ -48,3 +45,11 @@ def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[No
             raise StaleStateError(f"stream {name} is scaled by someone else")
         take_up(group, node, scaling)
         group.counts["segments_reopened"] += len(segments)
+
+
+def find_closed(topics: Sequence[str]) -> Steps[frozenset[str]]:
+    """Return which topics are closed; none if we are not told: what is appended is refused then."""
+    try:
+        return (yield from closed_of(topics))
+    except Refused:
+        return frozenset()

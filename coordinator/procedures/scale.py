@@ -27,6 +27,7 @@ from coordinator.errors import StaleStateError
 from coordinator.faults import SEAL_TIMEOUT
 from coordinator.group import GroupState, StreamState, Wait
 from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, look_again, name_some, tell
+from coordinator.procedures.reopening import find_closed
 from coordinator.procedures.suspended import (
     end_suspension,
     hold_request,
@@ -36,7 +37,7 @@ from coordinator.procedures.suspended import (
     still_held,
     suspend,
 )
-from coordinator.steps import Steps, closed_of, create_topics, now, seal, write
+from coordinator.steps import Steps, create_topics, now, seal, write
 from coordinator.topics import segment_topic_spec
 
 
@@ -166,10 +167,7 @@ def _give_up(group: GroupState, scaling: Scaling, refused: Refused, node: str) -
     """
     is_closed = node in group.suspended
     if not is_closed and isinstance(refused.effect, Seal):
-        try:
-            is_closed = bool((yield from closed_of(refused.effect.topics)))
-        except Refused:
-            is_closed = False  # we are not told; the leader's look at closed segments may be
+        is_closed = bool((yield from find_closed(refused.effect.topics)))
     state = "nothing was changed"
     if is_closed:
         state = "its segments are closed to writers; the scale is finished once that is possible"

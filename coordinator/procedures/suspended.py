@@ -1,4 +1,4 @@
-"""Scales and rolling commits that wait half done for native transactions of others, while all other streams go on.
+"""Scales and rolling commits that wait half done, mostly for native transactions of others; other streams go on.
 
 A native transaction may begin after it was looked for them and before the segments are closed. Then a seal finds it,
 and it cannot be taken back: writers have been refused, and look for successors. So after some seconds the seal returns,

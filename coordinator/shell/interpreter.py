@@ -30,6 +30,7 @@ from bridge.zookeeper.session import ZooKeeperSession
 from coordinator import effects as fx
 from coordinator.config import CoordinatorSettings
 from coordinator.errors import DeposedError, StaleStateError
+from coordinator.faults import LEADERLESS_S
 from coordinator.shell.consumers import FrameReader, read_commit_log, read_orders
 from coordinator.shell.control_batch import Batches, beside_batches, control_batches, message_batches
 from coordinator.shell.crash import CrashPoint
@@ -48,8 +49,7 @@ IDENTITIES: Final = 3
 OFFSETS_S: Final = 15.0
 """How long the coordinator of a consumer group may fail to take offsets before their transaction is refused."""
 
-SEGMENT_MS: Final = 3_000
-"""How long a segment may have no leader before its stream waits, and all others go on."""
+SEGMENT_MS: Final = round(LEADERLESS_S * 1000)
 GROUP_TOPIC_MS: Final = 60_000
 """The same for topics of the whole group, without which nothing can be decided."""
 SEAL_FOREIGN_S: Final = 2.0

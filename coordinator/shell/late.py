@@ -9,8 +9,8 @@ from bridge.kafka.fetch import LogReader
 from bridge.kafka.metadata import Cluster
 from bridge.model.late import LATE_HEADER, LateRecord
 from coordinator.config import CoordinatorSettings
+from coordinator.faults import LEADERLESS_S
 from coordinator.shell.control_batch import BATCH_BYTES_MAX
-from coordinator.shell.outlook import LEADERLESS_S
 
 
 class LateRecords:

@@ -18,9 +18,8 @@ from bridge.model.cas import Scope
 from bridge.model.names import StreamName
 from coordinator.config import CoordinatorSettings
 from coordinator.effects import Found, Query, Undecided
+from coordinator.faults import LEADERLESS_S
 
-LEADERLESS_S: Final = 3.0
-"""How long a segment may have no leader before the stream waits, and all others go on."""
 CONDITIONS_S: Final = 2.5
 """How long other native transactions that were begun earlier may stay open before a conditional one is refused.
 
