@@ -80,7 +80,7 @@ class BufferFold:
         appended_ms: the latest append time that was met, ms since 1970; 0 before.
         log_position: an offset that the commit log had reached before what is folded next was folded.
         chronicle: what happened to the transactions, for the log of whoever folds.
-        late: while it is not None, the ``terminated`` transactions whose BEGIN frames were met.
+        late: while it is not None, the ``terminated`` transactions whose owners' BEGIN frames were met.
     """
 
     def __init__(
@@ -406,7 +406,8 @@ class BufferFold:
             return
         if header.transaction in self._terminated or header.transaction in self._tombstones:
             self.dropped["late"] += 1
-            if self.late is not None and header.transaction in self._terminated:
+            # Only its owner's BEGIN could open it again; what is left in the buffer may be one of whoever resumed it.
+            if self.late is not None and header.transaction in self._terminated and header.part == OWNER_PART:
                 known = self.late.setdefault(header.transaction, LateBegin(tuple(decode_begin(value).streams)))
                 known.first_offsets.setdefault(partition, offset)
             return

@@ -461,6 +461,17 @@ def test_outcomes_from_the_commit_log_hold_after_the_fold_has_caught_up(monkeypa
     assert list(again._tombstones) == [t], "the latest, up to the bound"
 
 
+def test_an_outcome_is_not_kept_for_what_whoever_resumed_has_left_in_the_buffer() -> None:
+    first = Buffer()
+    t = first.begin(1)
+    resumed = [first.log[0]._replace(key=FrameHeader(FrameKind.BEGIN, t, part=2).pack())]  # the owner's is truncated
+    cold, warm = BufferFold(BufferLimits(), check_batch, {t: 0}), BufferFold(BufferLimits(), check_batch)
+    cold.late, warm.late = {}, {}
+    fold_all(cold, resumed)
+    fold_all(warm, resumed).conclude(t)
+    assert cold.late == warm.late == {}, "nothing can open it again"
+
+
 def test_a_transaction_that_had_an_outcome_after_all_is_discarded() -> None:
     buffer = Buffer()
     t = buffer.begin(1)

@@ -13,6 +13,7 @@ from bridge.model import paths
 from bridge.model.buffered import FrameRef
 from bridge.model.control import ControlRecord
 from bridge.model.faults import SUSPENDED, StreamFault
+from bridge.model.late import LateRecord
 from bridge.model.names import StreamName, is_segment_topic, parse_segment_topic
 from bridge.model.nodes import CreateNode, NodeOperation, SetNode
 from coordinator import effects as fx
@@ -34,6 +35,8 @@ FULL_MS = 1_500
 """How long no topic of a stream can be made."""
 AWAY_MS = 1_500
 """How long a topic has no leader."""
+COPIES_DENIED = 0.1
+"""How many copies of late records are refused; they are rare beside everything else."""
 LOG_DENIED_MS = 150
 """How long the commit log takes nothing, for which everybody has to wait."""
 TERMS_MAX = 25
@@ -51,6 +54,7 @@ class Refusals:
         self.world = world
         self.streams = streams
         self.rng = random.Random(f"refusals{seed}")
+        self.copies = random.Random(f"copies{seed}")
         self.denied: set[str] = set()
         self.topic = ""
         self.until_ms = 0
@@ -134,8 +138,8 @@ class Refusals:
                 return self._merge(effect, items, leader)
             case fx.AppendMessages(fx.Messages(topic)) if topic == self.topic:
                 return self._deny(effect)
-            case fx.AppendLate(_, copies) if any(topic == self.topic for topic, _ in copies):
-                return self._deny(effect)
+            case fx.AppendLate(_, copies):
+                return self._copy(effect, copies)
             case fx.Seal(topics) if self.topic in topics:
                 if self.rng.random() < 0.5:
                     self.world.close(topics)  # it was taken to close them, but not to find out where they end
@@ -158,6 +162,16 @@ class Refusals:
         """Whether the round that is to be committed holds transactions."""
         may_fail = not self.is_over and not self.world.is_early
         return may_fail and self.world.acting.startswith(("merge_direct/", "roll/"))
+
+    def _copy(self, effect: fx.AppendLate, copies: Sequence[tuple[str, LateRecord]]) -> fx.Refused | None:
+        topics = {topic for topic, _ in copies}
+        if self.topic in topics:
+            return self._deny(effect)
+        if not self.is_over and self.copies.random() < COPIES_DENIED:
+            topic = min(topics)
+            self.denied.add(str(parse_segment_topic(topic)[0]))
+            return fx.Refused(effect, "no permission", code=DENIED, topic=topic)
+        return None
 
     def _merge(self, effect: fx.Effect, items: Sequence[tuple[str, FrameRef]], leader: int) -> fx.Refused | None:
         if any(topic == self.topic for topic, _ in items):

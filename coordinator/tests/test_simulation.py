@@ -447,7 +447,7 @@ class Coverage:
         "ongoing transactions from a snapshot": 100,
         "takeovers_warm": 250,
         "takeovers_tail_unfit": 250,
-        "reason offsets refused": 10,
+        "reason offsets refused": 3,
         "messages of buffers truncated": 1_000,
         "epochs dropped": 100,
         "offsets of groups": 400,
@@ -466,10 +466,10 @@ class Coverage:
         "streams of which a topic was refused": 50,
         "rounds refused": 50,
         "Seal TOPIC_AUTHORIZATION_FAILED": 50,
-        "Seal seal-timeout": 10,
+        "Seal seal-timeout": 4,
         "CreateTopics POLICY_VIOLATION": 50,
         "AppendLate TOPIC_AUTHORIZATION_FAILED": 10,
-        "AppendControl TOPIC_AUTHORIZATION_FAILED": 5,
+        "AppendControl TOPIC_AUTHORIZATION_FAILED": 2,
         "closed in vain": 25,
     }
 
