@@ -9,6 +9,7 @@ Source: PDP-24, "Controller Metadata: Epochs", "CommitTransaction" and the worke
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -53,12 +54,15 @@ class EpochRecord:
     cause: EpochCause
     created_ms: int
     sealed_ends: Mapping[SegmentId, int] | None = field(default_factory=dict)
+    segment_ids: frozenset[SegmentId] = field(init=False, repr=False, compare=False)
+    """The ids of all segments."""
 
     def __post_init__(self) -> None:
         check_partition([segment.range for segment in self.segments])
         numbers = {segment.id.number for segment in self.segments}
         if len(numbers) != len(self.segments):
             raise InvalidRequestError(f"epoch {self.epoch} holds a segment number twice")
+        object.__setattr__(self, "segment_ids", frozenset(segment.id for segment in self.segments))
 
     def segment_at(self, position: float) -> Segment:
         """The segment that holds a position in [0, 1)."""
@@ -81,11 +85,6 @@ class EpochRecord:
             if segment.id.number == number:
                 return segment
         raise KeyError(number)
-
-    @property
-    def segment_ids(self) -> frozenset[SegmentId]:
-        """The ids of all segments."""
-        return frozenset(segment.id for segment in self.segments)
 
 
 def duplicate(original: EpochRecord, epoch: int, cause: EpochCause, created_ms: int) -> EpochRecord:
@@ -376,11 +375,11 @@ class EpochHistory:
         A segment begins in the epoch that its id names and stays without interruption, see :func:`check_chain`.
         """
         first = max(segment.epoch, self.first)
-        last = first - 1
-        for record in self.records[first - self.first :]:
-            if all(item.id != segment for item in record.segments):
-                break
-            last = record.epoch
+        # The first place, from there on, at which it is active no longer.
+        end = bisect_left(
+            self.records, True, lo=first - self.first, key=lambda record: segment not in record.segment_ids
+        )
+        last = self.first + end - 1
         if last < first:
             raise InvalidRequestError(f"segment {segment} is not in the history")
         return first, last

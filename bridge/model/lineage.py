@@ -5,6 +5,7 @@ This is what a picture or a table of an epoch history needs, worked out in one p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bridge.model.epochs import EpochCause, EpochHistory, Segment
@@ -65,21 +66,21 @@ def _lineage(history: EpochHistory) -> Lineage:
     lives: dict[SegmentId, Life] = {}
     links: list[Link] = []
     for record in history.records:
-        for item in history.ended_with(record.epoch):
+        ended, began = history.ended_with(record.epoch), history.began_with(record.epoch)
+        for item in ended:
             ends = record.sealed_ends
             life = lives[item.id]
             lives[item.id] = Life(
                 item, life.first, record.epoch - 1, life.cause, False, None if ends is None else ends.get(item.id)
             )
-        for item in history.began_with(record.epoch):
+        for item in began:
             lives[item.id] = Life(item, record.epoch, newest, record.cause, True, None)
-        links.extend(_links(history, record.epoch))
+        links.extend(_links(record.epoch, ended, began))
     return Lineage(tuple(lives.values()), tuple(links))
 
 
-def _links(history: EpochHistory, epoch: int) -> list[Link]:
+def _links(epoch: int, before: Sequence[Segment], after: Sequence[Segment]) -> list[Link]:
     """What begins with an epoch, joined with what ended; both sorted by range, so one sweep finds every overlap."""
-    before, after = history.ended_with(epoch), history.began_with(epoch)
     found: list[Link] = []
     old = new = 0
     while old < len(before) and new < len(after):
