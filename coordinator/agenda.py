@@ -16,7 +16,7 @@ from coordinator.procedures.epochs import drop_epochs
 from coordinator.procedures.foreign import is_due, must_wait, release_due
 from coordinator.procedures.journal import keep_journal
 from coordinator.procedures.late import look_behind
-from coordinator.procedures.mending import mend_timestamps
+from coordinator.procedures.mending import mend_active
 from coordinator.procedures.merge import merge_direct
 from coordinator.procedures.outcomes import forget_expired
 from coordinator.procedures.questions import answer_questions
@@ -84,7 +84,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from undertake(group, "expiry of outcomes", forget_expired, now_ms)
     yield from undertake(group, "expiry of sessions", forget_sessions, now_ms)
     yield from undertake(group, "snapshots", take_snapshots, now_ms)
-    yield from undertake(group, "limits of timestamps", mend_timestamps, now_ms)
+    yield from undertake(group, "active segments", mend_active, now_ms)
     return left
 
 

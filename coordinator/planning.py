@@ -16,6 +16,7 @@ from typing import Final
 from bridge.model.buffered import BufferedTransaction
 from bridge.model.commit_order import LineKey
 from bridge.model.conditions import StreamCondition
+from bridge.model.foreign import name_some
 from bridge.model.records import bytes_of_epoch
 from bridge.model.transaction import State
 from bridge.model.under_way import Roll, ids_beside
@@ -281,8 +282,10 @@ def _own_wait(group: GroupState, transaction: BufferedTransaction) -> str | None
         return f"it waited for stream {name}, which {state}"
     if group.held_rolls and merge_fault(group, transaction) is None:
         rolls = rolls_of(group, transaction)
-        if rolls and tuple(sorted(rolls)) in group.held_rolls:
-            return f"it waited for native transactions of others that are open on {', '.join(sorted(rolls))}"
+        held = group.held_rolls.get(tuple(sorted(rolls))) if rolls else None
+        if held is not None:
+            why = name_some(held.wait.seen) or "native transactions of others"
+            return f"the rolling commit of {', '.join(sorted(rolls))} waited for {why}"
     return None
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+NAMED_MAX: Final = 5
+"""How many obstacles of a kind are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +49,16 @@ class Leaderless:
 
 Obstacle = ForeignTransaction | Leaderless
 """For what a seal has to wait."""
+
+
+def name_some(found: Collection[Obstacle]) -> str:
+    """Return who holds native transactions open and which leaders are away, for people; empty if it is nobody."""
+    foreign = sorted(str(item) for item in found if isinstance(item, ForeignTransaction))
+    away = sorted(str(item) for item in found if not isinstance(item, ForeignTransaction))
+    named = [f"native transactions of others: {_some(foreign)}"] if foreign else []
+    return " and ".join([*named, _some(away)] if away else named)
+
+
+def _some(names: Sequence[str]) -> str:
+    named = "; ".join(names[:NAMED_MAX])
+    return named if len(names) <= NAMED_MAX else f"{named}; and {len(names) - NAMED_MAX} more"

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from bridge.model.foreign import ForeignTransaction, Obstacle
+from bridge.model.foreign import ForeignTransaction, Obstacle, name_some
 from bridge.model.under_way import Roll
 from coordinator.group import GroupState, HeldRoll, Wait
 from coordinator.steps import Steps, end_foreign, look_for_obstacles
@@ -29,21 +29,6 @@ LOOK_AGAIN_MS: Final = 200
 """How soon it is looked again after that."""
 TELL_MS: Final = 60_000
 """How often a log says for whom something waits."""
-NAMED_MAX: Final = 5
-"""How many of them are named."""
-
-
-def name_some(found: Collection[Obstacle]) -> str:
-    """Return who holds native transactions open and which leaders are away, for people; empty if it is nobody."""
-    foreign = sorted(str(item) for item in found if isinstance(item, ForeignTransaction))
-    away = sorted(str(item) for item in found if not isinstance(item, ForeignTransaction))
-    named = [f"native transactions of others: {_some(foreign)}"] if foreign else []
-    return " and ".join([*named, _some(away)] if away else named)
-
-
-def _some(names: Sequence[str]) -> str:
-    named = "; ".join(names[:NAMED_MAX])
-    return named if len(names) <= NAMED_MAX else f"{named}; and {len(names) - NAMED_MAX} more"
 
 
 def look_again(topics: Sequence[str], before: Wait | None, now_ms: int) -> Steps[Wait | None]:

@@ -27,13 +27,13 @@ EVERY_MS: Final = 1_000
 """How often so many topics are looked at: brokers take a few milliseconds for them, in which transactions wait."""
 
 
-def mend_timestamps(group: GroupState, now_ms: int) -> Steps[None]:
+def mend_active(group: GroupState, now_ms: int) -> Steps[None]:
     """Look at the next of the segments that have not been looked at in this term."""
     if group.unmended is None:
         group.unmended = [
             (name, item.id) for name, stream in group.streams.items() for item in stream.history.active.segments
         ]
-    if not group.unmended or not group.housekeeping.is_due("limits of timestamps", now_ms, EVERY_MS):
+    if not group.unmended or not group.housekeeping.is_due("active segments", now_ms, EVERY_MS):
         return
     chosen = group.unmended[-TOPICS_AT_ONCE:]
     specs = [
@@ -57,7 +57,7 @@ def _mend(group: GroupState, specs: list[TopicSpec]) -> Steps[list[str] | None]:
         found = yield from try_to_mend_topics(specs)
     except Refused as refused:
         if len(specs) == 1:
-            logger.warning("%s: the limits of timestamps of %s stay: %s", group.name, specs[0].name, refused.reason)
+            logger.warning("%s: %s stays as it is: %s", group.name, specs[0].name, refused.reason)
             return []
     else:
         return None if found is None else list(found)

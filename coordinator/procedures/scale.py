@@ -16,6 +16,7 @@ from dataclasses import replace
 from bridge.errors import StreamBusy
 from bridge.model import paths
 from bridge.model.epochs import EpochHistory, EpochRecord
+from bridge.model.foreign import name_some
 from bridge.model.identifiers import SegmentId
 from bridge.model.keyspace import KeyRange, ranges_of
 from bridge.model.nodes import CreateNode, DeleteNode
@@ -26,7 +27,7 @@ from coordinator.effects import Refused, Seal
 from coordinator.errors import StaleStateError
 from coordinator.faults import SEAL_TIMEOUT
 from coordinator.group import GroupState, StreamState, Wait
-from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, look_again, name_some, tell
+from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, look_again, tell
 from coordinator.procedures.reopening import find_closed
 from coordinator.procedures.suspended import (
     end_suspension,

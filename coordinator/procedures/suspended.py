@@ -28,6 +28,7 @@ from bridge.errors import CorruptDataError, StreamBusy
 from bridge.model import paths
 from bridge.model.buffered import BufferedTransaction
 from bridge.model.faults import SUSPENDED, StreamFault
+from bridge.model.foreign import name_some
 from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.model.requests import Answer, refusing
 from bridge.model.transaction import State
@@ -35,7 +36,7 @@ from bridge.model.under_way import Committing, Scaling, Work, work_from_json
 from coordinator.errors import StaleStateError
 from coordinator.group import GroupState, Suspended, Wait
 from coordinator.housekeeping import Rest
-from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, name_some, tell
+from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, tell
 from coordinator.procedures.refusals import hide_fault, show_fault
 from coordinator.procedures.sealing import unsealed_fault
 from coordinator.steps import Steps, look_for_obstacles, now, read_children, read_nodes, write

@@ -12,7 +12,7 @@ from bridge.model.nodes import CreateNode
 from coordinator import effects as fx
 from coordinator.housekeeping import REST_FIRST_MS, REST_MAX_MS, Housekeeping
 from coordinator.procedures.chores import undertake
-from coordinator.procedures.mending import TOPICS_AT_ONCE, mend_timestamps
+from coordinator.procedures.mending import TOPICS_AT_ONCE, mend_active
 from coordinator.procedures.requests import handle_requests
 from coordinator.steps import Steps
 from coordinator.tests.makers import GROUP, Bench
@@ -62,7 +62,7 @@ REFUSED = {
         and any(isinstance(item, CreateNode) and "/transactions/" in item.path for item in effect.operations)
     ),
     "looks at late records": lambda effect: isinstance(effect, fx.ReadLate | fx.EndOffsets) and "late" in str(effect),
-    "limits of timestamps": lambda effect: isinstance(effect, fx.MendTopics),
+    "active segments": lambda effect: isinstance(effect, fx.MendTopics),
 }
 
 
@@ -128,10 +128,10 @@ def test_all_active_segments_are_looked_at_once_some_at_a_time_and_one_that_is_r
 
     seen: list[str] = []
     away = True
-    run(mend_timestamps(group, 0), answer)
+    run(mend_active(group, 0), answer)
     assert not seen
     away = False
     for now_ms in range(1_000, 10_000, 1_000):
-        run(mend_timestamps(group, now_ms), answer)
+        run(mend_active(group, now_ms), answer)
     assert len(seen) == len(set(seen)) == 72
     assert not group.unmended

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from bridge.model.foreign import Leaderless
 from bridge.model.transaction import State
 from bridge.model.under_way import Roll
 from coordinator.group import HeldRoll, LeaderSettings, Wait
-from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round, rolls_of, targets
+from coordinator.planning import (
+    DirectRound,
+    Incomplete,
+    Refusal,
+    RollingRound,
+    plan_round,
+    rolls_of,
+    targets,
+    why_waits,
+)
 from coordinator.tests.makers import Bench
 
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"
@@ -207,8 +217,10 @@ def test_what_waits_for_others_to_let_go_of_a_segment_holds_up_its_own_line_only
     second = bench.commit(same, {(0, 1): 1})
     direct, active = bench.one(PAYMENTS, 0, client="d"), bench.one(ORDERS, 2, client="e")
     empty = bench.abort(apart)
-    bench.group.held_rolls[ORDERS,] = held = HeldRoll(Wait(0, 0, frozenset()))
+    away = Leaderless("shop.orders.segment-0.epoch-0")
+    bench.group.held_rolls[ORDERS,] = held = HeldRoll(Wait(0, 0, frozenset({away})))
     assert plan_round(bench.group) == DirectRound((direct, active, empty))
+    assert why_waits(bench.group, first) == f"the rolling commit of {ORDERS} waited for {away}"
     held.is_due = True
     for item in (direct, active, empty):
         bench.group.fold.settle(item.id)
