@@ -60,6 +60,8 @@ class Point(Enum):
     """The broker never sees it; the client is answered with an error code."""
     MISREPORTED = auto()
     """The broker gets it and answers; the client is answered with an error code instead."""
+    SILENT = auto()
+    """The broker never sees it, and the connection stays as it is."""
 
 
 @dataclass(eq=False, slots=True)
@@ -112,7 +114,7 @@ class FaultProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
-        self._fault: _Fault | None = None
+        self._faults: list[_Fault] = []
         self._struck = threading.Event()
         self._held: tuple[_Pair, bytes] | None = None
         self._pairs: set[_Pair] = set()
@@ -139,16 +141,20 @@ class FaultProxy:
         after: int = 0,
         times: int = 1,
         error: ErrorCode = ErrorCode.unknown_server_error,
+        also: bool = False,
     ) -> None:
-        """Hit the next request of this kind (or a later one, letting ``after`` pass first), ``times`` in a row."""
+        """Hit the next request of this kind (or a later one, letting ``after`` pass first), ``times`` in a row.
+
+        What else was to be hit is let through, unless this is meant ``also``.
+        """
         with self._lock:
             self._struck.clear()
-            self._fault = _Fault(api, point, after, times, error)
+            self._faults = [*self._faults, _Fault(api, point, after, times, error)][0 if also else -1 :]
 
     def calm(self) -> None:
         """Hit nothing any more."""
         with self._lock:
-            self._fault = None
+            self._faults = []
 
     def await_strike(self, timeout_s: float = 20.0) -> None:
         """Return once the fault has happened; AssertionError if it does not."""
@@ -242,6 +248,9 @@ class FaultProxy:
                     _send(pair.upstream, frame)
                     pair.await_idle()
                     continue
+                case Point.SILENT:
+                    self._struck.set()
+                    continue
                 case never:
                     assert_never(never)
             self._struck.set()
@@ -269,15 +278,15 @@ class FaultProxy:
     def _hit(self, kind: int) -> _Fault | None:
         with self._lock:
             self.requests.append(kind)
-            fault = self._fault
-            if fault is None or fault.api != kind:
+            fault = next((item for item in self._faults if item.api == kind), None)
+            if fault is None:
                 return None
             if fault.after:
                 fault.after -= 1
                 return None
             fault.times -= 1
             if not fault.times:
-                self._fault = None
+                self._faults.remove(fault)
             return fault
 
 

@@ -26,6 +26,7 @@ from bridge.model.sequence import DLSN
 from bridge.writer import WriterOptions
 from integration_tests.clients import Site
 from integration_tests.faults import Api, FaultProxy, Point
+from integration_tests.patience import eventually
 from integration_tests.plain_tools import Load, check, join_all, read_in_order, split_first
 
 
@@ -189,6 +190,24 @@ def test_a_full_buffer_makes_writers_wait_and_then_refuses(
     writer.flush(60)
     values = [cast("bytes", message.value())[:6] for _, message in read_in_order(exposed, orders)]
     assert values == [b"first", *(b"%06d" % number for number in range(count))]
+
+
+def test_nobody_who_writes_waits_for_a_new_producer_id(
+    exposed: bridge.Bridge, client: bridge.Bridge, proxy: FaultProxy, orders: str
+) -> None:
+    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, request_timeout_s=120.0))
+    writer.write(b"k", b"0").result(120)
+    proxy.strike(Api.PRODUCE, Point.REFUSED, error=ErrorCode.unknown_producer_id)
+    proxy.strike(Api.INIT_PRODUCER_ID, Point.SILENT, also=True)
+    writes = [writer.write(b"k", b"1")]
+    eventually(lambda: proxy.requests.count(Api.INIT_PRODUCER_ID) == 2, "a new producer id is asked for")
+    beside = threading.Thread(target=lambda: writes.append(writer.write(b"k", b"2")), daemon=True)
+    beside.start()
+    beside.join(60)
+    assert not beside.is_alive(), "it waits for a broker that is silent"
+    proxy.cut_all()
+    assert [write.exception(120) for write in writes] == [None, None]
+    assert [message.value() for _, message in read_in_order(client, orders)] == [b"0", b"1", b"2"]
 
 
 def test_records_on_their_way_to_a_stream_that_is_deleted_fail_and_others_go_on(

@@ -237,8 +237,7 @@ class Engine:
             for channel in self._channels.values():
                 if channel.opened:
                     channel.cut_older(now - self.options.linger_s)
-            if self._dispatch.expired:
-                self._renew_id()
+            is_renewing = self._dispatch.expired and now >= self._dispatch.retry_at and self._let_go()
             if now - self._checked_at >= _CHECK_S:
                 self._checked_at = now
                 self._check(now)
@@ -249,6 +248,8 @@ class Engine:
             self._dispatch.reach(self.lock)
             with self.lock:
                 self.pump()
+        if is_renewing:
+            self._renew_id()
         for channel, lane in doubtful:
             self._resolve(channel, lane)
         self._tell()
@@ -277,29 +278,42 @@ class Engine:
         else:
             self._wake.wait(timeout_s)
 
-    def _renew_id(self) -> None:
-        """Take a new producer id, once nothing is under way or doubtful that the old one could recognise."""
-        lanes = [lane for channel in self._channels.values() for lane in channel.course.lanes()]
+    def _lanes(self) -> list[Lane[Batch]]:
+        return [lane for channel in self._channels.values() for lane in channel.course.lanes()]
+
+    def _let_go(self) -> bool:
+        """Fail what only the old producer id could recognise; False while anything is under way with that."""
+        lanes = self._lanes()
         if any(lane.in_flight for lane in lanes):
-            return
+            return False
         for lane in lanes:
             for batch in tuple(lane.held()):
                 if batch.doubtful:
-                    self._dispatch.fail(
-                        lane, batch, faults.unknown(lane.topic, "the broker has forgotten this producer")
-                    )
+                    fault = faults.unknown(lane.topic, "the broker has forgotten this producer")
+                    self._dispatch.fail(lane, batch, fault)
+        return True
+
+    def _renew_id(self) -> None:
+        """Take a new producer id; nothing is sent before there is one.
+
+        A broker may be silent for long, so it is not asked under the lock, which those who write hold.
+        """
         try:
             # Asked once: this thread serves all writers, and comes back by itself.
-            self._dispatch.producer = new_producer_id(self._cluster, timeout_s=0.0)
+            producer = new_producer_id(self._cluster, timeout_s=0.0)
         except RollbridgeError as fault:
             logger.info("a new producer id can not be had now: %s", fault)
-            self._dispatch.back_off()
+            with self.lock:
+                self._dispatch.back_off()
             return
-        self._dispatch.expired = False
-        for lane in lanes:
-            lane.restart()
-            if lane.may_send():
-                self._dispatch.ready[lane] = None
+        with self.lock:
+            self._dispatch.producer = producer
+            self._dispatch.expired = False
+            for lane in self._lanes():
+                lane.restart()
+                if lane.may_send():
+                    self._dispatch.ready[lane] = None
+            self.pump()
 
     def _check(self, now: float) -> None:
         """What takes too long: requests without an answer, records without a fate, seals without successors."""
