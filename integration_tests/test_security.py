@@ -253,23 +253,29 @@ def test_a_reader_reads_and_writes_nothing(secured: Secured, alice: bridge.Bridg
 
 
 @pytest.mark.long
-def test_a_member_of_the_group_without_rights_on_the_stream_can_not_write_a_transaction(secured: Secured) -> None:
+def test_a_member_of_the_group_without_rights_on_the_stream_can_not_write_a_transaction(
+    secured: Secured, alice: bridge.Bridge
+) -> None:
+    with alice.writer(ORDERS) as plain:
+        plain.write(b"e", b"for dave").result(120)
     secured.add_users("dave")
     secured.allow("dave", previewer(StreamName.parse(ORDERS), ALICES))
     with opened(secured, "coordinator") as session:
         Access(session).grant(ALICES, [parse_identity(digest_identity("dave", password("dave")))])
-    with secured.connect("dave") as dave:
-        assert b"committed" in values(dave, ORDERS, "read_uncommitted")
-        # First without a right to write anywhere, in which case brokers give it no producer id.
-        for said in ("CLUSTER_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"):
-            transaction = dave.begin(ORDERS)
-            future = transaction.write(ORDERS, key=b"k", value=b"no")
-            with pytest.raises(IncompleteError, match=f"{said}.*nothing was written"):
-                transaction.commit()
-            with pytest.raises(IncompleteError):
-                future.result(1)
-            secured.allow("dave", writer(StreamName("sales", "daves"), ALICES))
-    cli(secured, "coordinator", "access", "revoke", str(ALICES), "digest:dave")
+    try:
+        with secured.connect("dave") as dave:
+            assert b"for dave" in values(dave, ORDERS, "read_uncommitted")
+            # First without a right to write anywhere, in which case brokers give it no producer id.
+            for said in ("CLUSTER_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"):
+                transaction = dave.begin(ORDERS)
+                future = transaction.write(ORDERS, key=b"k", value=b"no")
+                with pytest.raises(IncompleteError, match=f"{said}.*nothing was written"):
+                    transaction.commit()
+                with pytest.raises(IncompleteError):
+                    future.result(1)
+                secured.allow("dave", writer(StreamName("sales", "daves"), ALICES))
+    finally:
+        cli(secured, "coordinator", "access", "revoke", str(ALICES), "digest:dave")
 
 
 def test_nobody_else_gets_in(secured: Secured) -> None:

@@ -30,6 +30,7 @@ POISONED = 0.02
 DENIED = "TOPIC_AUTHORIZATION_FAILED"
 DENIED_MS = 1_500
 """How long a topic takes nothing."""
+CLOSED = "MESSAGE_TOO_LARGE"
 FULL = "POLICY_VIOLATION"
 FULL_MS = 1_500
 """How long no topic of a stream can be made."""
@@ -180,6 +181,10 @@ class Refusals:
             return fx.Refused(effect, "nobody leads it", code=LEADERLESS, topic=self.world.away)
         for place, (topic, frame) in enumerate(items):
             batch = self.world.batch_of(frame)
+            if self.world.topics[topic].sealed:  # in vain: what began with it is on nobody's record
+                self.denied.add(str(parse_segment_topic(topic)[0]))
+                places = [other for other, item in enumerate(items) if item[0] == topic]
+                return fx.Refused(effect, "it is closed", code=CLOSED, topic=topic, places=places)
             if batch not in self.world.poison:
                 continue
             self.frames[batch].add(leader)
