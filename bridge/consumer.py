@@ -102,22 +102,23 @@ class Consumer:
             self._consumer.close()
             raise
         self._metadata = Metadata(self._session)
+        group = GroupCommits(address, settings.group_id, security=security, client_id=name)
         self._members = Membership(
             self._consumer,
             settings.group_id,
             settings.reset,
-            GroupCommits(address, settings.group_id, security=security, client_id=name),
+            group,
             self._offsets,
             self._load,
             auto_commit=settings.auto_commit,
         )
         self._origin = Origin(lambda stream: self._members.histories.get(stream))
         self._places = Places(self._consumer, self._members, self._offsets, self._load, settings)
-        self._commits = Commits(self._consumer, self._members, self._places, settings)
+        self._commits = Commits(self._consumer, group, self._members, self._places, settings)
         self._rebalances = Rebalances(self._members, self._commits, cooperative=settings.cooperative)
         self._subscribed: frozenset[str] = frozenset()
         self._manual = False
-        self._closed = False
+        self._closed = self._left = False
         self._step_at = 0.0
 
     # Subscription ----------------------------------------------------------------------------------------------
@@ -316,7 +317,8 @@ class Consumer:
             KafkaException: as from confluent-kafka's consumer, when not asynchronous; ``_TIMED_OUT`` after
                 ``default.api.timeout.ms``, a minute unless said, when it is not known what was committed.
         """
-        self._check_open()
+        if self._left:  # while it closes, what it gives up can still be committed
+            self._check_open()
         places = self._commits.chosen(message, offsets)
         if asynchronous:
             self._consumer.commit(offsets=places, asynchronous=True)
@@ -399,23 +401,30 @@ class Consumer:
         if self._closed:
             return
         self._closed = True
+        deadline = Deadline(_CLOSE_S)
         try:
             self._commits.handed_out()
             self._commits.commit(list(self._members.owned))
+            self._give_up(deadline)
         finally:
-            self._leave()
+            self._left = True
+            self._leave(deadline)
             self._session.close()
 
-    def _leave(self) -> None:
-        deadline = Deadline(_CLOSE_S)
-        if not self._manual and not self._settings.is_static:
-            # Segments are given up on this thread, on which the application is told of it. A member that comes back
-            # under its own name does not give them up before it is gone.
-            with suppress(KafkaException):
-                self._consumer.unsubscribe()
-                while self._members.owned and not deadline.passed():
-                    self._consumer.poll(min(_SLICE_S, deadline.left()))
-        # The library waits for answers of the group's coordinator for minutes, if that is silent.
+    def _give_up(self, deadline: Deadline) -> None:
+        """Give segments up on this thread, on which the application is told of it, and may commit a last time.
+
+        A member that comes back under its own name does not give them up before it is gone.
+        """
+        if self._manual or self._settings.is_static:
+            return
+        with suppress(KafkaException):
+            self._consumer.unsubscribe()
+            while self._members.owned and not deadline.passed():
+                self._consumer.poll(min(_SLICE_S, deadline.left()))
+
+    def _leave(self, deadline: Deadline) -> None:
+        """Leave the group; the library waits for answers of its coordinator for minutes, if that is silent."""
         closing = Thread(target=self._consumer.close, name="rollbridge-consumer-close", daemon=True)
         closing.start()
         closing.join(deadline.left())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
-from queue import Empty, SimpleQueue
 
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -14,9 +12,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from bridge.consumer_message import Message
 from bridge.consumer_places import Places
 from bridge.consumer_settings import ConsumerSettings
-from bridge.errors import InvalidRequestError
+from bridge.errors import InvalidRequestError, KafkaUnavailable
+from bridge.group_commits import Committed, GroupCommits, Member
+from bridge.kafka.metadata import CodeError
 from bridge.kafka.quiet import limited
 from bridge.membership import Membership, Owned, Phase
+from bridge.model.group_offsets import parse_group_metadata
 
 logger = limited(logging.getLogger(__name__))
 
@@ -25,9 +26,15 @@ class Commits:
     """Knows what counts as processed, and commits it, if the settings say so."""
 
     def __init__(
-        self, consumer: KafkaConsumer, members: Membership, places: Places, settings: ConsumerSettings
+        self,
+        consumer: KafkaConsumer,
+        group: GroupCommits,
+        members: Membership,
+        places: Places,
+        settings: ConsumerSettings,
     ) -> None:
         self._consumer = consumer
+        self._group = group
         self._members = members
         self._places = places
         self._settings = settings
@@ -116,34 +123,30 @@ class Commits:
             logger.info("an automatic commit of group %s failed: %s", self._settings.group_id, exc)
 
     def carry_out(self, places: list[TopicPartition]) -> list[TopicPartition]:
-        """Commit, and wait for the answer, which the library would wait for without end when a broker goes.
+        """Commit, and wait for the answer; also within what the application is told of while it polls.
 
-        It is asked on a thread of its own, so over the same connection, and in the same order, as all other commits.
+        The library is not asked: it waits without end if a broker goes in the wrong moment. An automatic commit that
+        was sent before, over another connection, is carried out later only if a broker stands still in between.
 
         Raises:
             KafkaException: as from confluent-kafka's consumer; ``_TIMED_OUT`` if there is no answer in time, and it is
                 not known then what was committed.
         """
-        answers: SimpleQueue[list[TopicPartition] | Exception] = SimpleQueue()
-
-        def ask() -> None:
-            try:
-                answers.put(self._consumer.commit(offsets=places, asynchronous=False) or [])
-            except Exception as fault:
-                answers.put(fault)
-
-        threading.Thread(target=ask, name="commit", daemon=True).start()
+        _, generation, member, instance = parse_group_metadata(self._consumer.consumer_group_metadata())
+        commits = [Committed(item.topic, item.partition, item.offset, item.metadata or "") for item in places]
+        group_id, timeout_s = self._settings.group_id, self._settings.api_timeout_s
         try:
-            answer = answers.get(timeout=self._settings.api_timeout_s)
-        except Empty:
+            self._group.write(Member(generation, member, instance), commits, timeout_s=timeout_s)
+        except CodeError as fault:
+            why = f"a commit of group {group_id} is refused: {fault}"
+            raise KafkaException(KafkaError(fault.code.value, why)) from fault
+        except KafkaUnavailable as fault:
             why = (
-                f"group {self._settings.group_id} has not answered a commit within {self._settings.api_timeout_s:g} s "
-                "(default.api.timeout.ms); it is not known whether it is carried out: commit again"
+                f"group {group_id} has not answered a commit within {timeout_s:g} s (default.api.timeout.ms); it is "
+                f"not known whether it is carried out: commit again; {fault}"
             )
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, why, retriable=True)) from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, why, retriable=True)) from fault
+        return [TopicPartition(item.topic, item.partition, item.offset) for item in places]
 
     def confirmed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> bool:
         """Take the outcome of a commit; False if the application has nothing to do with it."""

@@ -1,22 +1,38 @@
-"""The committed offsets of a consumer group, as its coordinator has them: OffsetFetch over a connection of our own."""
+"""The committed offsets of a consumer group: OffsetFetch and OffsetCommit over connections of our own.
+
+librdkafka's synchronous commit has no time-out, and while it waits every other call on that consumer waits, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, TypeVar
 
 from kio.schema.errors import ErrorCode
+from kio.schema.offset_commit.v9 import OffsetCommitRequest, OffsetCommitResponse
+from kio.schema.offset_commit.v9.request import OffsetCommitRequestPartition, OffsetCommitRequestTopic
 from kio.schema.offset_fetch.v9 import OffsetFetchRequest, OffsetFetchResponse
 from kio.schema.offset_fetch.v9.request import OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from kio.schema.types import GroupId, TopicName
-from kio.static.primitive import i32
+from kio.static.primitive import i32, i64
 
 from bridge.errors import KafkaUnavailable
 from bridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
 from bridge.kafka.patience import Backoff, Deadline
 from bridge.kafka.translate import is_definite, refusal
 
+T = TypeVar("T")
+
 _TIMEOUT_S: Final = 30.0
+_PASSING: Final = frozenset(
+    {
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.not_coordinator,
+        ErrorCode.request_timed_out,
+    }
+)
+"""With these a commit was not carried out, and another broker, or this one later, may carry it out."""
 
 
 class Committed(NamedTuple):
@@ -28,8 +44,16 @@ class Committed(NamedTuple):
     metadata: str
 
 
+class Member(NamedTuple):
+    """Who commits: a member of the group in one of its generations; the defaults stand for somebody outside of it."""
+
+    generation: int = -1
+    id: str = ""
+    instance: str | None = None
+
+
 class GroupCommits:
-    """Reads what one group has committed; safe to use from several threads."""
+    """Reads and writes what one group has committed; safe to use from several threads."""
 
     def __init__(
         self, bootstrap_servers: str, group_id: str, *, security: Mapping[str, str] | None, client_id: str
@@ -54,20 +78,72 @@ class GroupCommits:
         if wanted == []:
             return []
         doing = f"read the commits of group {self._group_id}"
+        try:
+            return self._until_answered(lambda cluster: self._ask(cluster, wanted), doing, timeout_s)
+        except CodeError as fault:
+            raise refusal(fault.code, doing, fault.subject) from fault
+
+    def write(self, member: Member, commits: Iterable[Committed], *, timeout_s: float) -> None:
+        """Commit offsets; if the answer is lost that is done again, as the same commit once more changes nothing.
+
+        Raises:
+            KafkaUnavailable: no answer within ``timeout_s`` seconds: it is not known whether they are committed.
+            CodeError: the group's coordinator refuses one of them; others may be committed.
+        """
+        topics: dict[str, list[OffsetCommitRequestPartition]] = {}
+        for item in commits:
+            topics.setdefault(item.topic, []).append(
+                OffsetCommitRequestPartition(
+                    partition_index=i32(item.partition),
+                    committed_offset=i64(item.offset),
+                    committed_metadata=item.metadata,
+                )
+            )
+        request = OffsetCommitRequest(
+            group_id=GroupId(self._group_id),
+            generation_id_or_member_epoch=i32(member.generation),
+            member_id=member.id,
+            group_instance_id=member.instance,
+            topics=tuple(
+                OffsetCommitRequestTopic(name=TopicName(topic), partitions=tuple(places))
+                for topic, places in topics.items()
+            ),
+        )
+
+        def commit(cluster: Cluster) -> None:
+            node = cluster.coordinator(CoordinatorType.GROUP, self._group_id)
+            for topic in cluster.connection(node).call(request, OffsetCommitResponse).topics:
+                for place in topic.partitions:
+                    _check(place.error_code, f"topic {topic.name}")
+
+        doing = f"commit offsets of group {self._group_id}"
+        self._until_answered(commit, doing, timeout_s, lambda code: code not in _PASSING)
+
+    def _until_answered(
+        self,
+        ask: Callable[[Cluster], T],
+        doing: str,
+        timeout_s: float,
+        is_final: Callable[[ErrorCode], bool] = is_definite,
+    ) -> T:
+        """What the group's coordinator answers, whichever broker that is by then.
+
+        Raises:
+            CodeError: an answer that is final.
+            KafkaUnavailable: no other one within the time.
+        """
         deadline = Deadline(timeout_s)
         backoff = Backoff()
         with self._clusters.borrow(deadline) as cluster:
             while True:
                 why: Exception
                 try:
-                    return self._ask(cluster, wanted)
+                    return ask(cluster)
                 except KafkaUnavailable as fault:
                     why = fault
                 except CodeError as fault:
-                    if fault.code is ErrorCode.group_id_not_found:
-                        return []
-                    if is_definite(fault.code):
-                        raise refusal(fault.code, doing, fault.subject) from fault
+                    if is_final(fault.code):
+                        raise
                     why = fault
                 # Whatever it was, another broker may have the group by now.
                 cluster.forget_coordinator(CoordinatorType.GROUP, self._group_id)
@@ -92,6 +168,8 @@ class GroupCommits:
         )
         node = cluster.coordinator(CoordinatorType.GROUP, self._group_id)
         [group] = cluster.connection(node).call(request, OffsetFetchResponse).groups
+        if group.error_code is ErrorCode.group_id_not_found:
+            return []
         _check(group.error_code, f"group {self._group_id}")
         found = []
         for topic in group.topics:

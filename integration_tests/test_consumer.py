@@ -9,7 +9,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 
 import bridge
 from bridge.consumer_message import Message
@@ -263,6 +271,32 @@ def test_the_names_of_confluent_kafka(client: bridge.Bridge, orders: str, group:
     assert events[-1] == ("revoke", topics)
     with pytest.raises(RuntimeError, match="closed"):
         consumer.poll(0)
+
+
+def test_what_is_given_up_can_be_committed_at_the_last_moment(client: bridge.Bridge, orders: str, group: Group) -> None:
+    write(client, orders, b"0")
+    given_up: list[TopicPartition] = []
+
+    def commit(consumer: bridge.Consumer, places: list[TopicPartition]) -> None:
+        given_up.extend(consumer.commit(offsets=consumer.position(places), asynchronous=False) or [])
+
+    with group.member(enable_auto_commit=False) as consumer:
+        consumer.subscribe([orders], on_revoke=commit)
+        take(consumer, len(KEYS))
+    assert sum(place.offset for place in given_up) == len(KEYS)
+    with group.member(orders) as consumer:
+        nothing_comes(consumer, 2)
+
+
+def test_a_commit_of_somebody_else_s_generation_is_refused(client: bridge.Bridge, orders: str, group: Group) -> None:
+    write(client, orders, b"0")
+    with group.member(orders, enable_auto_commit=False) as consumer, group.member() as stranger:
+        take(consumer, len(KEYS))
+        stranger.assign([TopicPartition(orders, 0, 0)])
+        with pytest.raises(KafkaException, match=f"commit of group {group.name} is refused") as refused:
+            stranger.commit(offsets=[TopicPartition(orders, 0, 1)], asynchronous=False)
+        assert refused.value.args[0].code() == KafkaError.UNKNOWN_MEMBER_ID
+        assert consumer.commit(asynchronous=False)
 
 
 def test_a_group_may_begin_elsewhere_and_a_member_may_assign_by_hand(

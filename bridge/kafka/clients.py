@@ -51,6 +51,7 @@ _SHARED: Final = frozenset(
         "connections.max.idle.ms",
         "log_level",
         "metadata.max.age.ms",
+        "metadata.recovery.rebootstrap.trigger.ms",
         "reconnect.backoff.max.ms",
         "reconnect.backoff.ms",
         "socket.connection.setup.timeout.ms",
@@ -94,6 +95,11 @@ CONSUMER_KEYS: Final = _SHARED | {
     "session.timeout.ms",
 }
 
+_RECOVERY: Final[Config] = {"metadata.recovery.rebootstrap.trigger.ms": 2_000}
+"""A broker that has stood still for longer than its session knows of no broker for a moment, itself included, and says
+so. The library then forgets those that it knew, and begins with ``bootstrap.servers`` again only after this time (by
+default 5 minutes). Without any other request under way it never does."""
+
 
 def _base(bootstrap_servers: str, security: Mapping[str, str] | None, client_id: str) -> Config:
     parse_bootstrap(bootstrap_servers)
@@ -132,6 +138,7 @@ def producer_config(
     """
     return {
         "linger.ms": 0,
+        **_RECOVERY,
         **_checked(extra, PRODUCER_KEYS, "producer"),
         **_base(bootstrap_servers, security, client_id),
         "enable.idempotence": True,
@@ -161,6 +168,7 @@ def consumer_config(
     return {
         "fetch.wait.max.ms": 50,
         "fetch.error.backoff.ms": 5,
+        **_RECOVERY,
         **_checked(extra, CONSUMER_KEYS, "consumer"),
         **_base(bootstrap_servers, security, client_id),
         "group.id": group_id,

@@ -20,7 +20,7 @@ from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.backends.local import LocalCluster
 from integration_tests.history.events import Fault
 from integration_tests.history.report import Report, put_section, summary
-from integration_tests.history.run import Run, running
+from integration_tests.history.run import KAFKA_SETTINGS, Run, running
 
 WINDOWS_PER_RUN = 12
 """Then the history is checked and another one is begun, with the next seed, on servers of its own."""
@@ -80,7 +80,9 @@ def one(backend: Backend, seed: int, folder: Path, deadline: float) -> Report:
         with ExitStack() as ending:
             docker = backend == Backend.DOCKER
             servers: AnyCluster = (
-                ContainerCluster(brokers=3, zookeepers=3, stalling=True) if docker else LocalCluster(stalling=True)
+                ContainerCluster(brokers=3, zookeepers=3, stalling=True)
+                if docker
+                else LocalCluster(kafka_settings=KAFKA_SETTINGS, stalling=True)
             )
             run = ending.enter_context(running(seed, folder, ending.enter_context(servers)))
             try:

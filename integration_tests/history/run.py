@@ -46,6 +46,9 @@ WRITERS: Final = 4
 HEAL_S: Final = 120.0
 """Within this time after a fault a new client must commit again, and the others must go on. Several brokers that could
 not reach each other may need half a minute for a single commit, after ``replica.lag.time.max.ms``."""
+KAFKA_SETTINGS: Final = {"broker.session.timeout.ms": "9000"}
+"""Kafka's default, so that who is paused is not taken for dead. A broker that is alone and taken for dead names no
+broker when it goes on, and librdkafka forgets it then: now and then for good (docs/operations.md)."""
 CALM: Final = 40
 """So many more things must be noted between two faults."""
 
@@ -227,7 +230,7 @@ def running(seed: int, folder: Path, cluster: AnyCluster | None = None) -> Itera
     Its servers are ``cluster``, which runs, or its own, on the backend that was chosen.
     """
     with ExitStack() as ending:
-        servers = cluster or ending.enter_context(new_cluster(stalling=True))
+        servers = cluster or ending.enter_context(new_cluster(stalling=True, kafka_settings=KAFKA_SETTINGS))
         workers = ending.enter_context(Workers(servers.bootstrap_servers, servers.zookeeper, folder, seed))
         run = Run(servers, workers, seed, folder)
         ending.callback(run.stop_coordinators)
