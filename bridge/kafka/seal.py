@@ -333,7 +333,8 @@ class Sealer:
                 for topic in names:
                     self._note_away(topic)
                     self._cluster.forget_leader(topic)
-                    self._waiting_for[topic] = f"its leader to answer ({exc})"
+                    if self._left_s() or topic not in self._waiting_for:  # or we have cut it short ourselves
+                        self._waiting_for[topic] = f"its leader to answer ({exc})"
         return answers
 
     def _note_away(self, topic: str) -> None:
