@@ -204,6 +204,7 @@ def test_a_rolling_commit_waits_without_holding_up_others_unless_it_is_aborted(s
         assert values[-1] == b"old", "it became visible after what was committed while it waited"
 
 
+@pytest.mark.long
 def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -> None:
     point = {"ROLLBRIDGE_STOP_AT": "scale/Seal:before", "ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS": "4000"}
     orders = str(stage.orders)
