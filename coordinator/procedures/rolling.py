@@ -55,6 +55,7 @@ from coordinator.procedures.suspended import (
     kept_of,
     open_of,
     postpone,
+    put_aside,
     still_held,
     suspend,
 )
@@ -156,6 +157,9 @@ def go_on_with_roll(group: GroupState, node: str, committing: Committing, now_ms
         # It has committed nothing yet, so these were taken out, and ZooKeeper was set back to before that.
         committing = committing.with_only(group.fold.open)
         yield from change(group, node, committing)
+    if not unpublished and (left := _still_named(group, committing)) != committing:
+        committing = left
+        yield from change(group, node, committing)
     transactions = open_of(group, committing)
     if unpublished or not transactions:
         topics = _active_topics(plans) if unpublished else _duplicate_topics(plans)
@@ -172,6 +176,33 @@ def go_on_with_roll(group: GroupState, node: str, committing: Committing, now_ms
             yield from change(group, node, committing)
             transactions = fitting
     yield from finish_roll(group, committing, transactions, node)
+
+
+def resume_roll(group: GroupState, node: str, committing: Committing) -> Steps[None]:
+    """Finish a rolling commit that an earlier leader had begun, or put aside what is left of an outdated record."""
+    left = _still_named(group, committing)
+    if left == committing:
+        yield from finish_roll(group, committing, open_of(group, committing), node)
+    else:
+        yield from put_aside(group, node, left)
+
+
+def _still_named(group: GroupState, committing: Committing) -> Committing:
+    """What the record of a rolling commit would name today, if ZooKeeper was set back and it is older than that.
+
+    Transactions may have been taken out since: some have an outcome of their own, or do not fit any more, because
+    another of their streams was scaled. Before all epochs are published the others can go on. After that they may have
+    been taken out as well, and what they go into may be closed, so they are planned anew; nothing of them is visible.
+    """
+    named = [group.fold.open.get(item.bytes) for item in committing.transactions]
+    left = [item for item in named if item is not None]
+    if not left:
+        return committing  # all were committed with it, or it names none
+    fitting = still_fitting(group, left, {roll.stream: roll.transaction_epoch for roll in committing.rolls})
+    kept = {item.id for item in fitting} | {item.id for item in left if item.state is not State.COMMITTING}
+    if len(kept) == len(named):
+        return committing
+    return committing.with_only(kept if _unpublished(_plans(group, committing)) else ())
 
 
 def _can_seal(topics: Sequence[str]) -> Steps[bool]:

@@ -32,11 +32,11 @@ from coordinator.procedures.journal import check_birth, check_counters, check_jo
 from coordinator.procedures.outcomes import open_preserver
 from coordinator.procedures.restore import finish_restore, restore_ongoing, restore_snapshots
 from coordinator.procedures.retention import load_stream
-from coordinator.procedures.rolling import finish_roll
+from coordinator.procedures.rolling import resume_roll
 from coordinator.procedures.scale import finish_scale
 from coordinator.procedures.sealing import unsealed_fault
 from coordinator.procedures.sessions import load_sessions
-from coordinator.procedures.suspended import load_suspended, open_of
+from coordinator.procedures.suspended import load_suspended
 from coordinator.steps import (
     Steps,
     confirm_leadership,
@@ -117,8 +117,7 @@ def finish_pending(group: GroupState) -> Steps[None]:
     raw = yield from read_node(paths.committing(group.name))
     yield from confirm_leadership()
     if raw is not None:
-        committing = Committing.from_json(raw)
-        yield from finish_roll(group, committing, open_of(group, committing), paths.committing(group.name))
+        yield from resume_roll(group, paths.committing(group.name), Committing.from_json(raw))
     for name, stream in group.streams.items():
         if stream.history.unsealed() and group.faults.get(name) is None:
             group.faults.restore(name, unsealed_fault(0))

@@ -333,18 +333,31 @@ def test_a_roll_of_several_that_outlasts_its_native_transaction_again_and_again_
 
 def begin_both(scene: Scene) -> TransactionId:
     """A transaction of both streams, each of which has been scaled since, so that one rolling commit is about both."""
+    both = write_both(scene)
+    scale_other(scene)
+    commit_both(scene, both)
+    return both
+
+
+def write_both(scene: Scene) -> TransactionId:
     both = TransactionId.of(0, 99)
     begin = BeginFrame("c99", 0, None, 10_000_000, {str(OTHER): 0, str(ORDERS): 0}).encode()
     for place, stream in enumerate((OTHER, ORDERS)):
         scene._send(stream, FrameHeader(FrameKind.BEGIN, both.bytes), begin)
         row = json.dumps([["k", f"x{place}", str(both), place]]).encode()
         scene._send(stream, FrameHeader(FrameKind.DATA, both.bytes, 0, 0, place, 1), row)
+    return both
+
+
+def scale_other(scene: Scene) -> None:
     split = ((0.0, 0.5), (0.5, 1.0))
     scene.ask(Request(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0))
     scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1)
+
+
+def commit_both(scene: Scene, both: TransactionId) -> None:
     manifest = Manifest({PieceKey(0, 0, 0): 1, PieceKey(0, 1, 0): 1})
     scene._send(OTHER, FrameHeader(FrameKind.COMMIT, both.bytes), manifest.encode())
-    return both
 
 
 def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_as_a_whole(
@@ -380,7 +393,7 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
     scene.until(lambda: paths.stream_fault(second) not in scene.world.nodes)
 
 
-def suspend_roll(scene: Scene) -> None:
+def suspend_roll(scene: Scene, both: TransactionId | None = None) -> None:
     """The rolling commit has closed the active segments, and meets a native transaction of somebody else there."""
 
     def foreign(effect: fx.Effect, _: int) -> fx.Refused | None:
@@ -393,7 +406,10 @@ def suspend_roll(scene: Scene) -> None:
         return None
 
     scene.world.refuses = foreign
-    scene.commit(ORDERS, scene.old)
+    if both is None:
+        scene.commit(ORDERS, scene.old)
+    else:
+        commit_both(scene, both)
     scene.until(lambda: bool(scene.world.children(paths.suspended(GROUP))))
     assert paths.committing(GROUP) not in scene.world.nodes
 
@@ -443,6 +459,35 @@ def test_a_transaction_that_was_taken_out_of_a_suspended_roll_is_so_after_zookee
     assert history_of(scene.world, ORDERS).active.epoch == 3
     assert scene.visible(scene.old) == 0
     scene.others_go_on()
+
+
+@pytest.mark.parametrize("was_suspended", [True, False])
+def test_a_transaction_that_no_longer_fits_into_what_zookeeper_was_set_back_to_is_planned_anew(
+    *, was_suspended: bool
+) -> None:
+    """Another of its streams was scaled while its roll waited, which then went on without it: in vain for ZooKeeper."""
+    scene = Scene()
+    both = write_both(scene)
+    suspend_roll(scene, both)
+    scene.world.refuses = lambda *_: None
+    [title] = scene.world.children(paths.suspended(GROUP))
+    node = f"{paths.suspended(GROUP)}/{title}"
+    before = scene.world.nodes[node]
+    scale_other(scene)
+    active = history_of(scene.world, OTHER).active.segments[0].id
+    scene.world.begin_foreign(OTHER.segment_topic(active), -2)  # it is not planned anew before that has ended
+    scene.world.end_foreign(-1)
+    scene.until(lambda: node not in scene.world.nodes)
+    assert history_of(scene.world, ORDERS).active.epoch == 3
+    assert scene.outcome(both) is None
+    scene.world.nodes[node if was_suspended else paths.committing(GROUP)] = before
+    scene.take_over()
+    scene.until(lambda: not {node, paths.committing(GROUP)} & scene.world.nodes.keys())
+    assert scene.outcome(both) is None
+    scene.world.end_foreign(-2)
+    scene.until(lambda: scene.outcome(both) is not None)
+    assert scene.visible(both) == 2
+    assert scene.terms_ended == 0
 
 
 @pytest.mark.parametrize("kind", [fx.CreateTopics, fx.Seal])
