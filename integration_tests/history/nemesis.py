@@ -267,8 +267,10 @@ class Nemesis:
             while True:
                 with suppress(StreamBusy, StreamNotFound, UnavailableError):
                     client.admin.delete_stream(self._passing)
-                with suppress(StreamExists, UnavailableError):
-                    client.admin.create_stream(self._passing, segments=2)
+                # It is not deleted while transactions of it are open, and there may always be some.
+                with suppress(UnavailableError):
+                    with suppress(StreamExists):
+                        client.admin.create_stream(self._passing, segments=2)
                     if over.wait(1.0):
                         return
 
