@@ -13,7 +13,7 @@ from bridge.consumer_message import Message
 from bridge.consumer_places import Places
 from bridge.consumer_settings import ConsumerSettings
 from bridge.errors import InvalidRequestError, KafkaUnavailable
-from bridge.group_commits import Committed, GroupCommits, Member
+from bridge.group_commits import Committed, GroupCommits
 from bridge.kafka.metadata import CodeError
 from bridge.kafka.quiet import limited
 from bridge.membership import Membership, Owned, Phase
@@ -132,11 +132,11 @@ class Commits:
             KafkaException: as from confluent-kafka's consumer; ``_TIMED_OUT`` if there is no answer in time, and it is
                 not known then what was committed.
         """
-        _, generation, member, instance = parse_group_metadata(self._consumer.consumer_group_metadata())
+        member = parse_group_metadata(self._consumer.consumer_group_metadata())
         commits = [Committed(item.topic, item.partition, item.offset, item.metadata or "") for item in places]
         group_id, timeout_s = self._settings.group_id, self._settings.api_timeout_s
         try:
-            self._group.write(Member(generation, member, instance), commits, timeout_s=timeout_s)
+            self._group.write(member, commits, timeout_s=timeout_s)
         except CodeError as fault:
             why = f"a commit of group {group_id} is refused: {fault}"
             raise KafkaException(KafkaError(fault.code.value, why)) from fault

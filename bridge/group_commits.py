@@ -20,6 +20,7 @@ from bridge.errors import KafkaUnavailable
 from bridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
 from bridge.kafka.patience import Backoff, Deadline
 from bridge.kafka.translate import is_definite, refusal
+from bridge.model.group_offsets import GroupMember
 
 T = TypeVar("T")
 
@@ -42,14 +43,6 @@ class Committed(NamedTuple):
     partition: int
     offset: int
     metadata: str
-
-
-class Member(NamedTuple):
-    """Who commits: a member of the group in one of its generations; the defaults stand for somebody outside of it."""
-
-    generation: int = -1
-    id: str = ""
-    instance: str | None = None
 
 
 class GroupCommits:
@@ -83,7 +76,7 @@ class GroupCommits:
         except CodeError as fault:
             raise refusal(fault.code, doing, fault.subject) from fault
 
-    def write(self, member: Member, commits: Iterable[Committed], *, timeout_s: float) -> None:
+    def write(self, member: GroupMember, commits: Iterable[Committed], *, timeout_s: float) -> None:
         """Commit offsets; if the answer is lost that is done again, as the same commit once more changes nothing.
 
         Raises:
@@ -102,8 +95,8 @@ class GroupCommits:
         request = OffsetCommitRequest(
             group_id=GroupId(self._group_id),
             generation_id_or_member_epoch=i32(member.generation),
-            member_id=member.id,
-            group_instance_id=member.instance,
+            member_id=member.member_id,
+            group_instance_id=member.instance_id,
             topics=tuple(
                 OffsetCommitRequestTopic(name=TopicName(topic), partitions=tuple(places))
                 for topic, places in topics.items()

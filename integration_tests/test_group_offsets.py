@@ -10,10 +10,10 @@ from confluent_kafka import Consumer, TopicPartition
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.clients import consumer_config
 from bridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError
-from bridge.kafka.group_offsets import GroupMember
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.states import State
 from bridge.kafka.topics import TopicAdmin, TopicSpec
+from bridge.model.group_offsets import GroupMember
 from integration_tests.adapter_tools import batch_of, read_values
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually

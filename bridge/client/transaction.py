@@ -181,11 +181,12 @@ class Transaction(Writing):
             TransactionTooLargeError: they take more than is left of a commit's size; the others are committed.
             TransactionClosed: its end was asked for.
         """
-        group, generation, member, instance = parse_group_metadata(group_metadata)
+        member = parse_group_metadata(group_metadata)
         wanted = {(topic, partition): offset for topic, partition, offset in _triples(offsets)}
         if not wanted:
             return
-        fresh = GroupOffsets(group, wanted, generation, member, instance)
+        group = member.group_id
+        fresh = GroupOffsets(group, wanted, *member[1:])
         with self._lock:
             if self._finished or self._completion.closed:
                 raise self._refusal()

@@ -27,7 +27,7 @@ from bridge.kafka.errors import (
     NotAuthorizedError,
     ProducerFencedError,
 )
-from bridge.kafka.group_offsets import GroupMember, send_group_offsets
+from bridge.kafka.group_offsets import send_group_offsets
 from bridge.kafka.metadata import Cluster, Isolation
 from bridge.kafka.offsets import read_end_offset
 from bridge.kafka.pipeline import (
@@ -40,6 +40,7 @@ from bridge.kafka.pipeline import (
     TopicPartition,
 )
 from bridge.kafka.states import AFTER, PERMISSIONS, Operation, Permission, Result, State
+from bridge.model.group_offsets import GroupMember
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ class TransactionalAppender:
                 self._cluster,
                 self._session,
                 self._current,
-                GroupMember(group_id=member) if isinstance(member, str) else member,
+                GroupMember(member) if isinstance(member, str) else member,
                 offsets,
                 retry_timeout_s=self._retry_timeout_ms / 1000 if retry_timeout_s is None else retry_timeout_s,
             )

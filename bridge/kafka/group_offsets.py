@@ -6,7 +6,6 @@ With transactions v2 the group coordinator adds its partition to the transaction
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from kio.schema.errors import ErrorCode
 from kio.schema.txn_offset_commit.v5 import TxnOffsetCommitRequest, TxnOffsetCommitResponse
@@ -19,18 +18,9 @@ from bridge.kafka.coordination import ask_coordinator
 from bridge.kafka.metadata import Cluster, CoordinatorType
 from bridge.kafka.pipeline import Producer, Session, TopicPartition
 from bridge.kafka.wire import Connection
+from bridge.model.group_offsets import GroupMember
 
 _DONE = (ErrorCode.none, None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMember:
-    """Who commits: a member of a group, or (as here by default) somebody outside of it who manages its offsets."""
-
-    group_id: str
-    generation: int = -1
-    member_id: str = ""
-    instance_id: str | None = None
 
 
 def send_group_offsets(

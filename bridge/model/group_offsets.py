@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, Self
 
 from bridge.errors import InvalidRequestError
 
@@ -16,6 +16,15 @@ _INT_MAX: Final = (1 << 31) - 1
 _LONG_MAX: Final = (1 << 63) - 1
 
 TopicPartition = tuple[str, int]
+
+
+class GroupMember(NamedTuple):
+    """Who commits offsets: a member of a group in one of its generations, or (the defaults) somebody outside of it."""
+
+    group_id: str
+    generation: int = -1
+    member_id: str = ""
+    instance_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +68,14 @@ class GroupOffsets:
             if not 0 <= offset <= _LONG_MAX:
                 raise InvalidRequestError(f"{offset} is no offset of {topic}, partition {partition}; nothing was sent")
 
+    @property
+    def member(self) -> GroupMember:
+        """Who commits them."""
+        return GroupMember(self.group_id, self.generation, self.member_id, self.instance_id)
+
     def joined(self, later: GroupOffsets) -> GroupOffsets:
         """These, with those that the same group gave later."""
-        return GroupOffsets(
-            self.group_id, {**self.offsets, **later.offsets}, later.generation, later.member_id, later.instance_id
-        )
+        return replace(later, offsets={**self.offsets, **later.offsets})
 
     def as_datum(self) -> dict[str, Any]:
         """As the schema ``commit_frame`` has it."""
@@ -97,8 +109,8 @@ class GroupOffsets:
 _METADATA: Final = b"CGMDv2:"
 
 
-def parse_group_metadata(metadata: object) -> tuple[str, int, str, str | None]:
-    """Group, generation, member and static id in what confluent-kafka's ``consumer_group_metadata()`` gives.
+def parse_group_metadata(metadata: object) -> GroupMember:
+    """Who it is that confluent-kafka's ``consumer_group_metadata()`` gives.
 
     A group's name alone is taken as well, for somebody outside of the group.
 
@@ -108,7 +120,7 @@ def parse_group_metadata(metadata: object) -> tuple[str, int, str, str | None]:
     Source: librdkafka, ``rd_kafka_consumer_group_metadata_write``.
     """
     if isinstance(metadata, str):
-        return metadata, -1, "", None
+        return GroupMember(metadata)
     if isinstance(metadata, bytes) and metadata.startswith(_METADATA):
         head = len(_METADATA)
         generation = int.from_bytes(metadata[head : head + 4], "little", signed=True)
@@ -117,7 +129,7 @@ def parse_group_metadata(metadata: object) -> tuple[str, int, str, str | None]:
             group, member, rest = parts
             try:
                 instance = rest[1:].rstrip(b"\0").decode() if rest[:1] == b"\0" else None
-                return group.decode(), generation, member.decode(), instance
+                return GroupMember(group.decode(), generation, member.decode(), instance)
             except UnicodeDecodeError as fault:
                 raise InvalidRequestError(f"group_metadata holds a name that is no text: {fault}") from fault
     raise InvalidRequestError(

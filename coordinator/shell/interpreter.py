@@ -14,7 +14,6 @@ from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.compacted import read_latest, read_values
 from bridge.kafka.errors import AppendRefusedError, AppendUnknownError, NotAuthorizedError
 from bridge.kafka.foreign import end_transactions, obstacles
-from bridge.kafka.group_offsets import GroupMember
 from bridge.kafka.metadata import Cluster
 from bridge.kafka.topics import TopicAdmin, TopicSpec
 from bridge.model import paths
@@ -329,13 +328,7 @@ class Interpreter:
             sent = 0
             try:
                 for item in items:
-                    member = GroupMember(
-                        group_id=item.group_id,
-                        generation=item.generation,
-                        member_id=item.member_id,
-                        instance_id=item.instance_id,
-                    )
-                    self._current.send_offsets(member, item.offsets, retry_timeout_s=OFFSETS_S / 3)
+                    self._current.send_offsets(item.member, item.offsets, retry_timeout_s=OFFSETS_S / 3)
                     sent += 1
             except AppendRefusedError as fault:
                 self._current.abort()
