@@ -58,6 +58,8 @@ class CoordinatorSettings:
     """How long a daemon that is not a group's first choice waits before it leads a group that nobody leads."""
     seal_timeout_s: float = 60.0
     """How long sealing may take, for which all streams of the group wait, before its stream waits alone."""
+    merge_timeout_s: float = 900.0
+    """How long the native transaction of a merge may be open; ``transaction.max.timeout.ms`` of the brokers at most."""
     poll_s: float = 0.05
     """Longest wait for new frames before other work is looked at."""
     standby_transactions_max: int = 300_000
@@ -88,6 +90,7 @@ class CoordinatorSettings:
             "session_timeout_s": self.session_timeout_s,
             "patience_s": self.patience_s,
             "seal_timeout_s": self.seal_timeout_s,
+            "merge_timeout_s": self.merge_timeout_s,
             "poll_s": self.poll_s,
             "standby_transactions_max": self.standby_transactions_max,
             "standby_cache_bytes_max": self.standby_cache_bytes_max,

@@ -14,6 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from bridge.model import paths
+from bridge.model.names import GroupName
+from bridge.model.records import ControllerEpoch
+from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.patience import PATIENCE_S, end
 
 SESSION_TIMEOUT_S = 1.0
@@ -86,6 +90,12 @@ def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> Non
     while not condition():
         assert time.monotonic() < deadline, "the state that was waited for did not come"
         time.sleep(0.05)
+
+
+def controller_epoch(session: ZooKeeperSession, group: GroupName) -> int:
+    """How many terms a group has had: each one begins by raising it."""
+    node = session.get(paths.controller(group))
+    return 0 if node is None else ControllerEpoch.from_json(node.value).epoch
 
 
 class Relay:

@@ -19,13 +19,12 @@ from confluent_kafka import KafkaError, Producer
 import bridge
 from bridge.kafka.batches import BatchBuilder
 from bridge.kafka.topics import TopicAdmin
-from bridge.model import paths
 from bridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
 from bridge.model.names import GroupName, StreamName
-from bridge.model.records import ControllerEpoch
 from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.clients import Site
 from integration_tests.command_line import run_cli
+from integration_tests.coordinators import controller_epoch
 from integration_tests.patience import PATIENCE_S
 from integration_tests.spark_tools import options_of
 
@@ -71,9 +70,7 @@ class Group:
     def epoch(self) -> int:
         """The controller epoch: it is raised whenever a term begins."""
         with ZooKeeperSession(self.site.cluster.zookeeper, root=self.site.root) as session:
-            node = session.get(paths.controller(self.name))
-        assert node is not None
-        return ControllerEpoch.from_json(node.value).epoch
+            return controller_epoch(session, self.name)
 
     def commit(self, stream: str, value: bytes = b"v") -> None:
         """A transaction of somebody else."""

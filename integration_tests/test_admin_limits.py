@@ -19,11 +19,12 @@ from bridge.model.identifiers import Epoch, SegmentId
 from bridge.model.keyspace import even_ranges
 from bridge.model.names import GroupName, StreamName
 from bridge.model.nodes import CreateNode
-from bridge.model.records import ControllerEpoch, StreamState, epoch_to_json
+from bridge.model.records import StreamState, epoch_to_json
 from bridge.model.requests import Request, RequestKind
 from bridge.zookeeper.metadata import Metadata
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
+from integration_tests.coordinators import controller_epoch
 
 EPOCHS = 9_000
 ASKER = """
@@ -39,16 +40,9 @@ while True:
 """
 
 
-def epoch_of(metadata: Metadata, group: GroupName) -> int:
-    """The controller epoch."""
-    node = metadata.session.get(paths.controller(group))
-    assert node is not None
-    return ControllerEpoch.from_json(node.value).epoch
-
-
 def test_what_kafka_refuses_is_answered_and_stops_nobody(site: Site, client: bridge.Bridge, scope: str) -> None:
     client.admin.create_stream(f"{scope}/orders")
-    before = epoch_of(client._metadata, GroupName(scope))
+    before = controller_epoch(client._metadata.session, GroupName(scope))
     with pytest.raises(InvalidRequestError, match=r"(?i)replication.factor"):
         client.admin.create_stream(f"{scope}/refused", replication_factor=5, segments=3, timeout_s=60)
     with pytest.raises(StreamNotFound):
@@ -76,7 +70,7 @@ def test_what_kafka_refuses_is_answered_and_stops_nobody(site: Site, client: bri
     asker.stdout.close()
     client.admin.create_stream(f"{scope}/payments", segments=2)
     until(lambda: not client._metadata.session.children(paths.requests(GroupName(scope))))
-    assert epoch_of(client._metadata, GroupName(scope)) == before, "the lead has changed"
+    assert controller_epoch(client._metadata.session, GroupName(scope)) == before, "the lead has changed"
     client.admin.create_stream(f"{scope}/refused", segments=3)
 
 
@@ -95,12 +89,12 @@ def test_a_stream_with_thousands_of_epochs_is_deleted(client: bridge.Bridge, sco
     client.admin.create_stream(f"{scope}/old")
     name = StreamName.parse(f"{scope}/old")
     grow(client._metadata, name)
-    before = epoch_of(client._metadata, GroupName(scope))
+    before = controller_epoch(client._metadata.session, GroupName(scope))
     client.admin.delete_stream(f"{scope}/old", timeout_s=300)
     assert client._metadata.session.exists(paths.stream(name)) is None
     with client.transaction(f"{scope}/orders") as transaction:
         transaction.write(f"{scope}/orders", key=b"k", value=b"goes on")
-    assert epoch_of(client._metadata, GroupName(scope)) == before, "the lead has changed"
+    assert controller_epoch(client._metadata.session, GroupName(scope)) == before, "the lead has changed"
 
 
 def test_a_deletion_that_was_begun_is_answered_by_who_ends_it(

@@ -13,13 +13,12 @@ import pytest
 import bridge
 from bridge.model import paths
 from bridge.model.names import GroupName
-from bridge.model.records import ControllerEpoch
 from bridge.zookeeper.session import ZooKeeperSession
 from coordinator.succession import first_choice
 from integration_tests.backends import faults
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.coordinators import coordinator, has_lost_the_lead, until
+from integration_tests.coordinators import controller_epoch, coordinator, has_lost_the_lead, until
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S
 
@@ -45,11 +44,6 @@ def connected(cluster: AnyCluster, root: str) -> bridge.Bridge:
 def leader(session: ZooKeeperSession, group: GroupName) -> str | None:
     node = session.get(paths.leader(group))
     return None if node is None else node.value.decode()
-
-
-def epoch(session: ZooKeeperSession, group: GroupName) -> int:
-    node = session.get(paths.controller(group))
-    return 0 if node is None else ControllerEpoch.from_json(node.value).epoch
 
 
 def commit_one(b: bridge.Bridge, stream: str, value: bytes) -> bridge.CommitResult:
@@ -120,13 +114,13 @@ def test_a_paused_leader_that_comes_back_changes_nothing(
         os.kill(old.pid, signal.SIGSTOP)
         with coordinator(cluster, root, "new", tmp_path):
             results.append(commit_one(b, stream, b"meanwhile"))
-            taken = epoch(session, group)
+            taken = controller_epoch(session, group)
             assert leader(session, group) == "new"
             os.kill(old.pid, signal.SIGCONT)
             until(lambda: has_lost_the_lead((tmp_path / "old.log").read_text()))
             results.append(commit_one(b, stream, b"after"))
             results.append(long.commit())
-            assert epoch(session, group) >= taken
+            assert controller_epoch(session, group) >= taken
         positions = [result.position for result in results]
         assert positions == sorted(set(positions))
 

@@ -20,8 +20,13 @@ import bridge
 from bridge.doctor.checks import orphans
 from bridge.doctor.gather import gather
 from bridge.errors import RollbridgeError
+from bridge.kafka.topics import TopicAdmin
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import GroupName, StreamName
+from integration_tests.adapter_tools import await_settled
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.coordinators import coordinator, has_lost_the_lead, until
+from integration_tests.coordinators import controller_epoch, coordinator, has_lost_the_lead, until
+from integration_tests.patience import PATIENCE_S
 
 OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
 
@@ -63,6 +68,34 @@ def awaken(scene: Scene, process: subprocess.Popen[bytes]) -> None:
     before = len(scene.log_of("first"))
     os.kill(process.pid, signal.SIGCONT)
     until(lambda: has_lost_the_lead(scene.log_of("first")[before:]))
+
+
+def test_a_merge_that_outlasts_its_native_transaction_is_done_again_by_the_same_leader(scene: Scene) -> None:
+    """Kafka has aborted it, which is a definite answer: nobody gives up the lead for it, and nothing is there twice."""
+    limits = {"ROLLBRIDGE_STOP_AT": "merge_direct/CommitRound:before", "ROLLBRIDGE_COORDINATOR_MERGE_TIMEOUT_S": "1"}
+    with (
+        scene.b,
+        coordinator(
+            scene.cluster, scene.root, "first", scene.logs, arguments=["--session-timeout=30"], **limits
+        ) as first,
+    ):
+        scene.b.admin.create_stream(scene.stream, segments=1)
+        group = GroupName(scene.stream.partition("/")[0])
+        term = controller_epoch(scene.b._metadata.session, group)
+        transaction = scene.b.begin(scene.stream)
+        for number in range(100):
+            transaction.write(scene.stream, key=b"k", value=b"%03d" % number)
+        outcome = transaction.commit_async()
+        until(lambda: is_stopped(first))
+        segment = StreamName.parse(scene.stream).segment_topic(SegmentId.of(0, 0))
+        assert TopicAdmin(scene.cluster.bootstrap_servers).end_offsets([segment])[segment] > 0, "nothing was appended"
+        await_settled(scene.cluster.bootstrap_servers, [(segment, 0)])
+        assert not outcome.done()
+        os.kill(first.pid, signal.SIGCONT)
+        outcome.result(PATIENCE_S)
+        scene.commit("next", 3)
+        assert scene.values() == sorted([*(f"{number:03}" for number in range(100)), *(f"next-{n}" for n in range(3))])
+        assert controller_epoch(scene.b._metadata.session, group) == term, "another term has begun"
 
 
 @pytest.mark.long

@@ -11,9 +11,26 @@ from kazoo.client import KazooClient
 
 from bridge.embedded.ports import free_port
 from bridge.errors import RollbridgeError, ZooKeeperUnavailable
-from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch, UnknownWriteError
+from bridge.model.nodes import (
+    ROOT_CHARACTERS_MAX,
+    CheckNode,
+    CreateNode,
+    DeleteNode,
+    NodeOperation,
+    SetNode,
+    bytes_of,
+)
+from bridge.zookeeper.errors import (
+    NodeExists,
+    NodeMissing,
+    NodeNotEmpty,
+    NodeVersionMismatch,
+    UnknownWriteError,
+    ZooKeeperRefused,
+)
 from bridge.zookeeper.session import SessionState, ZooKeeperSession
+from bridge.zookeeper.values import REQUEST_BYTES_MAX
+from coordinator.planning import ROLL_BYTES_MAX
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
@@ -161,6 +178,30 @@ def test_a_multi_carries_out_everything(session: ZooKeeperSession) -> None:
     session.multi([CheckNode("/a", 0), SetNode("/a", b"new", 0), DeleteNode("/b"), CreateNode("/c", b"x")])
     assert session.children("/") == ["a", "c"]
     session.multi([])
+
+
+@pytest.mark.parametrize("size", [0, 900, 440_000], ids=["thousands", "hundreds", "two"])
+def test_as_much_as_leaders_write_at_once_fits_and_more_is_refused_before_it_is_sent(
+    cluster: AnyCluster, unique_name: Callable[[str], str], size: int
+) -> None:
+    """One that did not fit would cost the connection, and nobody would know what became of it."""
+    longest = "/" + unique_name("room").ljust(ROOT_CHARACTERS_MAX - 1, "r")
+    with ZooKeeperSession(cluster.zookeeper, root=longest, name="test") as session:
+        session.ensure("/a")
+        nodes = (CreateNode(f"/a/{number:060}", b"x" * size) for number in range(10_000))
+        many = [next(nodes)]
+        while sum(map(bytes_of, many)) <= ROLL_BYTES_MAX:
+            many.append(next(nodes))
+        largest, one_more = many[:-1], many[-1]
+        before = session.session_id
+        session.multi(largest)
+        assert len(session.children("/a")) == len(largest)
+        assert session.session_id == before
+        session.multi([DeleteNode(item.path) for item in largest])
+        beyond = CreateNode(one_more.path, b"x" * (REQUEST_BYTES_MAX + 1))
+        with pytest.raises(ZooKeeperRefused, match="nothing was written"):
+            session.multi([*largest, beyond])
+        assert session.children("/a") == []
 
 
 def test_pipelined_multis_are_independent(session: ZooKeeperSession) -> None:

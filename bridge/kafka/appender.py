@@ -386,7 +386,10 @@ class TransactionalAppender:
             case Operation.INIT, Meaning.DENIED:
                 return NotAuthorizedError(f"not allowed to use {resource}: {codes.name(code)}", resource=resource)
             case Operation.INIT, _:
-                return ConfigError(f"the broker refuses to set up {resource}: {codes.name(code)}")
+                why = codes.name(code)
+                if code is ErrorCode.invalid_transaction_timeout:
+                    why += f": {self._coordination.timeout_ms} ms are more than its transaction.max.timeout.ms"
+                return ConfigError(f"the broker refuses to set up {resource}: {why}")
             case Operation.ABORT, _:
                 return self._unknown(operation, exc)
             case _:

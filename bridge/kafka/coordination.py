@@ -77,6 +77,7 @@ class Coordination:
     ) -> None:
         self._cluster = cluster
         self._transactional_id = transactional_id
+        self.timeout_ms: Final = transaction_timeout_ms
         self._transaction_timeout = i32Timedelta.parse(timedelta(milliseconds=transaction_timeout_ms))
         self._retry_timeout_s = retry_timeout_s
 

@@ -43,8 +43,10 @@ class DeleteNode:
 
 NodeOperation = CheckNode | CreateNode | SetNode | DeleteNode
 
-OPERATION_BYTES: Final = 200
-"""What an operation takes in a multi beside its path and value: a root path of up to 128 characters, and its frame."""
+ROOT_CHARACTERS_MAX: Final = 128
+"""Longest path, with a chroot, below which everything may stand."""
+OPERATION_BYTES: Final = ROOT_CHARACTERS_MAX + 72
+"""What an operation takes in a multi beside its path and value: the root path, and its frame."""
 
 
 def bytes_of(operation: NodeOperation) -> int:

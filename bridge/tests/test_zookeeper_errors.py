@@ -9,7 +9,7 @@ from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 
 from bridge.errors import ConfigError, RollbridgeError, ZooKeeperUnavailable
-from bridge.model.nodes import CheckNode, CreateNode, NodeOperation, SetNode
+from bridge.model.nodes import ROOT_CHARACTERS_MAX, CheckNode, CreateNode, NodeOperation, SetNode
 from bridge.zookeeper.errors import (
     NodeExists,
     NodeMissing,
@@ -139,6 +139,13 @@ def test_chroot_and_root_are_one_path(hosts: str, root: str, whole: str) -> None
 def test_a_root_that_climbs_is_refused() -> None:
     with pytest.raises(ConfigError):
         ZooKeeperSession("h:1", root="/a/../b")
+
+
+def test_a_root_is_no_longer_than_what_is_counted_for_it() -> None:
+    rest = ROOT_CHARACTERS_MAX - len("/chroot/")
+    assert len(ZooKeeperSession("h:1/chroot", root="/" + "r" * rest).root) == ROOT_CHARACTERS_MAX
+    with pytest.raises(ConfigError, match="has 129 characters; with the chroot in the addresses 128 are possible"):
+        ZooKeeperSession("h:1/chroot", root="/" + "r" * (rest + 1))
 
 
 def test_a_write_that_zookeeper_would_drop_the_connection_over_is_not_sent() -> None:

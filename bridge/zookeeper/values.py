@@ -11,7 +11,7 @@ from kazoo.client import KazooState, TransactionRequest
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 
 from bridge.errors import ConfigError
-from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from bridge.model.nodes import ROOT_CHARACTERS_MAX, CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from bridge.zookeeper.errors import ZooKeeperRefused
 
 Watch = Callable[[], None]
@@ -90,6 +90,11 @@ def join_root(chroot: str, root: str) -> str:
     whole = "/".join(part for part in f"{chroot}/{root}".split("/") if part)
     if any(part in (".", "..") for part in whole.split("/")):
         raise ConfigError(f"ZooKeeper root path {root!r} is not absolute and plain")
+    if len(whole) >= ROOT_CHARACTERS_MAX:
+        raise ConfigError(
+            f"ZooKeeper root path /{whole:.40}... has {len(whole) + 1} characters; with the chroot in the addresses "
+            f"{ROOT_CHARACTERS_MAX} are possible"
+        )
     return f"/{whole}" if whole else ""
 
 

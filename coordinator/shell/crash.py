@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import signal
+import threading
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -64,6 +65,7 @@ class CrashPoint:
                 self.left -= 1
                 if self.left == 0:
                     logger.warning("%s %s %s/%s as asked", self.signal.name, moment, self.procedure, self.effect)
-                    os.kill(os.getpid(), self.signal)
+                    # Sent to the process, any of its threads might take it, and this one run on until that wakes up.
+                    signal.pthread_kill(threading.get_ident(), self.signal)
                 return
             inner = inner.gi_yieldfrom

@@ -113,6 +113,7 @@ class Interpreter:
                 settings.bootstrap_servers,
                 group.transactional_id(number),
                 security=settings.security,
+                transaction_timeout_ms=int(settings.merge_timeout_s * 1000),
                 topic_timeout_ms=lambda topic: SEGMENT_MS if is_segment_topic(topic) else GROUP_TOPIC_MS,
             )
             for number in range(IDENTITIES)
