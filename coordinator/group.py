@@ -291,13 +291,11 @@ class GroupState:
         """
         if not self.faults or transaction.state is not State.COMMITTING or transaction.manifest is None:
             return None
-        names = list(transaction.begin.streams)
-        places = {piece.stream for piece in transaction.manifest.pieces}
-        found = self.faults.first_of([names[place] for place in sorted(places) if place < len(names)])
+        written = transaction.written_streams()
+        found = self.faults.first_of([name for name in transaction.begin.streams if name in written])
         if found is not None or not self.suspended:
             return found
-        expected = (names[item.stream] for item in transaction.manifest.conditions if item.stream < len(names))
-        return next((name for name in expected if self.is_suspended(name)), None)
+        return next(filter(self.is_suspended, sorted(transaction.expected_streams())), None)
 
     def suspended_on(self, stream: str) -> Suspended | None:
         """The scale or rolling commit of a stream that waits half done."""

@@ -198,7 +198,7 @@ def rolls_of(group: GroupState, transaction: BufferedTransaction) -> dict[str, i
     """
     return {
         name: transaction.begin.streams[name]
-        for name in _touched(transaction)
+        for name in transaction.written_streams()
         if group.streams[name].history.active.reference_epoch != transaction.begin.streams[name]
     }
 
@@ -242,8 +242,7 @@ def still_fitting(
     fitting: list[BufferedTransaction] = []
     passed: set[Line] = set()
     for transaction in transactions:
-        names = list(transaction.begin.streams)
-        concerned = _touched(transaction) | {names[item.stream] for item in conditions_of(transaction)}
+        concerned = transaction.written_streams() | transaction.expected_streams()
         waits = any(group.faults.get(name) is not None for name in concerned - rolls.keys())
         if not waits and line_of(transaction) not in passed and _is_served(group, transaction, rolls):
             fitting.append(transaction)
@@ -304,13 +303,7 @@ def _is_served(group: GroupState, transaction: BufferedTransaction, rolls: dict[
     own = rolls_of(group, transaction)
     if not own or any(rolls.get(name) != epoch for name, epoch in own.items()):
         return False
-    return not (_touched(transaction) - own.keys()) & rolls.keys()
-
-
-def _touched(transaction: BufferedTransaction) -> set[str]:
-    """The streams that the manifest names."""
-    names = list(transaction.begin.streams)
-    return {names[piece.stream] for piece in transaction.manifest.pieces} if transaction.manifest else set()
+    return not (transaction.written_streams() - own.keys()) & rolls.keys()
 
 
 def targets(group: GroupState, rolls: tuple[Roll, ...] = ()) -> Target:

@@ -113,7 +113,22 @@ class BufferedTransaction:
         for piece in missing:
             if piece.stream >= len(self.begin.streams):
                 return f"the commit names {piece}, but the transaction has {len(self.begin.streams)} streams"
+        for item in self.manifest.conditions if self.manifest else ():
+            if item.stream >= len(self.begin.streams):
+                return f"the commit expects something of stream {item.stream} of {len(self.begin.streams)}"
         return None
+
+    def written_streams(self) -> set[str]:
+        """The streams of which its commit names records; anybody may forge one that names a stream it has not."""
+        names = list(self.begin.streams)
+        pieces = self.manifest.pieces if self.manifest else ()
+        return {names[piece.stream] for piece in pieces if piece.stream < len(names)}
+
+    def expected_streams(self) -> set[str]:
+        """The streams of which its commit expects something; likewise."""
+        names = list(self.begin.streams)
+        conditions = self.manifest.conditions if self.manifest else ()
+        return {names[item.stream] for item in conditions if item.stream < len(names)}
 
     def is_too_scattered(self) -> bool:
         """Whether its COMMIT record might be too large for the commit log."""
