@@ -12,11 +12,14 @@ import secrets
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from bridge.errors import ConfigError
 from bridge.kafka.errors import AuthenticationError
 
+_PROBE: Final = "probe"
+"""librdkafka's word for the system's authorities."""
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 # A broker that asks for more rounds than this is trying to keep us busy (Kafka's own default is 8192).
@@ -96,14 +99,18 @@ class Security:
         return self.protocol.startswith("SASL_")
 
     def tls_context(self) -> ssl.SSLContext:
-        """Build the TLS context; ConfigError names the file that cannot be read."""
-        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
-        context.check_hostname = self.check_hostname
+        """Build the TLS context; ConfigError names the file that cannot be read.
+
+        Trusted are the authorities in ``ssl.ca.location``, a file or a directory, and no others: with the system's as
+        well anybody's certificate would do where host names are not checked. The system's are, if none is named.
+        """
+        named = None if self.ca_location == _PROBE else self.ca_location
+        kind = "capath" if named is not None and Path(named).is_dir() else "cafile"
         try:
-            if self.ca_location is not None:
-                context.load_verify_locations(cafile=self.ca_location)
+            context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, **{kind: named})
         except OSError as exc:
-            raise ConfigError(f"ssl.ca.location: cannot use {self.ca_location}: {exc}") from exc
+            raise ConfigError(f"ssl.ca.location: cannot use {named}: {exc}") from exc
+        context.check_hostname = self.check_hostname
         try:
             if self.certificate_location is not None:
                 context.load_cert_chain(self.certificate_location, self.key_location, self.key_password or "")

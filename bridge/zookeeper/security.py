@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Auth, Connect
 from kazoo.security import ACL, CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
@@ -108,16 +109,7 @@ class ZooKeeperSecurity:
             options["default_acl"] = list(OWNED)
         if self.tls.uses_tls:
             self.tls.tls_context()
-            certificate = self.tls.certificate_location
-            options |= {
-                "use_ssl": True,
-                "ca": self.tls.ca_location,
-                "certfile": certificate,
-                "keyfile": self.tls.key_location or certificate,
-                "keyfile_password": self.tls.key_password or "",
-                "verify_certs": True,
-                "check_hostname": self.tls.check_hostname,
-            }
+            options |= {"use_ssl": True, "handler": _TlsHandler(self.tls)}
         return options
 
     def tls_fault(self, addresses: str) -> str:
@@ -143,6 +135,34 @@ class ZooKeeperSecurity:
             except (OSError, ValueError):
                 continue
         return ""
+
+
+class _TlsHandler(SequentialThreadingHandler):
+    """kazoo's threads, with our TLS: its own trusts the system's authorities beside those that are named."""
+
+    def __init__(self, tls: Security) -> None:
+        super().__init__()
+        self._tls = tls
+
+    def create_connection(
+        self, address: tuple[str, int], hostname: str | None = None, timeout: float | None = None, **_: object
+    ) -> socket.socket:
+        """Connect to a server; the files are read each time, so that a new certificate is used from then on.
+
+        Raises:
+            OSError: it can not be reached, or is not to be trusted, or a file can not be used now: tried again.
+        """
+        try:
+            context = self._tls.tls_context()
+        except ConfigError as fault:
+            raise OSError(str(fault)) from fault
+        raw = socket.create_connection(address[:2], timeout)
+        try:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return context.wrap_socket(raw, server_hostname=hostname)
+        except BaseException:
+            raw.close()
+            raise
 
 
 def take_prefixed(config: Mapping[str, object]) -> dict[str, str]:
