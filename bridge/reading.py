@@ -18,7 +18,14 @@ from typing import Final, Literal, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.config import ConnectionSettings
-from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError, TruncatedError, UnavailableError
+from bridge.errors import (
+    InvalidRequestError,
+    KafkaUnavailable,
+    NotFoundError,
+    RollbridgeError,
+    TruncatedError,
+    UnavailableError,
+)
 from bridge.kafka.clients import TICK_S, assign_more, consumer_config, open_consumer
 from bridge.kafka.errands import Errand
 from bridge.kafka.log_offsets import LogOffsets
@@ -132,6 +139,7 @@ class Reader:
         self._refresh_at = 0.0
         self._loading: Errand[EpochHistory] = Errand("rollbridge-epochs")
         self._batch: list[Message] = []
+        self._unjudged: list[Message] = []
         self._rest: Iterator[Message] = iter(self._batch)
         self._previews: Iterator[Preview] = iter(())
         self._records: Iterator[Record] = iter(())
@@ -205,12 +213,11 @@ class Reader:
     def batches(self) -> Iterator[Batch]:
         """The same in batches, as they arrive; a batch counts as handed out as a whole."""
         while True:
-            previews, left = list(self._previews), length_hint(self._rest)
-            self._previews, self._rest = iter(()), iter(())
-            self._records = iter(())
-            if previews:
+            # A loop that is left at the previews finds what is committed when it is entered again.
+            if previews := list(self._previews):
                 yield Batch(previews, self._origin)
-            if left:
+            if left := length_hint(self._rest):
+                self._rest, self._records = iter(()), iter(())
                 yield Batch(self._batch[-left:] if left < len(self._batch) else self._batch, self._origin)
             if not self._fetch(self._slice_s):
                 if self._is_finished():
@@ -276,16 +283,32 @@ class Reader:
         elif self._may_idle():
             self._reopen(idle=True)
         self._assign()
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return []
-        # consume(n, t) waits until there are n messages or t has passed; with 0 it takes what is there.
-        messages = [first, *self._consumer.consume(_BATCH, 0)]
+        messages, self._unjudged = self._unjudged, []
+        if not messages:
+            first = self._consumer.poll(timeout_s)
+            if first is None:
+                return []
+            # consume(n, t) waits until there are n messages or t has passed; with 0 it takes what is there.
+            messages = [first, *self._consumer.consume(_BATCH, 0)]
         if self._take_all(messages):
             self._before = None
             return messages
         self._before = self._plan.frontier()
-        return [message for message in messages if self._take(message)]
+        return self._take_each(messages)
+
+    def _take_each(self, messages: list[Message]) -> list[Message]:
+        """Those that are to be handed out; what comes before an error is, and the error is raised the next time."""
+        found: list[Message] = []
+        for place, message in enumerate(messages):
+            try:
+                if self._take(message):
+                    found.append(message)
+            except RollbridgeError:
+                self._unjudged = messages[place:] if found else messages[place + 1 :]
+                if found:
+                    return found
+                raise
+        return found
 
     def _open(self) -> Consumer:
         wait = {"fetch.wait.max.ms": _IDLE_WAIT_MS} if self._is_idle else {}

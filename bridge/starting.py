@@ -99,9 +99,8 @@ def since(offsets: LogOffsets, topics: Mapping[str, SegmentId], ms: int) -> dict
     Raises:
         KafkaUnavailable, NotFoundError.
     """
-    found = offsets.since(topics, ms)
-    ends = offsets.end([topic for topic in topics if found[topic] is None], Isolation.READ_COMMITTED)
-    return {segment: _either(found[topic], ends, topic) for topic, segment in topics.items()}
+    found = offsets.since_or_end(topics, ms)
+    return {segment: found[topic] for topic, segment in topics.items()}
 
 
 def readable_ends(
@@ -114,10 +113,6 @@ def readable_ends(
 
 def _by_segment(topics: Mapping[str, SegmentId], found: Mapping[str, int]) -> dict[SegmentId, int]:
     return {topics[topic]: offset for topic, offset in found.items()}
-
-
-def _either(found: int | None, ends: Mapping[str, int], topic: str) -> int:
-    return ends[topic] if found is None else found
 
 
 def _check(stream: StreamName, segment: SegmentId, offset: int, first: int | None, end: int) -> None:

@@ -151,6 +151,7 @@ class TransactionReader:
         offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
         begin = log_offset(offsets, group, start)
         self._next = begin
+        self._fetched: deque[Message] = deque()
         self._goal = None if follow else offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
         config = consumer_config(
             settings.bootstrap_servers,
@@ -183,6 +184,8 @@ class TransactionReader:
     def __iter__(self) -> Iterator[CommittedTransaction]:
         """Transactions as they are committed; ends where the log ended at the start, or never when it follows.
 
+        A loop that is left may be entered again: it goes on with the transaction after the last one.
+
         Raises:
             TruncatedError: the log has been truncated where it was to be read.
             CorruptDataError: a message of the log is no control record.
@@ -190,6 +193,12 @@ class TransactionReader:
         """
         moved_at = time.monotonic()
         while self._goal is None or self._next < self._goal:
+            if self._fetched:
+                found = self._take(self._fetched[0])
+                if found is not None:
+                    yield found
+                    moved_at = time.monotonic()  # whoever takes long over it is not kept waiting by the broker
+                continue
             first = self._consumer.poll(_POLL_S)
             if first is None:
                 if not self._follow and time.monotonic() - moved_at > self._stalled_s:
@@ -199,21 +208,21 @@ class TransactionReader:
                     )
                 continue
             moved_at = time.monotonic()
-            for message in (first, *self._consumer.consume(_BATCH, 0)):
-                found = self._take(message)
-                if found is not None:
-                    yield found
+            self._fetched.extend((first, *self._consumer.consume(_BATCH, 0)))
 
     def _take(self, message: Message) -> CommittedTransaction | None:
+        """Take the first of what was fetched; one that can not be read stays the first."""
         error, offset = message.error(), message.offset()
         if error is not None or offset is None:
+            self._fetched.popleft()
             if error is not None and error.code() == KafkaError._PARTITION_EOF:
                 self._next = max(self._next, offset or 0)
             elif error is not None:
                 _judge(error, f"the commit log of {self._group}")
             return None
-        self._next = offset + 1
         control = decode_control(message.key(), message.value())
+        self._fetched.popleft()
+        self._next = offset + 1
         if control.kind is not ControlKind.COMMIT:
             return None
         return CommittedTransaction(control, LogPosition(self._group, offset + 1), self._segments)
@@ -363,8 +372,7 @@ def log_offset(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:
             ms = _milliseconds(place)
             if ms < 0:
                 raise InvalidRequestError(f"a time to begin at is not negative: {ms}")
-            found = offsets.since([topic], ms)[topic]
-            return offsets.end([topic], Isolation.READ_COMMITTED)[topic] if found is None else found
+            return offsets.since_or_end([topic], ms)[topic]
         case _:
             return first
 

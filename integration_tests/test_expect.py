@@ -11,17 +11,20 @@ from confluent_kafka import Producer
 import bridge
 from bridge import ANY, EMPTY, SN
 from bridge.errors import CasWriteError, InvalidRequestError, TransactionAborted, TransactionClosed, TransactionRefused
+from bridge.kafka.appender import TransactionalAppender
+from bridge.kafka.foreign_names import batch_of_one
 from bridge.model.cas import Condition, Scope
 from bridge.model.conditions import CONDITIONS_MAX
 from bridge.model.course import Course
 from bridge.model.epochs import EpochHistory
 from bridge.model.keyspace import even_ranges
-from bridge.model.names import StreamName
+from bridge.model.names import GroupName, StreamName
 from bridge.model.sequence import DLSN
 from coordinator.config import CoordinatorSettings
 from coordinator.effects import Found, Query, Span, Undecided
 from coordinator.shell.outlook import Outlook
 from integration_tests.clients import Site
+from integration_tests.coordinators import controller_epoch
 from integration_tests.kafka_tools import create_topic, produce
 
 
@@ -55,6 +58,25 @@ def test_a_transaction_commits_if_the_stream_is_where_it_expects_it(
         sn = writer.write(b"acct-7", b"5", expected=sn)
     write_if(client, ledger, b"acct-7", b"6", sn)
     assert values(site, ledger) == [b"%d" % number for number in range(7)]
+
+
+@pytest.mark.parametrize("scope", ["segment", "key"])
+def test_a_record_whose_header_name_is_no_text_is_a_record_like_others(
+    site: Site, client: bridge.Bridge, ledger: str, scope: str
+) -> None:
+    with TransactionalAppender(site.cluster.bootstrap_servers, f"foreign-{ledger}") as foreign:
+        foreign.init()
+        foreign.append([(topic_of(client, ledger), batch_of_one(1, b"a", b"foreign", [("\udcff\udcfe", b"x")]))])
+        foreign.commit()
+    term = controller_epoch(client._metadata.session, GroupName(StreamName.parse(ledger).scope))
+    with client.cas_writer(ledger) as writer, pytest.raises(CasWriteError) as caught:
+        writer.write(b"a", b"1", expected=EMPTY, scope=scope)
+    assert caught.value.actual is not None
+    sn = SN(dlsn=write_if(client, ledger, b"a", b"2", caught.value.actual, scope))
+    with client.cas_writer(ledger) as writer:
+        writer.write(b"a", b"3", expected=sn, scope=scope)
+    assert values(site, ledger) == [b"foreign", b"2", b"3"]
+    assert controller_epoch(client._metadata.session, GroupName(StreamName.parse(ledger).scope)) == term
 
 
 @pytest.mark.parametrize("scope", ["segment", "key"])

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from operator import length_hint
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, Message
 
 import bridge
 from bridge import reading
 from bridge.errors import InvalidRequestError, StreamNotFound, TruncatedError
 from bridge.kafka.topics import TopicAdmin
-from bridge.message import Record
+from bridge.message import Preview, Record
 from bridge.model.names import StreamName
 from bridge.model.position import ReadPosition
-from integration_tests.clients import Site
+from bridge.model.reading import ReadingPlan
+from integration_tests.clients import Site, until
 from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.kafka_tools import produce
+from integration_tests.patience import PATIENCE_S
 
 
 def by_key(records: Iterable[Record]) -> dict[bytes, list[bytes]]:
@@ -198,6 +202,39 @@ def test_open_transactions_are_previewed_and_those_that_have_ended_are_not(
         open_one.commit()
         take(4)
         assert seen == [(b"early", False), (b"late", False), (b"early", True), (b"late", True)]
+
+
+def test_a_loop_over_batches_that_is_left_at_previews_goes_on_with_what_is_committed(
+    client: bridge.Bridge, orders: str
+) -> None:
+    write(client, orders, b"committed")
+    with client.reader(orders, follow=False) as reader:
+        until(lambda: reader._fetch(0.1) and length_hint(reader._rest))
+        shown = Preview(
+            StreamName.parse(orders), bridge.SegmentId.of(0, 0), bridge.TransactionId.of(0, 9), 0, (1, b"", b"", [])
+        )
+        reader._previews = iter([shown])  # as if both had come at the same time
+        assert [record.value for record in next(reader.batches())] == [b""]
+        found = [record.value for batch in reader.batches() for record in batch]
+    assert found == [b"committed"] * len(KEYS)
+
+
+def test_what_came_before_an_error_is_handed_out_before_that_is_raised(client: bridge.Bridge, ledger: str) -> None:
+    write(client, ledger, b"first")
+    write(client, ledger, b"second")
+    topic = StreamName.parse(ledger).segment_topic(bridge.SegmentId.of(0, 0))
+    with client.reader(ledger, follow=False) as reader:
+        until(lambda: reader._fetch(0.1) and len(reader._batch) == 2 * len(KEYS))
+        messages, reader._rest, reader._records = reader._batch, iter(()), iter(())
+        reader._plan = ReadingPlan(reader._history)  # nothing of it has been taken yet
+        lost = Message(topic=topic, partition=0, offset=3, error=KafkaError(KafkaError._AUTO_OFFSET_RESET, "lost"))
+        reader._unjudged = [*messages[:3], lost, *messages[3:]]
+        found = [record.value for record in reader.consume(100, PATIENCE_S)]
+        assert (len(found), reader.position.offsets) == (3, {bridge.SegmentId.of(0, 0): 3})
+        with pytest.raises(TruncatedError, match="lost"):
+            reader.consume(100, PATIENCE_S)
+        found += [record.value for record in reader.consume(100, PATIENCE_S)]
+    assert found == [b"first"] * len(KEYS) + [b"second"] * len(KEYS)
 
 
 def test_a_start_that_means_nothing_is_refused(client: bridge.Bridge, orders: str) -> None:

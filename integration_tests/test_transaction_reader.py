@@ -74,6 +74,27 @@ def test_positions_following_and_records_that_are_left_out(client: bridge.Bridge
         assert list(reader) == []
 
 
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_loop_that_is_left_and_entered_again_skips_nothing(client: bridge.Bridge, orders: str, follow: bool) -> None:
+    ids = []
+    for number in range(30):
+        with client.transaction(orders) as transaction:
+            transaction.write(orders, key=b"k", value=b"%d" % number)
+        ids.append(transaction.id)
+    found: list[bridge.TransactionId] = []
+    positions = []
+    with client.transactions(scope_of(orders), follow=follow) as reader:
+        while len(found) < len(ids):
+            for committed in reader:
+                found.append(committed.id)
+                positions.append(reader.position)
+                if len(found) % 7 == 0 or len(found) == len(ids):
+                    break
+    assert found == ids
+    with client.transactions(scope_of(orders), start=positions[6], follow=False) as later:
+        assert [transaction.id for transaction in later] == ids[7:]
+
+
 def test_a_large_transaction_is_read_in_small_pieces(client: bridge.Bridge, orders: str, payments: str) -> None:
     count = 30_000
     with client.transaction(orders, payments) as txn:

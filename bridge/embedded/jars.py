@@ -1,7 +1,8 @@
 """Pinned jars, fetched once into the user's cache: right checksum or not there at all.
 
 ``jars.lock`` names every file with its SHA-256 and size. A file enters the cache by an atomic rename after its
-checksum was verified, so whatever stands there under its name is complete; several processes may fetch at once.
+checksum was verified, so whatever stands there under its name is complete; several processes may fetch at once. Each
+process verifies the checksums again before it uses the files: others may write to the cache, too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -142,8 +144,10 @@ class JarCache:
         return [self.location(jar) for jar in self.jars(*set_names)]
 
     def _has(self, jar: Jar) -> bool:
+        path = self.location(jar)
         try:
-            return self.location(jar).stat().st_size == jar.size_bytes
+            found = path.stat()
+            return found.st_size == jar.size_bytes and _sha256(path, found.st_mtime_ns) == jar.sha256
         except OSError:
             return False
 
@@ -259,6 +263,13 @@ class JarCache:
             os.replace(part, location)
         finally:
             part.unlink(missing_ok=True)
+
+
+@cache
+def _sha256(path: Path, _changed_ns: int) -> str:
+    """The checksum of a file, worked out anew when it has changed."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Landing:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from bridge.errors import CorruptDataError
 from bridge.kafka.batches import BatchHeader, Record, complete_batches, parse_header, read_records
+from bridge.kafka.foreign_names import read_any_records
 
 _CONTROL_KEY: Final = struct.Struct(">hh")
 _ABORT: Final = 0
@@ -57,7 +58,7 @@ def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) ->
     end, aborted_batches = start, 0
     for header, batch, standing in judged_batches(raw, aborted):
         if standing is Standing.COMMITTED:
-            records.extend(record for record in read_records(batch) if record.offset >= start)
+            records.extend(record for record in read_any_records(batch) if record.offset >= start)
         aborted_batches += standing is Standing.ABORTED
         end = max(end, header.base_offset + header.last_offset_delta + 1)
     return Committed(records, end, aborted_batches)

@@ -60,8 +60,22 @@ class LogOffsets:
         """High watermark, or last stable offset for ``READ_COMMITTED``."""
         return self._ask(topics, partition, LATEST, isolation, "read the end", timeout_s)
 
+    def since_or_end(self, topics: Iterable[str], ms: int) -> dict[str, int]:
+        """Offset of the first record with this timestamp or a later one; the last stable offset if there is none.
+
+        Ends are asked for first: a record that is written in between is younger than what was asked for, and would
+        else lie before the end that is told.
+        """
+        wanted = list(topics)
+        ends = self.end(wanted, Isolation.READ_COMMITTED)
+        found = self.since(wanted, ms)
+        return {topic: ends[topic] if (offset := found[topic]) is None else offset for topic in wanted}
+
     def since(self, topics: Iterable[str], ms: int, *, timeout_s: float | None = None) -> dict[str, int | None]:
-        """Offset of the first record with this timestamp or a later one; None if there is none."""
+        """Offset of the first record with this timestamp or a later one; None if there is none.
+
+        That there was none says nothing about what is written by the time at which an end is asked for.
+        """
         found = self._ask(topics, 0, ms, Isolation.READ_COMMITTED, "read the offset of a time", timeout_s)
         return {topic: None if offset == _NONE else offset for topic, offset in found.items()}
 

@@ -157,9 +157,12 @@ def test_mavens_own_cache_is_used_if_its_file_is_right(cache: JarCache, reposito
     assert repository.asked == {wrong: 1, absent: 1}
 
 
-def test_a_file_of_another_size_is_fetched_again(cache: JarCache, repository: Repository) -> None:
+@pytest.mark.parametrize("content", [b"torn", bytes(len(GOOD[ALPHA]))], ids=["another size", "the same size"])
+def test_a_file_that_is_not_the_pinned_one_is_fetched_again(
+    cache: JarCache, repository: Repository, content: bytes
+) -> None:
     damaged = cache.ensure("tools")[0]
-    damaged.write_bytes(b"torn")
+    damaged.write_bytes(content)
     assert [jar.name for jar in cache.missing("tools")] == [damaged.name]
     assert cache.ensure("tools")[0].read_bytes() == GOOD[ALPHA]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bridge.kafka.batches import BatchBuilder
 from bridge.kafka.fetch import LogReader
+from bridge.kafka.foreign_names import batch_of_one, is_plain
 from bridge.kafka.metadata import Cluster
 from bridge.model.late import LATE_HEADER, LateRecord
 from coordinator.config import CoordinatorSettings
@@ -78,6 +79,11 @@ def late_batches(source: str, items: Sequence[tuple[str, LateRecord]]) -> Iterat
     for topic, record in items:
         builder = builders.setdefault(topic, BatchBuilder(BATCH_BYTES_MAX))
         headers = [*record.headers, (LATE_HEADER, origin(source, record.offset))]
+        if not is_plain(headers):
+            if builder.count:
+                yield topic, builder.build()
+            yield topic, batch_of_one(record.timestamp_ms, record.key, record.value, headers)
+            continue
         if not builder.append(record.timestamp_ms, record.key, record.value, headers):
             yield topic, builder.build()
             builder.append(record.timestamp_ms, record.key, record.value, headers)

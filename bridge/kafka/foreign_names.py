@@ -1,0 +1,127 @@
+"""Records whose header names are not UTF-8, as any client may write them: read, and written again, byte for byte.
+
+Such a name is a text with surrogates in place of the bytes that are none (:pep:`383`), so it never equals one of ours.
+Our usual reader and builder refuse these names; what is here is slower, and used for such batches only.
+
+Source: Kafka's documentation, "Record Batch" and "Record".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from crc32c import crc32c
+
+from bridge.errors import CorruptDataError
+from bridge.kafka.batches import HEADER_BYTES, Batch, Headers, Record, parse_header, read_records, uncompressed
+
+_HOW: Final = "surrogateescape"
+_UP_TO_CRC: Final = struct.Struct(">qiibI")
+_FROM_ATTRIBUTES: Final = struct.Struct(">hiqqqhii")
+_OVERHEAD: Final = 12
+_NONE: Final = -1
+
+
+def read_any_records(batch: Batch) -> Iterator[Record]:
+    """As :func:`bridge.kafka.batches.read_records`, whatever the names of headers.
+
+    Raises:
+        CorruptDataError: While iterating, at the first byte that does not parse.
+    """
+    taken = 0
+    try:
+        for record in read_records(batch):
+            taken += 1
+            yield record
+    except CorruptDataError as fault:
+        if not isinstance(fault.__cause__, UnicodeDecodeError):
+            raise
+        for place, record in enumerate(_parse(batch)):
+            if place >= taken:
+                yield record
+
+
+def is_plain(headers: Headers) -> bool:
+    """Whether our usual builder takes the names."""
+    try:
+        "".join(name for name, _ in headers).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def batch_of_one(timestamp: int, key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
+    """A batch with one record, uncompressed, whatever the names of its headers; ``timestamp`` in ms since 1970."""
+    parts = [b"\0\0\0", _sized(key), _sized(value), _varint(len(headers))]  # attributes, both deltas
+    for name, content in headers:
+        parts += [_sized(name.encode("utf-8", _HOW)), _sized(content)]
+    record = _sized(b"".join(parts))
+    tail = _FROM_ATTRIBUTES.pack(0, 0, timestamp, timestamp, -1, -1, -1, 1)
+    length = HEADER_BYTES - _OVERHEAD + len(record)
+    return _UP_TO_CRC.pack(0, length, -1, 2, crc32c(tail + record)) + tail + record
+
+
+def _parse(batch: Batch) -> Iterator[Record]:
+    header = parse_header(batch)
+    data = bytes(memoryview(uncompressed(header, batch))[HEADER_BYTES:])
+    place = 0
+    try:
+        for _ in range(header.record_count):
+            length, place = _number(data, place)
+            end = place + length
+            moment, place = _number(data, place + 1)  # behind the attributes
+            delta, place = _number(data, place)
+            key, place = _taken(data, place, end)
+            value, place = _taken(data, place, end)
+            count, place = _number(data, place)
+            headers: list[tuple[str, bytes | None]] = []
+            for _ in range(count):
+                name, place = _taken(data, place, end)
+                content, place = _taken(data, place, end)
+                headers.append(((name or b"").decode("utf-8", _HOW), content))
+            if place != end:
+                raise CorruptDataError(f"a record of {length} bytes ends at byte {place - end + length}")
+            timestamp = header.max_timestamp if header.is_append_time else header.base_timestamp + moment
+            yield Record(header.base_offset + delta, timestamp, key, value, headers)
+    except IndexError:
+        raise CorruptDataError(f"a batch of {header.record_count} records ends within one") from None
+
+
+def _taken(data: bytes, place: int, end: int) -> tuple[bytes | None, int]:
+    """Bytes with their length before them."""
+    size, place = _number(data, place)
+    if size == _NONE:
+        return None, place
+    if not 0 <= size <= end - place:
+        raise CorruptDataError(f"a record holds {size} bytes where {end - place} are left")
+    return data[place : place + size], place + size
+
+
+def _number(data: bytes, place: int) -> tuple[int, int]:
+    """A varint in zigzag."""
+    found = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (found >> 1) ^ -(found & 1), place
+        shift += 7
+        if shift > 63:
+            raise CorruptDataError("a record holds a number of more than 64 bits")
+
+
+def _sized(content: bytes | None) -> bytes:
+    return _varint(_NONE) if content is None else _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    left = (number << 1) ^ (number >> 63)
+    found = bytearray()
+    while left > 0x7F:
+        found.append(left & 0x7F | 0x80)
+        left >>= 7
+    found.append(left)
+    return bytes(found)
