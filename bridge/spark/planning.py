@@ -74,6 +74,7 @@ def advance(
     Raises:
         InvalidRequestError: ``start`` names a segment that the stream does not have, or two of which one continues the
             other.
+        CorruptDataError: ``ends`` were looked up for other epochs; taken for nothing readable, that would read nothing.
     """
     plan = ReadingPlan(history, start=start)
     begun = _Chains(history, start)
@@ -81,7 +82,7 @@ def advance(
         backlog: dict[SegmentId, int] = {}
         for segment, position in plan.readable().items():
             sealed = history.sealed_end(segment)
-            size = (ends.get(segment, position) if sealed is None else sealed) - position
+            size = (_end_of(segment, ends) if sealed is None else sealed) - position
             if size > 0 and (chain_max is None or begun.total_with(segment, size) <= chain_max):
                 backlog[segment] = size
         if not backlog:
@@ -91,6 +92,13 @@ def advance(
             plan.reached(segment, plan.readable()[segment] + size)
             limit = None if limit is None else limit - size
     return plan.frontier()
+
+
+def _end_of(segment: SegmentId, ends: Mapping[SegmentId, int]) -> int:
+    end = ends.get(segment)
+    if end is None:
+        raise CorruptDataError(f"nobody has asked where segment {segment} ends; nothing was read")
+    return end
 
 
 def share(backlog: Mapping[SegmentId, int], limit: int | None) -> dict[SegmentId, int]:
@@ -172,7 +180,10 @@ def split(chain: Sequence[OffsetRange], parts: int) -> list[list[OffsetRange]]:
 
 
 def without_lost(
-    ranges: Iterable[OffsetRange], first: Mapping[SegmentId, int], removed: Iterable[SegmentId]
+    ranges: Iterable[OffsetRange],
+    first: Mapping[SegmentId, int],
+    removed: Iterable[SegmentId],
+    ends: Mapping[SegmentId, int],
 ) -> tuple[list[OffsetRange], list[str]]:
     """What is left of ranges, and a sentence on everything that is not.
 
@@ -180,6 +191,7 @@ def without_lost(
         ranges: What is to be read.
         first: The first offset that is left of each of their segments that is stored.
         removed: The segments that were removed.
+        ends: Up to where the logs of these segments have ever been seen to reach.
     """
     left: list[OffsetRange] = []
     lost: list[str] = []
@@ -188,9 +200,33 @@ def without_lost(
         start = item.end if item.segment in gone else max(item.start, min(first.get(item.segment, 0), item.end))
         if start > item.start:
             lost.append(f"offsets {item.start} to {start - 1} of segment {item.segment} have been deleted")
-        if start < item.end:
-            left.append(OffsetRange(item.segment, start, item.end))
+        end = item.end if item.segment in gone else min(item.end, ends[item.segment])
+        if end < item.end:
+            lost.append(_shorter(item.segment, end, item.end))
+        if start < end:
+            left.append(OffsetRange(item.segment, start, end))
     return left, lost
+
+
+def without_beyond(front: Front, ends: Mapping[SegmentId, int]) -> tuple[Front, list[str]]:
+    """A front that lies in what there is, and a sentence on each log that ends before it.
+
+    A log becomes shorter where Kafka loses records: a power failure, an unclean election. What is written after that
+    gets offsets that the front has passed, and would never be read.
+
+    Args:
+        front: Up to where everything has been read.
+        ends: Where the segments end now of which only the brokers know it.
+    """
+    beyond = {item: offset for item, offset in front.items() if offset > ends.get(item, offset)}
+    if not beyond:
+        return front, []
+    lost = [_shorter(item, ends[item], offset) for item, offset in sorted(beyond.items())]
+    return {**front, **{item: ends[item] for item in beyond}}, lost
+
+
+def _shorter(segment: SegmentId, end: int, before: int) -> str:
+    return f"segment {segment} has become shorter: it ends at {end}, and was read or to be read up to {before}"
 
 
 def without_unknown(history: EpochHistory, front: Front) -> tuple[Front, list[str]]:

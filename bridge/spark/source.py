@@ -151,10 +151,12 @@ class BatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types ar
             driver = self._driver
             start = driver.start(settings.start)
             if settings.end == "latest":
-                end: Front = advance(driver.view().history, start, driver.ends(), chain_max=None)
+                history, ends = driver.look()
+                end: Front = advance(history, start, ends, chain_max=None)
             else:
                 end = driver.start(settings.end)
-            ranges = driver.stored(between(driver.view().history, start, end), fail=settings.fail_on_data_loss)
+                history = driver.view().history
+            ranges = driver.stored(between(history, start, end), fail=settings.fail_on_data_loss)
             runs = self._commit_runs(None) if self._wants_positions else None
             portions = self._portions([[item] for item in ranges], runs)
             if settings.preview:
@@ -191,14 +193,15 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note where the stream ends now: neither later records nor later epochs are read."""
-        self._target = (self._driver.view().history, self._driver.ends())
+        self._target = self._driver.look()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends."""
         before = self._checked(start)
-        driver = self._driver
-        front = driver.known(before.position.offsets, fail=self._settings.fail_on_data_loss)
-        history, ends = self._target or (driver.view().history, driver.ends())
+        driver, fail = self._driver, self._settings.fail_on_data_loss
+        front = driver.known(before.position.offsets, fail=fail)
+        history, ends = self._target or driver.look()
+        front = driver.within(front, ends, fail=fail)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = advance(history, front, ends, limit=most)
         everything = end if most is None else advance(history, front, ends, chain_max=None)

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from bridge.errors import TruncatedError
 from bridge.kafka.fetch import LogReader
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
@@ -45,12 +46,18 @@ class CommitRuns:
         Raises:
             TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError.
             UnavailableError: the log did not become readable for a minute.
+            TruncatedError: the log ends before what was read of it.
         """
         if self._next is None:
             first = self._offsets.first([self._topic])[self._topic]
             self._next = first if start is None else max(start, first)
         # Up to the end, not the last stable offset: markers are written partition by partition.
         end = self._offsets.end([self._topic], Isolation.READ_UNCOMMITTED)[self._topic]
+        if self._next > end:
+            raise TruncatedError(
+                f"the commit log {self._topic} has become shorter: it ends at {end}, and was read up to {self._next}; "
+                "nothing was read: without commitPosition it is not needed"
+            )
         patience = Patience(self._topic)
         while self._next < end:
             found = self._reader.fetch(self._topic, self._next, wait_ms=_WAIT_MS)

@@ -12,12 +12,20 @@ from bridge.config import ConnectionSettings
 from bridge.errors import GroupMismatchError, NotFoundError, TruncatedError
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
+from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
 from bridge.model.position import At, Latest, ReadPosition, Since, parse_start
 from bridge.model.truncation import consistent, frontier
 from bridge.spark.offsets import StreamOffset
-from bridge.spark.planning import Front, OffsetRange, unsealed, without_lost, without_unknown
+from bridge.spark.planning import (
+    Front,
+    OffsetRange,
+    unsealed,
+    without_beyond,
+    without_lost,
+    without_unknown,
+)
 from bridge.spark.settings import SparkSettings
 from bridge.spark.source_options import FAIL_ON_DATA_LOSS
 from bridge.starting import beginning, locate, readable_ends, since
@@ -76,6 +84,8 @@ class StreamDriver:
         self.stream = stream
         self._connection = connection
         self._catalog = Catalog(connection.metadata, lambda: None)
+        self._reached: dict[SegmentId, int] = {}
+        """Up to where the logs of segments have been seen to reach."""
         group = self.view().config.group
         if settings.group is not None and settings.group != group:
             raise GroupMismatchError(f"stream {stream} belongs to group {group}, not to {settings.group}")
@@ -113,15 +123,30 @@ class StreamDriver:
             case _:
                 return beginning(offsets, self.stream, history).offsets
 
-    def ends(self) -> dict[SegmentId, int]:
-        """How far the segments can be read whose end is not known from their seal.
+    def look(self) -> tuple[EpochHistory, dict[SegmentId, int]]:
+        """The epochs, and how far those segments can be read whose end is not known from their seal in just these.
 
         Raises:
             KafkaUnavailable, NotFoundError.
         """
-        topics = {self.stream.segment_topic(segment): segment for segment in unsealed(self.view().history)}
-        found = self._connection.offsets.end(topics, Isolation.READ_COMMITTED)
-        return {topics[topic]: offset for topic, offset in found.items()}
+        history = self.view().history
+        try:
+            return history, self._ends(unsealed(history), Isolation.READ_COMMITTED)
+        except NotFoundError:
+            history = self._read_again()
+            return history, self._ends(unsealed(history), Isolation.READ_COMMITTED)
+
+    def _ends(self, segments: Iterable[SegmentId], isolation: Isolation) -> dict[SegmentId, int]:
+        topics = {self.stream.segment_topic(segment): segment for segment in segments}
+        found = self._connection.offsets.end(topics, isolation) if topics else {}
+        ends = {topics[topic]: offset for topic, offset in found.items()}
+        self._reached |= {segment: max(end, self._reached.get(segment, 0)) for segment, end in ends.items()}
+        return ends
+
+    def _read_again(self) -> EpochHistory:
+        """The epochs from ZooKeeper: a segment was removed; says so if it was the stream."""
+        self._catalog.read(str(self.stream))
+        return self.view().history
 
     def known(self, front: Front, *, fail: bool) -> Front:
         """The front itself; or, if it names segments of which nothing is known any more, where to go on.
@@ -130,6 +155,20 @@ class StreamDriver:
             TruncatedError: it does, and may not.
         """
         found, lost = without_unknown(self.view().history, front)
+        self._judge(lost, fail=fail)
+        return found
+
+    def within(self, front: Front, ends: Mapping[SegmentId, int], *, fail: bool) -> Front:
+        """The front itself; or, where logs end before it, their ends.
+
+        Raises:
+            TruncatedError: they do, and may not.
+        """
+        beyond = {segment for segment, offset in front.items() if offset > ends.get(segment, offset)}
+        if not beyond:
+            return front
+        # An open transaction holds readers back, so that a query may begin behind what can be read now.
+        found, lost = without_beyond(front, self._ends(beyond, Isolation.READ_UNCOMMITTED))
         self._judge(lost, fail=fail)
         return found
 
@@ -143,9 +182,12 @@ class StreamDriver:
         try:
             first = self._first(ranges)
         except NotFoundError:
-            self._catalog.read(str(self.stream))  # a segment was removed; says so if it was the stream
+            self._read_again()
             first = self._first(ranges)
-        left, lost = without_lost(ranges, first, self.view().history.removed)
+        # Only of what was planned by an earlier run it is not known yet that it was there.
+        doubtful = {item.segment for item in ranges if item.end > self._reached.get(item.segment, 0)}
+        self._ends(doubtful & first.keys(), Isolation.READ_UNCOMMITTED)
+        left, lost = without_lost(ranges, first, self.view().history.removed, self._reached)
         self._judge(lost, fail=fail)
         return left
 
@@ -158,7 +200,7 @@ class StreamDriver:
     def _judge(self, lost: list[str], *, fail: bool) -> None:
         if not lost:
             return
-        what = f"records of {self.stream} that were still to be read have been deleted: {'; '.join(lost)}"
+        what = f"records of {self.stream} that were still to be read are lost: {'; '.join(lost)}"
         if fail:
             raise TruncatedError(
                 f"{what}; nothing was read: with the option {FAIL_ON_DATA_LOSS}=false the query goes on at what is left"

@@ -6,6 +6,7 @@ same as in ``format("rollbridge")``. One task reads one range of the log, so the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -116,6 +117,9 @@ class LogPortion(InputPartition):  # type: ignore[misc]  # types are checked wit
         self.end = end
 
 
+logger = logging.getLogger(__name__)
+
+
 class _Reading(Prompt):
     """What both readers do."""
 
@@ -127,6 +131,8 @@ class _Reading(Prompt):
         self._schema = schema
         self._connection: DriverConnection | None = None
         self._identity: LogOffset | None = None
+        self._reached = 0
+        """Up to where the log has been seen to reach."""
 
     def _connected(self) -> DriverConnection:
         if self._connection is None:
@@ -176,13 +182,31 @@ class _Reading(Prompt):
     def _portions(self, start: int, end: int) -> list[InputPartition]:
         """One task, or none; TruncatedError if records have been deleted that were to be read."""
         first = self._connected().offsets.first([self._topic])[self._topic]
-        if start < min(first, end) and self._settings.fail_on_data_loss:
-            raise TruncatedError(
-                f"offsets {start} to {min(first, end) - 1} of the commit log {self._topic} have been deleted; nothing "
-                f"was read: with the option {FAIL_ON_DATA_LOSS}=false the query goes on at what is left"
-            )
+        if start < min(first, end):
+            self._judge(f"offsets {start} to {min(first, end) - 1} of the commit log {self._topic} have been deleted")
         begin = max(start, first)
-        return [LogPortion(self._topic, begin, end)] if begin < end else []
+        return [LogPortion(self._topic, begin, self._present(end))] if begin < end else []
+
+    def _present(self, offset: int) -> int:
+        """An offset up to which the log was read, or is to be; its end if that is before.
+
+        Raises:
+            TruncatedError: it is, and may not be.
+        """
+        if offset > self._reached:
+            self._reached = self._connected().offsets.end([self._topic], Isolation.READ_UNCOMMITTED)[self._topic]
+        if offset > self._reached:
+            self._judge(
+                f"the commit log {self._topic} has become shorter: it ends at {self._reached}, and was read or to be "
+                f"read up to {offset}"
+            )
+        return min(offset, self._reached)
+
+    def _judge(self, lost: str) -> None:
+        what = f"{FAIL_ON_DATA_LOSS}=false"
+        if self._settings.fail_on_data_loss:
+            raise TruncatedError(f"{lost}; nothing was read: with the option {what} the query goes on at what is left")
+        logger.warning("%s; going on at what is left, because of %s", lost, what)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """What a task reads."""
@@ -243,6 +267,9 @@ class TransactionsStreamReader(_Reading, DataSourceStreamReader, SupportsTrigger
         """Where the next micro-batch ends."""
         begin = self._checked(start)
         end = self._end() if self._target is None else self._target
+        if end < begin:
+            self._reached = end
+            begin = self._present(begin)
         if isinstance(limit, ReadMaxRows):
             end = min(end, begin + limit.max_rows)
         return self._here(max(end, begin)).as_json()

@@ -24,6 +24,7 @@ from bridge.spark.planning import (
     share,
     split,
     unsealed,
+    without_beyond,
     without_lost,
     without_unknown,
 )
@@ -184,12 +185,26 @@ def test_a_segment_that_is_being_sealed_is_read_and_its_successors_are_not() -> 
 
 def test_what_was_deleted_is_told_and_the_rest_is_read() -> None:
     ranges = [OffsetRange(A, 2, 5), OffsetRange(B, 0, 10), OffsetRange(C, 0, 10)]
-    left, lost = without_lost(ranges, {B: 4, C: 0}, [A])
-    assert left == [OffsetRange(B, 4, 10), OffsetRange(C, 0, 10)]
+    left, lost = without_lost(ranges, {B: 4, C: 0}, [A], {B: 10, C: 7})
+    assert left == [OffsetRange(B, 4, 10), OffsetRange(C, 0, 7)]
     assert lost == [
         f"offsets 2 to 4 of segment {A} have been deleted",
         f"offsets 0 to 3 of segment {B} have been deleted",
+        f"segment {C} has become shorter: it ends at 7, and was read or to be read up to 10",
     ]
+
+
+def test_a_front_behind_the_end_of_a_log_is_told_and_reading_goes_on_at_the_end() -> None:
+    assert without_beyond({B: 3, C: 4}, {B: 3, C: 9}) == ({B: 3, C: 4}, [])
+    assert without_beyond({B: 3, C: 4}, {}) == ({B: 3, C: 4}, [])
+    front, lost = without_beyond({B: 3, C: 4}, {B: 3, C: 2})
+    assert front == {B: 3, C: 2}
+    assert lost == [f"segment {C} has become shorter: it ends at 2, and was read or to be read up to 4"]
+
+
+def test_ends_of_other_epochs_are_no_plan_to_read_nothing() -> None:
+    with pytest.raises(CorruptDataError, match=f"where segment {A} ends"):
+        advance(EpochHistory(scaled(5).records[:1]), {A: 0}, {B: 10, C: 10})
 
 
 def test_behind_segments_that_nobody_knows_any_more_reading_goes_on_with_what_is_left() -> None:

@@ -213,6 +213,14 @@ class ContainerCluster:
             raise Unsupported(f"the disk of {part} cannot be made to stand still")
         self._disks[part].stand_still(seconds)
 
+    def cut_log(self, topic: str, end: int) -> None:
+        """Logs are inside of the containers.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported(f"the log of {topic} cannot be cut at {end} inside of a container")
+
     def _mount_disks(self) -> None:
         """A disk for each broker, as far as that was asked for and this machine can do it."""
         if not self._stalling or not is_local():

@@ -26,6 +26,8 @@ class Ability(StrEnum):
     """The clock of one coordinator is set."""
     DISK_STALL = "disk that stands still"
     """Writes of a broker to its disk wait for a while; only of a cluster that was asked for so."""
+    LOG_CUT = "logs that become shorter"
+    """The log of a topic loses its end, as where Kafka has one replica and the power fails."""
     SERVER_CLOCK = "clock of a server"
     """The clock of one broker or ZooKeeper server is wrong."""
 
@@ -116,6 +118,13 @@ class AnyCluster(Protocol):
 
         Raises:
             Unsupported: the cluster was not made for it, or this machine cannot do it.
+        """
+
+    def cut_log(self, topic: str, end: int) -> None:
+        """Kill the broker, let the only partition of a topic end at an offset, and start the broker again.
+
+        Raises:
+            Unsupported: this backend cannot do it.
         """
 
     def back_up_zookeeper(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +16,7 @@ from bridge.embedded.cluster import Cluster
 from bridge.embedded.plan import Wishes
 from bridge.embedded.servers import KAFKA, ZOOKEEPER
 from bridge.embedded.state import State
+from bridge.kafka.batches import complete_batches, parse_header
 from integration_tests.backends.disks import Disk
 from integration_tests.backends.interface import Ability, Clock, Coordinator, Unsupported
 from integration_tests.clocks import FileClock
@@ -41,7 +44,7 @@ class LocalCluster(EmbeddedCluster):
     @property
     def can(self) -> frozenset[Ability]:
         """Processes cannot do much."""
-        return frozenset({Ability.CLOCK} | ({Ability.DISK_STALL} if self._disk is not None else set()))
+        return frozenset({Ability.CLOCK, Ability.LOG_CUT} | ({Ability.DISK_STALL} if self._disk is not None else set()))
 
     def stop(self) -> None:
         """Stop everything and remove the data."""
@@ -67,6 +70,18 @@ class LocalCluster(EmbeddedCluster):
         if self._disk is None or part != KAFKA:
             raise Unsupported(f"the disk of {part} cannot be made to stand still")
         self._disk.stand_still(seconds)
+
+    def cut_log(self, topic: str, end: int) -> None:
+        """Drop the batches from there on; the broker, which was killed, works out everything else anew."""
+        self.kill(KAFKA)
+        folder = self.home / KAFKA / "data" / f"{topic}-0"
+        for file in folder.iterdir():
+            if file.suffix in (".index", ".timeindex", ".txnindex", ".snapshot"):
+                file.unlink()
+        (log,) = folder.glob("*.log")
+        kept = takewhile(lambda batch: parse_header(batch).base_offset < end, complete_batches(log.read_bytes()))
+        os.truncate(log, sum(map(len, kept)))
+        self.restart(KAFKA)
 
     @contextmanager
     def frozen_disk(self) -> Iterator[None]:

@@ -1,0 +1,111 @@
+"""Logs that lose their end, as where a topic has one replica and the power fails: nobody goes on as if nothing were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from bridge.errors import TruncatedError
+from bridge.model.identifiers import SegmentId
+from bridge.model.names import GroupName, StreamName
+from bridge.spark import source, transactions
+from bridge.spark.columns import schema_of
+from bridge.spark.offsets import LogOffset, StreamOffset
+from integration_tests.backends.choice import demand, new_cluster
+from integration_tests.backends.interface import Ability, AnyCluster
+from integration_tests.clients import Site
+from integration_tests.spark_tools import options_of
+
+pytestmark = pytest.mark.long
+EVERYTHING = ReadAllAvailable()
+STREAM = "shorter/orders"
+SEGMENT = SegmentId.of(0, 0)
+TOPIC = StreamName.parse(STREAM).segment_topic(SEGMENT)
+GROUP = GroupName("shorter")
+
+
+@pytest.fixture
+def cluster() -> Iterator[AnyCluster]:
+    """A broker of its own: what it loses is nobody else's."""
+    with new_cluster() as own:
+        demand(own, [Ability.LOG_CUT])
+        yield own
+
+
+@pytest.fixture
+def site(cluster: AnyCluster, tmp_path: Path) -> Iterator[Site]:
+    with Site(cluster, "/shorter", tmp_path) as site:
+        yield site
+
+
+def offset_of(found: dict[str, Any]) -> int:
+    """How far a query has read the only segment."""
+    return dict(StreamOffset.of_json(found).position.offsets)[SEGMENT]
+
+
+def write(site: Site, count: int) -> None:
+    """Each in a batch of its own."""
+    with site.connect() as client, client.writer(STREAM) as writer:
+        for number in range(count):
+            writer.write(b"k", b"%d" % number)
+            writer.flush()
+
+
+def reader_of(site: Site, **options: str) -> source.StreamReader:
+    """What the driver of a query holds."""
+    wanted = {**options_of(site, STREAM), "startingoffsets": "earliest", **options}
+    return source.stream_reader(wanted, schema_of(()))
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_query_notices_that_a_segment_has_become_shorter(site: Site, cluster: AnyCluster, fail: bool) -> None:
+    with site.connect() as client:
+        client.admin.create_stream(STREAM)
+    write(site, 10)
+    query, rerun = (reader_of(site, failondataloss=str(fail).lower()) for _ in range(2))
+    begin = query.initialOffset()
+    end = query.latestOffset(begin, EVERYTHING)
+    assert offset_of(end) == 10
+    cluster.cut_log(TOPIC, 6)
+    if fail:
+        with pytest.raises(TruncatedError, match="ends at 6, and was read or to be read up to 10; nothing was read"):
+            query.latestOffset(end, EVERYTHING)
+        with pytest.raises(TruncatedError, match="ends at 6, and was read or to be read up to 10; nothing was read"):
+            rerun.partitions(begin, end)  # what an earlier run of the query has planned
+    else:
+        assert len(rerun.partitions(begin, end)) == 1
+        left = query.latestOffset(end, EVERYTHING)
+        assert offset_of(left) == 6
+        write(site, 3)
+        assert offset_of(query.latestOffset(left, EVERYTHING)) == 9
+    query.stop()
+    rerun.stop()
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_query_notices_that_the_commit_log_has_become_shorter(site: Site, cluster: AnyCluster, fail: bool) -> None:
+    with site.connect() as client:
+        client.admin.create_stream(STREAM)
+        for number in range(3):
+            with client.transaction(STREAM) as transaction:
+                transaction.write(STREAM, key=b"k", value=b"%d" % number)
+    site.stop_coordinator()
+    options = {**options_of(site, STREAM), "startingoffsets": "earliest", "failondataloss": str(fail).lower()}
+    query = transactions.stream_reader(options, transactions.schema(options))
+    begin = query.initialOffset()
+    end = query.latestOffset(begin, EVERYTHING)
+    cluster.cut_log(GROUP.commit_log_topic, LogOffset.of_json(end).position.offset - 2)
+    if fail:
+        with pytest.raises(TruncatedError, match="has become shorter"):
+            query.latestOffset(end, EVERYTHING)
+        with pytest.raises(TruncatedError, match="has become shorter"):
+            query.partitions(begin, end)
+    else:
+        left = LogOffset.of_json(query.latestOffset(end, EVERYTHING))
+        assert left.position.offset < LogOffset.of_json(end).position.offset
+        assert len(query.partitions(begin, end)) == 1
+    query.stop()
