@@ -26,6 +26,7 @@ Nothing is read on import. All faults are reported together, each with the name 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import logging
 import os
 import re
@@ -102,6 +103,28 @@ class ConnectionSettings:
         yield from _security_faults(
             "zookeeper_security", self.zookeeper_security, ZOOKEEPER_SECURITY_KEYS, ZooKeeperSecurity.from_config
         )
+
+    def identity(self) -> str:
+        """Who connects to what: equal for connections that may be shared, and holds no secret.
+
+        What files hold counts, so that nobody goes on with credentials that were changed since.
+        """
+        found = hashlib.sha256(repr((self.bootstrap_servers, self.zookeeper, self.zookeeper_root)).encode())
+        for table in (self.kafka, self.zookeeper_security):
+            found.update(repr(sorted(table.items())).encode())
+            for key in sorted(table):
+                if key.endswith(".location"):
+                    found.update(_content_of(Path(table[key])))
+        return found.hexdigest()
+
+
+def _content_of(path: Path) -> bytes:
+    """What a file holds, or the files of a directory; nothing where it can not be read: whoever uses it says so."""
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        return b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files if file.is_file())
+    except OSError:
+        return b""
 
 
 def _security_faults(

@@ -26,10 +26,10 @@ from bridge.errors import (
     Fenced,
     OutcomeExpired,
     OutcomeUnknown,
+    RollbridgeError,
     TransactionClosed,
     TransactionNotFound,
     TransactionPreserverClosed,
-    UnavailableError,
 )
 from bridge.model import paths
 from bridge.model.frames import BeginFrame
@@ -226,8 +226,8 @@ class SharedClient:
             return
         try:
             self._metadata.session.delete(paths.session(ticket.group, self._client_name))
-        except (UnknownWriteError, UnavailableError) as fault:
-            logger.info("the session of client %s could not be forgotten: %s", self._client_name, fault)
+        except RollbridgeError as fault:
+            logger.warning("the session of client %s could not be forgotten: %s", self._client_name, fault)
 
     def _ending(self, ticket: JointTicket) -> JointEnding:
         """What ends the transaction of a ticket, if that is the one on record."""
@@ -278,8 +278,9 @@ class SharedClient:
                     return
                 if self._record(ticket.group, session, version, work.ended(state)):
                     return
-        except (Fenced, UnavailableError) as fault:
-            logger.info("that transaction %s is %s could not be put on record: %s", ticket.transaction, state, fault)
+        except RollbridgeError as fault:
+            # Denied, say, or what is on record can not be read: none of that undoes what has become of it.
+            logger.warning("that transaction %s is %s could not be put on record: %s", ticket.transaction, state, fault)
 
     def _committed_before(self, group: GroupName, label: str, deadline: float) -> TransactionId | None:
         """The committed transaction of a series that is not the latest one on record."""

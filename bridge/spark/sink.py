@@ -221,8 +221,12 @@ def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None
     sink_crash.reach("before-commit", work.number)
     result = client.commit(ticket, parts, target.commit_timeout)
     sink_crash.reach("inside-commit", work.number)
-    client.note_committed(ticket, last=work.once)
-    keep_what_stays()
+    try:
+        client.note_committed(ticket, last=work.once)
+        keep_what_stays()
+    except Exception:
+        # The rows are visible: whoever is told that this has failed writes them again.
+        logger.exception("%s is committed, what comes after that failed; the next run asks the leader", work)
     sink_crash.reach("after-commit", work.number)
     logger.info("%s is committed as %s: %d records", work, ticket.transaction, result.records)
 

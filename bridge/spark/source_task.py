@@ -22,6 +22,7 @@ from bridge.kafka.metadata import Cluster
 from bridge.message import OWN_HEADERS, Preview
 from bridge.previewing import PreviewTail
 from bridge.spark.column_arrays import record_batch
+from bridge.spark.kept import Kept
 from bridge.spark.portions import Piece, Portion, PreviewPortion
 from bridge.spark.source_records import Records, committed_end
 
@@ -113,19 +114,18 @@ class Patience:
             )
 
 
-_readers: dict[str, LogReader] = {}
+_readers: Final[Kept[LogReader]] = Kept()
+atexit.register(_readers.close)
 
 
 def log_reader(connection: ConnectionSettings) -> LogReader:
     """This process's reader of a cluster; it is kept for the tasks to come."""
-    key = repr((connection.bootstrap_servers, sorted(connection.kafka.items())))
-    found = _readers.get(key)
-    if found is None:
-        cluster = Cluster(
-            connection.bootstrap_servers, security=connection.kafka, client_id=connection.client_name or "rollbridge"
-        )
-        found = _readers[key] = LogReader(cluster)
-        atexit.register(cluster.close)
+
+    def connect() -> LogReader:
+        address, name = connection.bootstrap_servers, connection.client_name or "rollbridge"
+        return LogReader(Cluster(address, security=connection.kafka, client_id=name))
+
+    found = _readers.get(connection.identity(), connect)
     found.unask()
     return found
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -11,17 +14,20 @@ from bridge.client.futures import Completion
 from bridge.client.results import PartHandle
 from bridge.client.routing import Route, hash_bounds
 from bridge.client.slots import FrameLimits, Lane
+from bridge.config import ConnectionSettings
 from bridge.errors import ConfigError, InvalidNameError, InvalidRequestError, RowRefused
 from bridge.kafka.batches import Compression, read_records
 from bridge.model.frames import FrameHeader, unpack_header
 from bridge.model.identifiers import TransactionId
 from bridge.model.names import GroupName
+from bridge.zookeeper.errors import ZooKeeperDenied
 
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
 
-from bridge.spark.settings import OptionReader, SparkSettings, read_settings  # noqa: E402 - needs pyspark
-from bridge.spark.sink import batch_writer, stream_writer  # noqa: E402
+from bridge.spark.kept import Kept  # noqa: E402 - needs pyspark
+from bridge.spark.settings import OptionReader, SparkSettings, read_settings  # noqa: E402
+from bridge.spark.sink import PartitionWritten, _commit, batch_writer, stream_writer  # noqa: E402
 from bridge.spark.sink_columns import Columns  # noqa: E402
 from bridge.spark.sink_work import BATCH_ID, QUERY_ID, RUN_ID, Work, work_of_job, work_of_query  # noqa: E402
 from bridge.spark.sink_writer import PartitionWriter  # noqa: E402
@@ -54,6 +60,70 @@ def settings(**more: str) -> SparkSettings:
     reader.finish()
     assert found is not None
     return found
+
+
+def test_connections_are_shared_by_those_who_connect_to_the_same_as_the_same(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("one")
+    plain = partial(ConnectionSettings, bootstrap_servers="k:9092", zookeeper="z:2181")
+    tls = {"security.protocol": "SSL", "ssl.ca.location": str(ca)}
+    alice, bob = ({"digest.username": name, "digest.password": "hush"} for name in ("alice", "bob"))
+    connections = [
+        plain(),
+        plain(kafka=tls),
+        plain(zookeeper_security=alice),
+        plain(zookeeper_security=bob),
+        plain(zookeeper_security={**bob, "digest.password": "rotated"}),
+        plain(zookeeper_root="/other"),
+    ]
+    known = [item.identity() for item in connections]
+    assert len(set(known)) == len(known)
+    assert plain(client_name="other").identity() == known[0], "names are given to each work"
+    ca.write_text("two")
+    assert [item.identity() for item in connections] == [known[0], connections[1].identity(), *known[2:]]
+    assert connections[1].identity() != known[1], "somebody goes on with a certificate that was replaced"
+
+
+def test_of_what_is_kept_the_least_used_is_closed_and_nobody_is_given_what_is_another_one_s() -> None:
+    closed: list[str] = []
+
+    class Connection:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    kept: Kept[Connection] = Kept()
+    for name in ("a", "b", "c", "d", "a", "e", "f"):
+        assert kept.get(name, lambda name=name: Connection(name)).name == name  # type: ignore[misc]
+    assert closed == ["b", "c"]
+    kept.close()
+    assert sorted(closed) == ["a", "b", "c", "d", "e", "f"]
+
+
+def test_what_fails_after_the_commit_does_not_fail_the_job(caplog: pytest.LogCaptureFixture) -> None:
+    class Denied:
+        asked = 0
+
+        def client(self, _: Work) -> Denied:
+            return self
+
+        commit_timeout = None
+
+        def commit(self, *_: object) -> Any:
+            return SimpleNamespace(records=1)
+
+        def note_committed(self, *_: object, **__: object) -> None:
+            self.asked += 1
+            raise ZooKeeperDenied("the node is another one's", path="/a", identity="bob")
+
+    target = Denied()
+    ticket: Any = SimpleNamespace(transaction="t")
+    handle: Any = SimpleNamespace()
+    _commit(cast("Any", target), [PartitionWritten(Work("c", "s", "q", 3), ticket, handle)])
+    assert target.asked == 1
+    assert "is committed, what comes after that failed" in caplog.text
 
 
 def test_everything_that_is_wrong_with_the_options_is_named_at_once() -> None:
