@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from bridge.errors import TruncatedError
+from bridge import EMPTY
+from bridge.errors import CasWriteError, TransactionRefused, TruncatedError
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import GroupName, StreamName
 from bridge.spark import source, transactions
@@ -109,3 +110,25 @@ def test_a_query_notices_that_the_commit_log_has_become_shorter(site: Site, clus
         assert left.position.offset < LogOffset.of_json(end).position.offset
         assert len(query.partitions(begin, end)) == 1
     query.stop()
+
+
+@pytest.mark.parametrize("scope", ["segment", "key"])
+def test_a_condition_on_a_record_that_a_log_has_lost_does_not_hold(site: Site, cluster: AnyCluster, scope: str) -> None:
+    with site.connect() as client:
+        client.admin.create_stream(STREAM)
+        with client.cas_writer(STREAM) as idle:
+            first = idle.write(b"k", b"first", expected=EMPTY, scope=scope)
+            lost = idle.write(b"k", b"lost", expected=first, scope=scope)
+            assert lost.dlsn is not None
+            cluster.cut_log(TOPIC, lost.dlsn.offset)
+            with client.cas_writer(STREAM) as other:
+                other.write(b"k", b"instead", expected=first, scope=scope)
+            with pytest.raises(CasWriteError):
+                idle.write(b"k", b"over it", expected=lost, scope=scope)
+            transaction = client.begin(STREAM)
+            transaction.expect(STREAM, key=b"k", sn=lost, scope=scope)
+            transaction.write(STREAM, key=b"k", value=b"over it")
+            with pytest.raises(TransactionRefused):
+                transaction.commit()
+        with client.reader(STREAM, follow=False) as reader:
+            assert [record.value for record in reader] == [b"first", b"instead"]

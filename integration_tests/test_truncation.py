@@ -11,11 +11,13 @@ import pytest
 import bridge
 from bridge import membership
 from bridge.errors import (
+    CasOutcomeUnknown,
     CasWriteError,
     ConflictError,
     CorruptDataError,
     InvalidRequestError,
     StreamNotFound,
+    TransactionRefused,
     TruncatedError,
 )
 from bridge.kafka.topics import TopicAdmin, TopicSpec
@@ -24,7 +26,8 @@ from bridge.model.frames import PieceKey
 from bridge.model.identifiers import SegmentId
 from bridge.model.names import StreamName
 from bridge.model.position import ReadPosition
-from bridge.model.sn import ANY, EMPTY
+from bridge.model.sequence import DLSN
+from bridge.model.sn import ANY, EMPTY, SN
 from coordinator.shell.consumers import FrameReader
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, consumer_of, read_and_commit
@@ -158,6 +161,48 @@ def test_conditions_and_whole_transactions_meet_removed_segments(
         [whole] = list(reader)
         with pytest.raises(TruncatedError):
             list(whole.records())
+
+
+@pytest.mark.parametrize("within", ["segment", "key"])
+def test_what_was_known_before_a_gap_is_no_knowledge(client: bridge.Bridge, ledger: str, within: str) -> None:
+    """Somebody has overwritten it, and that was truncated before an idle writer, or the leader, could see it."""
+
+    def write_if(known: SN) -> DLSN:
+        transaction = client.begin(ledger)
+        transaction.expect(ledger, key=b"a", sn=known, scope=within)
+        written = transaction.write(ledger, key=b"a", value=b"if")
+        transaction.commit()
+        return written.result()
+
+    with client.cas_writer(ledger) as idle, client.cas_writer(ledger) as other:
+        seen_by_both = SN(dlsn=write_if(idle.write(b"a", b"first", expected=EMPTY, scope=within)))
+        assert seen_by_both.matches(idle.tail(key=b"a"))
+        other.write(b"a", b"overwritten", expected=ANY)
+        client.admin.truncate(ledger, "latest")
+        if within == "key":
+            other.write(b"b", b"of another key", expected=ANY)
+        with pytest.raises(CasWriteError):
+            idle.write(b"a", b"over it", expected=seen_by_both, scope=within)
+        with pytest.raises(TransactionRefused):
+            write_if(seen_by_both)
+
+
+def test_of_a_write_that_was_truncated_nobody_says_that_it_was_not_written(client: bridge.Bridge, ledger: str) -> None:
+    with client.cas_writer(ledger) as writer:
+        first = writer.write(b"a", b"first", expected=EMPTY)
+        token = writer.token(b"a", expected=first)
+        second = writer.write(b"a", b"second", expected=first, token=token)
+        assert writer.outcome(token) == second
+        client.admin.truncate(ledger, "latest")
+        for asking in (writer, client.cas_writer(ledger)):
+            with pytest.raises(TruncatedError, match="nobody can tell"):
+                asking.outcome(token)
+            with pytest.raises(CasOutcomeUnknown, match="nobody will be able to say"):
+                asking.write(b"a", b"second", expected=first, token=token)
+        third = writer.write(b"a", b"third", expected=ANY)
+        later = writer.token(b"a", expected=third)
+        assert writer.outcome(later) is None, "nothing was truncated since"
+        assert writer.write(b"a", b"fourth", expected=third, token=later) == writer.outcome(later)
 
 
 def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others_go_on(

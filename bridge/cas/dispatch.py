@@ -32,6 +32,7 @@ from bridge.errors import (
     CasWriteError,
     RollbridgeError,
     TransactionIdOutOfOrder,
+    TruncatedError,
     UnavailableError,
 )
 from bridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError, TopicNotFound
@@ -286,6 +287,10 @@ class Dispatcher:
                 with self._pool.engine() as engine:
                     deadline = time.monotonic() + self._answer_timeout_s
                     found = find_write(self._logs, request.course, engine.reader, request.token, deadline)
+            except TruncatedError as fault:
+                why = f"{fault}; it is not known whether an earlier attempt was written, and nobody will be able to say"
+                request.done.set_exception(CasOutcomeUnknown(why, token=request.token))
+                return
             except (RollbridgeError, WaitedTooLong) as fault:
                 request.done.set_exception(CasOutcomeUnknown(f"{fault}; ask again", token=request.token))
                 return

@@ -27,10 +27,10 @@ from bridge.cas.engine import Engine
 from bridge.cas.lookup import StreamLogs
 from bridge.cas.request import Request
 from bridge.cas.segment_log import WAIT_MS, SegmentLog, WaitedTooLong, sn_of
-from bridge.errors import InvalidRequestError, KafkaUnavailable, RollbridgeError, TruncatedError
+from bridge.errors import InvalidRequestError, RollbridgeError, TruncatedError
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.batches import BatchBuilder, Compression
-from bridge.kafka.errors import AppendUnknownError, ProducerFencedError
+from bridge.kafka.errors import AppendUnknownError, ProducerFencedError, TopicNotFound
 from bridge.kafka.fetch import LogReader
 from bridge.model.cas import Accepted, Entry, Refused, Scope, Verdict, holds, judge, place_of
 from bridge.model.course import Course
@@ -290,24 +290,34 @@ class Round:
             except ProducerFencedError:
                 logger.info("somebody else has ended transactional id %s", self._appender.transactional_id)
             found = find_operation(self._log, self._reader, operation, offset, offset + 1, deadline)
-        except (KafkaUnavailable, WaitedTooLong) as exc:
-            return Unclear(offset, str(exc))
+        except (RollbridgeError, WaitedTooLong) as exc:
+            return Unclear(offset, str(exc))  # nobody could look at where it would stand: that says nothing
         return Committed(sns) if found else NotWritten("the commit did not take effect")
 
 
 def find_operation(
     log: SegmentLog, reader: LogReader, operation: bytes, since: int, to: int, deadline: float
 ) -> list[SN]:
-    """SNs of the committed records of a write in ``since..to-1``; empty if it is not there, and never will be.
+    """SNs of the committed records of a write in ``since..to-1``; empty if it is not there, and never was.
 
     Raises:
         WaitedTooLong: something before ``to`` is still undecided.
+        TruncatedError: it was not found, and may have stood where records were truncated.
     """
-    return [
-        sn_of(record, log.segment, log.base)
-        for record in log.records(reader, since, to, deadline)
-        if any(name == OPERATION_HEADER and value == operation for name, value in record.headers)
-    ]
+    try:
+        found = [
+            sn_of(record, log.segment, log.base)
+            for record in log.records(reader, since, to, deadline)
+            if any(name == OPERATION_HEADER and value == operation for name, value in record.headers)
+        ]
+    except TopicNotFound as fault:
+        raise TruncatedError(f"segment {log.segment} is gone: nobody can tell if it held the write") from fault
+    if not found and since < min(log.truncated_at(), to):
+        raise TruncatedError(
+            f"segment {log.segment} was truncated to offset {log.truncated_at()}: nobody can tell if the write stood "
+            f"there, from offset {since} on"
+        )
+    return found
 
 
 def find_write(logs: StreamLogs, course: Course, reader: LogReader, token: Token, deadline: float) -> list[SN]:
@@ -318,16 +328,23 @@ def find_write(logs: StreamLogs, course: Course, reader: LogReader, token: Token
         TruncatedError: it may have stood where records were truncated.
     """
     place = place_of(token.since, course)
+    lost: TruncatedError | None = None
     for stage in course.stages:
         log = logs.of(stage)
         end = log.end_now(reader) if stage.end is None else stage.end
         since = 0 if place is None else min(max(place + 1 - stage.base, 0), end)
-        if found := find_operation(log, reader, token.operation, since, end, deadline):
-            return found
+        try:
+            if found := find_operation(log, reader, token.operation, since, end, deadline):
+                return found
+        except TruncatedError as fault:
+            lost = fault
         if place is not None and place >= stage.base:
-            return []
-    if place is not None and place + 1 < course.dropped_end:
-        raise TruncatedError(f"what token {token} is looked for in was truncated: nobody can tell if it was written")
+            break
+    else:
+        if course.dropped_end > (0 if place is None else place + 1):
+            lost = TruncatedError(f"what token {token} is looked for in was truncated, segments and all")
+    if lost is not None:
+        raise lost
     return []
 
 

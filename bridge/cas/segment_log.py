@@ -92,8 +92,8 @@ class SegmentLog:
         return self._examined.last if key is None else self._examined.last_of(key)
 
     def end_now(self, reader: LogReader) -> int:
-        """The high watermark."""
-        return reader.fetch(self.topic, self.end or 0, max_bytes=1).high_watermark
+        """The high watermark: that of a leader which knows it, other than one that comes with a fetch (KIP-207)."""
+        return reader.end(self.topic)
 
     def wrote(self, sns: Sequence[SN], keys: Iterable[bytes | None]) -> None:
         """Take note of own records, committed at the end of what is known, without reading them."""
@@ -133,9 +133,9 @@ class SegmentLog:
         Raises:
             WaitedTooLong: something below ``to`` is still undecided.
         """
-        if self._examined is None:
-            self._examined = Examined(min(since, to))
         known = self._examined
+        if known is None or to < known.end:
+            known = self._begin(min(since, to))
         self._catch_up(known, reader, to, deadline)
         found = known.last_of(key)
         if found is None and since < known.keys_from:
@@ -163,9 +163,9 @@ class SegmentLog:
         progress: Progress = _ignore,
     ) -> Examined:
         """Examine what stands below ``to``, from the end on, until what is looked for is found or nothing is left."""
-        if self._examined is None or to - self._examined.end > GAP_MAX:
-            self._examined = Examined(max(0, to - FIRST_STEP))
         known = self._examined
+        if known is None or not 0 <= to - known.end <= GAP_MAX:
+            known = self._begin(max(0, to - FIRST_STEP))
         self._catch_up(known, reader, to, deadline, progress)
         step = FIRST_STEP
         while not found(known) and known.last_from > self._truncated_at:
@@ -175,6 +175,12 @@ class SegmentLog:
                 seen for part in self._read(reader, start, known.last_from, deadline) for seen in self._seen(part)
             ]
             known.prepend(max(start, self._truncated_at), stretch)
+        return known
+
+    def _begin(self, start: int) -> Examined:
+        """Begin anew, also where the log goes on before the end of what is known: it has become shorter."""
+        self._examined = known = Examined(start)
+        self._own_end = None
         return known
 
     def _catch_up(

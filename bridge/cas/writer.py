@@ -219,6 +219,7 @@ class CasWriter:
 
         Raises:
             CasOutcomeUnknown: it is still being decided.
+            TruncatedError: it is not there, and records were truncated where it may have stood; nobody can tell.
             InvalidRequestError: no such token, or not one of this stream.
         """
         self._check_open()

@@ -23,7 +23,7 @@ from bridge.errors import CorruptDataError, KafkaUnavailable
 from bridge.kafka.batches import Record
 from bridge.kafka.committed import AbortedSpan, committed_records
 from bridge.kafka.metadata import Cluster, CodeError, Isolation
-from bridge.kafka.offsets import ask_first_offset, read_patiently
+from bridge.kafka.offsets import ask_first_offset, read_end_offset, read_patiently
 from bridge.kafka.wire import Connection
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,21 @@ class LogReader:
     def close(self) -> None:
         """Drop the connections."""
         self._cluster.close()
+
+    def end(self, topic: str, *, partition: int = 0) -> int:
+        """Where a partition ends; what is appended later stands there or behind.
+
+        Raises:
+            TopicNotFound, NotAuthorizedError, KafkaUnavailable
+        """
+        return read_end_offset(
+            self._cluster,
+            topic,
+            partition,
+            Isolation.READ_UNCOMMITTED,
+            retry_timeout_s=self._retry_timeout_s,
+            unknown_topic_timeout_s=self._unknown_topic_timeout_s,
+        )
 
     def ask(self, topic: str, offset: int, *, wait_ms: int, max_bytes: int = FETCH_BYTES) -> None:
         """Send the request of a :meth:`fetch` that is to follow, so that the broker works on it meanwhile.

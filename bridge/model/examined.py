@@ -45,8 +45,13 @@ class Examined:
         self._keys_max = keys_max
 
     def extend(self, start: int, end: int, records: Iterable[Seen]) -> None:
-        """Take note of what stands in ``start..end-1``; ``start`` may only leave a gap that was truncated away."""
-        if start > self.end and self.last is None:
+        """Take note of what stands in ``start..end-1``; ``start`` may only leave a gap that was truncated away.
+
+        What stood in a gap nobody knows, so what was known from before it is the last of nothing any more.
+        """
+        if start > self.end:
+            self.last = self.last_id = None
+            self._keys.clear()
             self.keys_from = self.last_from = start
         for record in records:
             self.last = record.sn

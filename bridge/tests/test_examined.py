@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,7 +41,10 @@ def test_it_knows_what_the_log_says(log: list[bytes | None], keys_max: int, data
             assert known.last_of(key) == (of_key[-1] if of_key else None)
 
 
-def test_what_was_truncated_before_the_window_begins_it_anew() -> None:
+@pytest.mark.parametrize("before", [[], [Seen(1, b"a", SN(DLSN(0, 0, 1), 101, 1))]])
+def test_what_was_truncated_behind_the_window_begins_it_anew(before: list[Seen]) -> None:
     known = Examined(0)
+    known.extend(0, 2, before)
     known.extend(7, 9, [])
-    assert (known.last_from, known.keys_from, known.end, known.last) == (7, 7, 9, None)
+    assert (known.last_from, known.keys_from, known.end) == (7, 7, 9)
+    assert (known.last, known.last_id, known.last_of(b"a")) == (None, None, None)

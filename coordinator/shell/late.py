@@ -55,15 +55,13 @@ class LateRecords:
         """
         wanted = LATE_HEADER, origin(source, offset)
         for topic, start in targets.items():
-            place = start
-            while True:
+            place, end = start, self._reader.end(topic)
+            while place < end:
                 part = self._reader.fetch(topic, place)
                 if part.start > place or any(wanted in record.headers for record in part.records):
                     return True
                 if part.end <= place:
-                    if place < part.high_watermark:
-                        return None
-                    break
+                    return None
                 place = part.end
         return False
 
