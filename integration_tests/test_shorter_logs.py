@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bridge.spark.offsets import LogOffset, StreamOffset
 from integration_tests.backends.choice import demand, new_cluster
 from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.clients import Site
+from integration_tests.patience import PATIENCE_S
 from integration_tests.spark_tools import options_of
 
 pytestmark = pytest.mark.long
@@ -132,3 +134,19 @@ def test_a_condition_on_a_record_that_a_log_has_lost_does_not_hold(site: Site, c
                 transaction.commit()
         with client.reader(STREAM, follow=False) as reader:
             assert [record.value for record in reader] == [b"first", b"instead"]
+
+
+def test_a_plain_writer_goes_on_behind_the_end_of_a_log_that_has_become_shorter(
+    site: Site, cluster: AnyCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bridge.writer.dispatch")
+    with site.connect() as client:
+        client.admin.create_stream(STREAM)
+        with client.writer(STREAM) as writer:
+            for number in range(10):
+                writer.write(b"k", b"%d" % number).result(PATIENCE_S)
+            cluster.cut_log(TOPIC, 5)
+            later = [writer.write(b"k", b"later %d" % number) for number in range(3)]
+            places = [future.result(PATIENCE_S).dlsn for future in later]
+    assert [place and place.offset for place in places] == [5, 6, 7]
+    assert 1 <= sum("OUT_OF_ORDER" in line for line in caplog.messages) <= 10, "it was sent again and again"

@@ -262,7 +262,13 @@ class Dispatcher:
                 lane.refuse(batch)
                 self._suspect(batch.channel.stream)
             case Verdict.MISPLACED:
+                is_lost = lane.is_next(batch)
                 lane.misplace(batch)
+                if is_lost:
+                    # What is missing before it was acknowledged: the log has lost its end, and takes no number of
+                    # ours any more. As Kafka's producer does (KIP-360), begin with another id.
+                    self.expired = True
+                    self.back_off()
             case Verdict.RETRY | Verdict.MOVED | Verdict.DOUBTFUL:
                 if found is not Verdict.RETRY:
                     self._cluster.forget_leader(lane.topic)
@@ -271,6 +277,7 @@ class Dispatcher:
             case Verdict.EXPIRED:
                 self.expired = True
                 lane.give_back(batch, doubtful=False)
+                self.back_off()
             case Verdict.DENIED:
                 self.fail(lane, batch, faults.denied(lane.topic, codes.name(answer.error_code)))
             case Verdict.REFUSED:

@@ -196,6 +196,10 @@ class Lane(Generic[P]):
         self._returned.append(parcel)
         self._gather()
 
+    def is_next(self, parcel: P) -> bool:
+        """Whether everything before a batch was acknowledged."""
+        return parcel.sequence == self._acked
+
     def misplace(self, parcel: P) -> None:
         """A batch under way was refused because one before it was: it is not written, and gets another number."""
         parcel.doubtful = False
