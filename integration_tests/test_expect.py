@@ -60,9 +60,9 @@ def test_a_transaction_commits_if_the_stream_is_where_it_expects_it(
     assert values(site, ledger) == [b"%d" % number for number in range(7)]
 
 
-@pytest.mark.parametrize("scope", ["segment", "key"])
+@pytest.mark.parametrize("within", ["segment", "key"])
 def test_a_record_whose_header_name_is_no_text_is_a_record_like_others(
-    site: Site, client: bridge.Bridge, ledger: str, scope: str
+    site: Site, client: bridge.Bridge, ledger: str, within: str
 ) -> None:
     with TransactionalAppender(site.cluster.bootstrap_servers, f"foreign-{ledger}") as foreign:
         foreign.init()
@@ -70,23 +70,23 @@ def test_a_record_whose_header_name_is_no_text_is_a_record_like_others(
         foreign.commit()
     term = controller_epoch(client._metadata.session, GroupName(StreamName.parse(ledger).scope))
     with client.cas_writer(ledger) as writer, pytest.raises(CasWriteError) as caught:
-        writer.write(b"a", b"1", expected=EMPTY, scope=scope)
+        writer.write(b"a", b"1", expected=EMPTY, scope=within)
     assert caught.value.actual is not None
-    sn = SN(dlsn=write_if(client, ledger, b"a", b"2", caught.value.actual, scope))
+    sn = SN(dlsn=write_if(client, ledger, b"a", b"2", caught.value.actual, within))
     with client.cas_writer(ledger) as writer:
-        writer.write(b"a", b"3", expected=sn, scope=scope)
+        writer.write(b"a", b"3", expected=sn, scope=within)
     assert values(site, ledger) == [b"foreign", b"2", b"3"]
     assert controller_epoch(client._metadata.session, GroupName(StreamName.parse(ledger).scope)) == term
 
 
-@pytest.mark.parametrize("scope", ["segment", "key"])
+@pytest.mark.parametrize("within", ["segment", "key"])
 def test_a_refused_transaction_leaves_nothing_and_says_what_is_there(
-    site: Site, client: bridge.Bridge, ledger: str, orders: str, scope: str
+    site: Site, client: bridge.Bridge, ledger: str, orders: str, within: str
 ) -> None:
     with client.cas_writer(ledger) as writer, client.writer(ledger) as plain:
         first = writer.write(b"a", b"1", expected=EMPTY)
         transaction = client.begin(ledger, orders)
-        transaction.expect(ledger, key=b"a", sn=first, scope=scope)
+        transaction.expect(ledger, key=b"a", sn=first, scope=within)
         lost = [transaction.write(stream, key=b"a", value=b"no") for stream in (ledger, orders)]
         second = plain.write(b"a", b"2").result(120)
         with pytest.raises(TransactionRefused, match="525") as caught:
@@ -102,7 +102,7 @@ def test_a_refused_transaction_leaves_nothing_and_says_what_is_there(
                 future.result(120)
         with pytest.raises(TransactionClosed):
             transaction.expect(ledger, key=b"a", sn=second)
-        write_if(client, ledger, b"a", b"3", error.actual, scope)
+        write_if(client, ledger, b"a", b"3", error.actual, within)
     assert values(site, ledger) == [b"1", b"2", b"3"]
     assert values(site, orders) == []
 
