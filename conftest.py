@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from zlib import crc32
 
@@ -30,6 +31,7 @@ settings.load_profile("rollbridge")
 # Images of containers tend to set this. Tests start hundreds of coordinators and clients, and each would compile all
 # modules again: a third of the CPU time of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False  # and this process would rewrite the assertions of all tests again, each time
 
 # A process that is ended because it hangs prints the stacks of all its threads first (integration_tests/patience.py).
 os.environ["PYTHONFAULTHANDLER"] = "1"
