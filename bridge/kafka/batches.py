@@ -244,6 +244,21 @@ def stamped_header(
     return _UP_TO_CRC.pack(0, header.length, -1, _MAGIC, crc) + tail
 
 
+def framed(body: Batch, *, codec: int, count: int, base_timestamp: int, max_timestamp: int) -> bytes:
+    """A batch of records that are encoded already, and of no producer yet.
+
+    Args:
+        body: The records, compressed as a whole if there is a codec.
+        codec: Its number.
+        count: How many records there are, numbered from 0 on.
+        base_timestamp: What their timestamps count from, in ms since 1970.
+        max_timestamp: The latest of these.
+    """
+    tail = _FROM_ATTRIBUTES.pack(codec, count - 1, base_timestamp, max_timestamp, -1, -1, -1, count)
+    length = HEADER_BYTES - _LENGTH_OVERHEAD + len(body)
+    return b"".join((_UP_TO_CRC.pack(0, length, -1, _MAGIC, crc32c(body, crc32c(tail))), tail, body))
+
+
 def stamp(
     batch: Batch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
 ) -> bytes:

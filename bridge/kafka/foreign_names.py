@@ -8,39 +8,39 @@ Source: Kafka's documentation, "Record Batch" and "Record".
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import Final
 
-from crc32c import crc32c
-
 from bridge.errors import CorruptDataError
-from bridge.kafka.batches import HEADER_BYTES, Batch, Headers, Record, parse_header, read_records, uncompressed
+from bridge.kafka.batches import (
+    HEADER_BYTES,
+    Batch,
+    Compression,
+    Headers,
+    Record,
+    framed,
+    parse_header,
+    read_records,
+    uncompressed,
+)
+from bridge.model.avro import encode_long
 
 _HOW: Final = "surrogateescape"
-_UP_TO_CRC: Final = struct.Struct(">qiibI")
-_FROM_ATTRIBUTES: Final = struct.Struct(">hiqqqhii")
-_OVERHEAD: Final = 12
 _NONE: Final = -1
 
 
-def read_any_records(batch: Batch) -> Iterator[Record]:
-    """As :func:`bridge.kafka.batches.read_records`, whatever the names of headers.
+def read_any_records(batch: Batch) -> list[Record]:
+    """The records of a complete batch, decompressed, whatever the names of headers.
 
     Raises:
-        CorruptDataError: While iterating, at the first byte that does not parse.
+        CorruptDataError: something does not parse, or is larger than allowed.
     """
-    taken = 0
     try:
-        for record in read_records(batch):
-            taken += 1
-            yield record
+        return list(read_records(batch))
     except CorruptDataError as fault:
         if not isinstance(fault.__cause__, UnicodeDecodeError):
             raise
-        for place, record in enumerate(_parse(batch)):
-            if place >= taken:
-                yield record
+    return list(_parse(batch))
 
 
 def is_plain(headers: Headers) -> bool:
@@ -54,13 +54,11 @@ def is_plain(headers: Headers) -> bool:
 
 def batch_of_one(timestamp: int, key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
     """A batch with one record, uncompressed, whatever the names of its headers; ``timestamp`` in ms since 1970."""
-    parts = [b"\0\0\0", _sized(key), _sized(value), _varint(len(headers))]  # attributes, both deltas
+    parts = [b"\0\0\0", _sized(key), _sized(value), encode_long(len(headers))]  # attributes, both deltas
     for name, content in headers:
         parts += [_sized(name.encode("utf-8", _HOW)), _sized(content)]
     record = _sized(b"".join(parts))
-    tail = _FROM_ATTRIBUTES.pack(0, 0, timestamp, timestamp, -1, -1, -1, 1)
-    length = HEADER_BYTES - _OVERHEAD + len(record)
-    return _UP_TO_CRC.pack(0, length, -1, 2, crc32c(tail + record)) + tail + record
+    return framed(record, codec=Compression.NONE, count=1, base_timestamp=timestamp, max_timestamp=timestamp)
 
 
 def _parse(batch: Batch) -> Iterator[Record]:
@@ -114,14 +112,4 @@ def _number(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _sized(content: bytes | None) -> bytes:
-    return _varint(_NONE) if content is None else _varint(len(content)) + content
-
-
-def _varint(number: int) -> bytes:
-    left = (number << 1) ^ (number >> 63)
-    found = bytearray()
-    while left > 0x7F:
-        found.append(left & 0x7F | 0x80)
-        left >>= 7
-    found.append(left)
-    return bytes(found)
+    return encode_long(_NONE) if content is None else encode_long(len(content)) + content

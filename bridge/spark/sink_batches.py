@@ -9,7 +9,6 @@ Source: Kafka documentation, "Record Batch" and "Record".
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
-from crc32c import crc32c
 
-from bridge.kafka.batches import HEADER_BYTES, Compression
+from bridge.kafka.batches import Compression, framed
+from bridge.model.avro import encode_long
 from bridge.model.identifiers import local_sequence
 from bridge.model.sequence import HEADER_VALUE_BYTES, RECORD_HEADER
 
@@ -33,12 +32,6 @@ _ENCODERS: Final = {
     Compression.LZ4: lz4_encode,
     Compression.ZSTD: zstd_encode,
 }
-_BEFORE_CRC: Final = struct.Struct(">qiibI")
-_AFTER_CRC: Final = struct.Struct(">hiqqqhii")
-_MAGIC: Final = 2
-_BEHIND_LENGTH: Final = 12
-"""The length of a batch counts from behind itself on."""
-_NOT_SET: Final = -1
 _NUMBERS_BYTES_MAX: Final = 5 + 1 + 5 + 10
 """What length, attributes, offset delta and timestamp delta of a record take at most."""
 
@@ -142,11 +135,8 @@ def encode_batch(rows: Rows, transaction: bytes, part: int, codec: Compression) 
     records = _records(rows, transaction, part)
     encode = _ENCODERS.get(codec)
     body = records if encode is None else encode(bytes(records))
-    base, count = int(rows.timestamps[0]), len(rows)
-    head = _AFTER_CRC.pack(int(codec), count - 1, base, int(rows.timestamps.max()), _NOT_SET, _NOT_SET, _NOT_SET, count)
-    crc = crc32c(body, crc32c(head))
-    length = HEADER_BYTES - _BEHIND_LENGTH + len(body)
-    return b"".join((_BEFORE_CRC.pack(0, length, _NOT_SET, _MAGIC, crc), head, body))
+    base, latest = int(rows.timestamps[0]), int(rows.timestamps.max())
+    return framed(body, codec=codec, count=len(rows), base_timestamp=base, max_timestamp=latest)
 
 
 def encode_headers(rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> tuple[pa.BinaryArray, Numbers]:
@@ -250,20 +240,10 @@ def _zigzag(values: Numbers) -> Numbers:
     return ((values << 1) ^ (values >> 63)).astype(np.uint64)
 
 
-def _varint(value: int) -> bytes:
-    left = value << 1 ^ value >> 63
-    encoded = bytearray()
-    while left > 0x7F:
-        encoded.append(left & 0x7F | 0x80)
-        left >>= 7
-    encoded.append(left)
-    return bytes(encoded)
-
-
 def _encode_header(name: str, value: bytes | None) -> bytes:
     key = name.encode()
-    return b"".join((_varint(len(key)), key, _varint(-1 if value is None else len(value)), value or b""))
+    return b"".join((encode_long(len(key)), key, encode_long(-1 if value is None else len(value)), value or b""))
 
 
-_OWN: Final = _varint(len(RECORD_HEADER)) + RECORD_HEADER.encode() + _varint(HEADER_VALUE_BYTES)
+_OWN: Final = encode_long(len(RECORD_HEADER)) + RECORD_HEADER.encode() + encode_long(HEADER_VALUE_BYTES)
 """What our header begins with, in each record."""

@@ -35,6 +35,8 @@ from bridge.transactions import log_offset
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+logger = logging.getLogger(__name__)
+
 _SCHEMA: Final = T.StructType(
     [
         T.StructField("transactionId", T.StringType()),
@@ -115,9 +117,6 @@ class LogPortion(InputPartition):  # type: ignore[misc]  # types are checked wit
         self.topic = topic
         self.start = start
         self.end = end
-
-
-logger = logging.getLogger(__name__)
 
 
 class _Reading(Prompt):
