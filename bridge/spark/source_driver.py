@@ -200,9 +200,17 @@ class StreamDriver:
     def _judge(self, lost: list[str], *, fail: bool) -> None:
         if not lost:
             return
-        what = f"records of {self.stream} that were still to be read are lost: {'; '.join(lost)}"
-        if fail:
-            raise TruncatedError(
-                f"{what}; nothing was read: with the option {FAIL_ON_DATA_LOSS}=false the query goes on at what is left"
-            )
-        logger.warning("%s; going on at what is left, because of %s=false", what, FAIL_ON_DATA_LOSS)
+        judge_loss(f"records of {self.stream} that were still to be read are lost: {'; '.join(lost)}", fail=fail)
+
+
+def judge_loss(what: str, *, fail: bool) -> None:
+    """Say what was lost.
+
+    Raises:
+        TruncatedError: that may not be.
+    """
+    if fail:
+        raise TruncatedError(
+            f"{what}; nothing was read: with the option {FAIL_ON_DATA_LOSS}=false the query goes on at what is left"
+        )
+    logger.warning("%s; going on at what is left, because of %s=false", what, FAIL_ON_DATA_LOSS)

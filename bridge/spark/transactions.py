@@ -6,7 +6,6 @@ same as in ``format("rollbridge")``. One task reads one range of the log, so the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from bridge.errors import ConfigError, InvalidRequestError, NotFoundError, TruncatedError
+from bridge.errors import ConfigError, InvalidRequestError, NotFoundError
 from bridge.kafka.fetch import LogReader
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.topics import TopicAdmin
@@ -27,15 +26,13 @@ from bridge.model.position import LogPosition, parse_log_start
 from bridge.spark.offsets import LogOffset
 from bridge.spark.prompt import Prompt
 from bridge.spark.settings import GROUP, STREAM, OptionReader, SparkSettings, read_settings
-from bridge.spark.source_driver import DriverConnection
+from bridge.spark.source_driver import DriverConnection, judge_loss
 from bridge.spark.source_options import ENDING, FAIL_ON_DATA_LOSS, MAX_RECORDS, STARTING, Kind
 from bridge.spark.source_task import Patience, log_reader
 from bridge.transactions import log_offset
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-logger = logging.getLogger(__name__)
 
 _SCHEMA: Final = T.StructType(
     [
@@ -202,10 +199,7 @@ class _Reading(Prompt):
         return min(offset, self._reached)
 
     def _judge(self, lost: str) -> None:
-        what = f"{FAIL_ON_DATA_LOSS}=false"
-        if self._settings.fail_on_data_loss:
-            raise TruncatedError(f"{lost}; nothing was read: with the option {what} the query goes on at what is left")
-        logger.warning("%s; going on at what is left, because of %s", lost, what)
+        judge_loss(lost, fail=self._settings.fail_on_data_loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """What a task reads."""
