@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 CODE := $(wildcard bridge coordinator schemas pyspark_rollbridge pyspark_rollbridge_transactions integration_tests \
 	spark_examples benchmarks)
-# Test processes, each with servers of its own (1 GB): most tests wait for servers, so three are faster on two cores.
-WORKERS ?= 3
+# Test processes, each with servers of its own (1 GB): most tests wait for servers, so four keep two cores busy.
+WORKERS ?= 4
 # How long `make soak` takes, about.
 MINUTES ?= 30
 # Extra arguments, for example: make test ARGS="-k names -x"

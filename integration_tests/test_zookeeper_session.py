@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 
 import pytest
 from kazoo.client import KazooClient
@@ -49,11 +51,65 @@ def session(cluster: AnyCluster, root: str) -> Iterator[ZooKeeperSession]:
 
 
 def expire(cluster: AnyCluster, session: ZooKeeperSession) -> None:
-    """End a session as ZooKeeper would: by another connection that takes it over and closes it."""
+    """End a session as ZooKeeper would: by another connection that takes it over and closes it.
+
+    Its own client must not be faster to take it back.
+    """
     client = KazooClient(cluster.zookeeper, client_id=session._client.client_id)
     client.start()
     client.stop()
     client.close()
+
+
+class Relay:
+    """Passes bytes on to a ZooKeeper server; the next connections may be accepted and never answered."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._upstream = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.silent = 0
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it was closed
+            while True:
+                client = self._listener.accept()[0]
+                self._open.append(client)
+                if self.silent:
+                    self.silent -= 1
+                    continue
+                server = socket.create_connection(self._upstream)
+                self._open.append(server)
+                for source, target in ((client, server), (server, client)):
+                    self._threads.append(threading.Thread(target=self._pass_on, args=(source, target)))
+                    self._threads[-1].start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        """Close the connections that there are."""
+        for end in self._open:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self.cut()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        for end in (self._listener, *self._open):
+            end.close()
 
 
 class Watch:
@@ -266,21 +322,46 @@ def test_ephemeral_nodes_go_with_the_session(cluster: AnyCluster, session: ZooKe
     assert session.get("/me") is None
 
 
-def test_an_expired_session_is_told_lost_and_a_new_one_begins(cluster: AnyCluster, session: ZooKeeperSession) -> None:
-    session.ensure("/n")
-    session.create("/me", ephemeral=True)
-    states: list[SessionState] = []
-    session.on_state(states.append)
-    lost = Watch()
-    session.get("/n", lost)
-    before = session.session_id
-    expire(cluster, session)
-    until(lambda: SessionState.LOST in states and session.is_connected)
-    lost.await_call()
-    assert session.session_id != before
-    assert session.get("/me") is None
-    assert session.get("/n") is not None
-    assert states[-1] is SessionState.CONNECTED
+def test_an_expired_session_is_told_lost_and_a_new_one_begins(cluster: AnyCluster, root: str) -> None:
+    with (
+        closing(Relay(cluster.zookeeper)) as relay,
+        ZooKeeperSession(relay.address, root=root, session_timeout_s=6.0) as session,
+    ):
+        session.ensure("/n")
+        session.create("/me", ephemeral=True)
+        states: list[SessionState] = []
+        session.on_state(states.append)
+        lost = Watch()
+        session.get("/n", lost)
+        before = session.session_id
+        relay.silent = 100
+        expire(cluster, session)
+        relay.silent = 0
+        relay.cut()
+        until(lambda: SessionState.LOST in states and session.is_connected)
+        lost.await_call()
+        assert session.session_id != before
+        assert session.get("/me") is None
+        assert session.get("/n") is not None
+        assert states[-1] is SessionState.CONNECTED
+
+
+def test_a_handshake_that_is_never_answered_does_not_take_the_session(cluster: AnyCluster, root: str) -> None:
+    with (
+        closing(Relay(cluster.zookeeper)) as relay,
+        ZooKeeperSession(relay.address, root=root, session_timeout_s=6.0) as session,
+    ):
+        session.ensure("/n")
+        session.create("/me", ephemeral=True)
+        states: list[SessionState] = []
+        session.on_state(states.append)
+        before = session.session_id
+        relay.silent = 1
+        relay.cut()
+        until(lambda: SessionState.SUSPENDED in states and session.is_connected)
+        assert (session.session_id, relay.silent) == (before, 0)
+        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+        assert session.get("/me") is not None
 
 
 @pytest.mark.long

@@ -55,6 +55,7 @@ from bridge.zookeeper.values import (
     join_root,
     node_of,
     stat_of,
+    with_tries,
 )
 
 __all__ = ["REQUEST_BYTES_MAX", "Node", "NodeStat", "SessionState", "Watch", "ZooKeeperSession"]
@@ -106,7 +107,7 @@ class ZooKeeperSession:
         self._servers = addresses
         self._security = ZooKeeperSecurity.from_config(security)
         self._client = KazooClient(
-            hosts=addresses,
+            hosts=with_tries(addresses),
             timeout=session_timeout_s,
             connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=RECONNECT_PAUSE_MAX_S),
             logger=Quieter(logging.getLogger("kazoo.client"), {}),

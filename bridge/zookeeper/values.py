@@ -20,6 +20,9 @@ REQUEST_BYTES_MAX: Final = 1_000_000
 """ZooKeeper drops the connection over a request of more than 1 MiB, so larger ones are refused before they are sent."""
 
 
+_TRIES: Final = 3
+
+
 class SessionState(Enum):
     """What is known of the session."""
 
@@ -106,6 +109,16 @@ def check_addresses(addresses: str) -> None:
             host, port = address.strip(), "2181"
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigError(f"{addresses!r} is not a list of ZooKeeper addresses: host:port,host:port is expected")
+
+
+def with_tries(addresses: str) -> str:
+    """The addresses as kazoo is to be given them: often enough for three tries within a session.
+
+    A handshake may take as long as a session, divided by the number of addresses, and a server that has just started
+    may accept one and never answer (seen of ZooKeeper 3.9.5). A single address would wait until the session is over.
+    """
+    given = addresses.split(",")
+    return ",".join(given * -(-_TRIES // len(given)))
 
 
 def check_size(path: str, size: int) -> None:
