@@ -7,8 +7,8 @@ again after an error: what was done already is refused as such.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from functools import wraps
@@ -25,8 +25,9 @@ from bridge.errors import (
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.model.epochs import EpochHistory, EpochRecord
 from bridge.model.faults import StreamFault
-from bridge.model.identifiers import TransactionId
+from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
+from bridge.model.lineage import lineage
 from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from bridge.model.position import ReadPosition, StartLike, parse_start
 from bridge.model.records import FOREVER, Retention, StreamConfig, StreamState, TransactionRecord
@@ -61,6 +62,7 @@ class StreamDescription:
         leader: Name of the coordinator that leads its group; None if none does.
         open_transactions: Those of its transactions that outlived a moment, oldest first.
         fault: What keeps its transactions from being merged; None unless the stream is in an error state.
+        partitions: The partition number of each active segment, by which consumers and producers name it.
     """
 
     config: StreamConfig
@@ -71,6 +73,7 @@ class StreamDescription:
     leader: str | None
     open_transactions: tuple[TransactionRecord, ...]
     fault: StreamFault | None = None
+    partitions: Mapping[SegmentId, int] = field(default_factory=dict)
 
 
 P = ParamSpec("P")
@@ -336,6 +339,7 @@ class Admin:
                 record for record in self._metadata.transactions(config.group) if str(name) in record.streams
             ),
             fault=self._metadata.stream_fault(name),
+            partitions={item.id: lineage(history).partitions[item.id] for item in history.active.segments},
         )
 
     def list_streams(self, scope: str | None = None) -> list[StreamConfig]:

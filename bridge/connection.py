@@ -49,7 +49,7 @@ from bridge.kafka.patience import Deadline
 from bridge.message import Origin
 from bridge.model.epochs import EpochHistory
 from bridge.model.frames import BeginFrame
-from bridge.model.identifiers import TransactionId
+from bridge.model.identifiers import SegmentId, TransactionId
 from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName, check_client_name
 from bridge.model.position import StartLike
 from bridge.model.records import TransactionRecord
@@ -583,6 +583,18 @@ class Bridge(Resuming):
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
+
+    def partition_of(self, stream: str, segment: SegmentId) -> int:
+        """The partition number by which a :class:`Consumer` and a :class:`Producer` name a segment.
+
+        Segments are counted as they come, and a number is never used again, whatever is scaled, rolled or truncated.
+
+        Raises:
+            InvalidRequestError: the stream has, or keeps, no such segment.
+            StreamNotFound, ScopeNotFound, InvalidNameError, ZooKeeperUnavailable.
+        """
+        self._check_open()
+        return self._catalog.partition_of(stream, segment)
 
     def _history_of(self, stream: StreamName) -> EpochHistory | None:
         """The epochs of a stream as they were last read; None if it is gone."""

@@ -14,9 +14,9 @@ every so many records: after a seal nothing else may come until that is done.
 Errors of the group protocol are confluent-kafka's ``KafkaException``, so that code which handles them goes on to do so;
 everything else is one of :mod:`bridge.errors`.
 
-Where partitions are taken, ``TopicPartition("sales/orders", 3)`` means the segment numbered 3 that is being read (or
-the active one), as ``message.topic()`` and ``message.partition()`` name it; the topic of a segment names that one
-exactly. Partitions that are given back are named by their topics.
+Where partitions are taken, ``TopicPartition("sales/orders", 3)`` means the segment that ``message.topic()`` and
+``message.partition()`` name so: partition numbers count the segments of a stream, and name the same ones for as long as
+it lives. The topic of a segment is understood as well. Partitions that are given back are named by their topics.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Consumer:
             self._load,
             auto_commit=settings.auto_commit,
         )
-        self._origin = Origin(lambda stream: self._members.histories.get(stream))
+        self._origin = Origin(lambda stream: self._members.known.get(stream))
         self._places = Places(self._consumer, self._members, self._offsets, self._load, settings)
         self._commits = Commits(self._consumer, group, self._members, self._places, settings)
         self._rebalances = Rebalances(self._members, self._commits, cooperative=settings.cooperative)
@@ -175,8 +175,9 @@ class Consumer:
         self._members.histories = {}
         places: list[TopicPartition] = []
         for place in partitions:
-            topic = self._places.topic(place, manual=True)
+            topic = self._places.topic(place)
             stream, segment = parse_segment_topic(topic)
+            self._places.learn(stream)
             offset = place.offset
             if offset in (OFFSET_INVALID, OFFSET_STORED):
                 offset = self._places.stored(topic)
@@ -310,21 +311,25 @@ class Consumer:
         """Commit behind a message, or these offsets, or all that was handed out.
 
         When nothing but markers is left of a sealed segment, its end is committed, which lets its successors go on.
-        Nothing is committed any more in a segment that has been removed.
+        Nothing is committed any more in a segment that has been read to its end, whoever read it, or was removed: to
+        take that back would keep its successors waiting.
 
         Raises:
+            InvalidRequestError: an offset behind what this member was given, or in a segment that waits for others:
+                both would count what nobody has read as read. Nothing was committed.
             StreamRecreated: a segment is of a stream that was deleted and created again; nothing was committed.
             KafkaException: as from confluent-kafka's consumer, when not asynchronous; ``_TIMED_OUT`` after
                 ``default.api.timeout.ms``, a minute unless said, when it is not known what was committed.
         """
         if self._left:  # while it closes, what it gives up can still be committed
             self._check_open()
-        places = self._commits.chosen(message, offsets)
+        places, over = self._commits.chosen(message, offsets)
         if asynchronous:
-            self._consumer.commit(offsets=places, asynchronous=True)
+            if places:
+                self._consumer.commit(offsets=places, asynchronous=True)
             return None
         try:
-            done = self._commits.carry_out(places)
+            done = self._commits.carry_out(places) if places else []
         except KafkaException as exc:
             if not isinstance(translate(exc, "commit"), NotFoundError):
                 raise
@@ -335,7 +340,7 @@ class Consumer:
                 raise
             done = self._commits.carry_out(left) if left else []
         self._members.noted(done)
-        return done
+        return done + over
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """Say what counts as processed, for the automatic commit; needs ``enable.auto.offset.store=false``."""
@@ -346,13 +351,12 @@ class Consumer:
         return self._consumer.committed([TopicPartition(self._places.topic(item), 0) for item in partitions], timeout)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """The offset behind the last message that was handed out, by segment; ``OFFSET_INVALID`` before the first."""
-        found = []
-        for place in partitions:
-            topic = self._places.topic(place)
-            item = self._members.owned.get(topic)
-            found.append(TopicPartition(topic, 0, OFFSET_INVALID if item is None or item.next < 0 else item.next))
-        return found
+        """The offset behind the last message that was handed out, by segment; ``OFFSET_INVALID`` before the first.
+
+        Of a segment of which nothing is left it is the sealed end, behind markers, too.
+        """
+        topics = [self._places.topic(place) for place in partitions]
+        return [TopicPartition(topic, 0, self._members.position(topic)) for topic in topics]
 
     def seek(self, partition: TopicPartition) -> None:
         """Go on in a segment from another offset; raises ``KafkaException`` unless it is assigned and begun."""
@@ -379,7 +383,7 @@ class Consumer:
     ) -> tuple[int, int]:
         """First offset of a segment, and its end."""
         return self._consumer.get_watermark_offsets(
-            TopicPartition(self._places.topic(partition, manual=self._manual), 0), timeout=timeout, cached=cached
+            TopicPartition(self._places.topic(partition), 0), timeout=timeout, cached=cached
         )
 
     # The group -------------------------------------------------------------------------------------------------

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from bridge.consumer_message import Message
 from bridge.consumer_places import Places
 from bridge.consumer_settings import ConsumerSettings
-from bridge.errors import InvalidRequestError, KafkaUnavailable
+from bridge.errors import InvalidRequestError, KafkaUnavailable, TruncatedError
 from bridge.group_commits import Committed, GroupCommits
 from bridge.kafka.metadata import CodeError
 from bridge.kafka.quiet import limited
@@ -53,11 +54,14 @@ class Commits:
                 item.handled = item.next
         self._given.clear()
 
-    def chosen(self, message: Message | None, offsets: list[TopicPartition] | None) -> list[TopicPartition]:
-        """What a call of ``commit`` asks for, rounded up.
+    def chosen(
+        self, message: Message | None, offsets: list[TopicPartition] | None
+    ) -> tuple[list[TopicPartition], list[TopicPartition]]:
+        """What a call of ``commit`` asks for, rounded up; and, apart, what it need not ask for: segments that are over.
 
         Raises:
-            InvalidRequestError: it asks for two things, or for an offset that is none.
+            InvalidRequestError: it asks for two things, or for an offset that is none or can not be.
+            StreamRecreated: for one of a former life of its stream.
             KafkaException: there is nothing to commit.
         """
         if message is not None and offsets is not None:
@@ -67,22 +71,33 @@ class Commits:
             wanted[message.segment_topic] = (message.offset() or 0) + 1
         elif offsets is not None:
             for place in offsets:
+                if place.offset == OFFSET_INVALID:
+                    continue  # as `position` says of what has not been begun
                 if place.offset < 0:
                     raise InvalidRequestError(f"offset {place.offset} can not be committed; nothing was committed")
-                wanted[self._places.topic(place)] = place.offset
+                with suppress(TruncatedError):
+                    wanted[self._places.topic(place)] = place.offset
+            if not wanted and any(place.offset != OFFSET_INVALID for place in offsets):
+                return [], []  # all of them were removed
         else:
             for item in self._members.owned.values():
                 if item.phase is Phase.OPEN:
                     wanted[item.topic] = item.next if self._settings.auto_store else item.handled
         if not wanted:
             raise KafkaException(KafkaError(KafkaError._NO_OFFSET))
-        return [self._members.rounded(topic, offset) for topic, offset in wanted.items()]
+        over = {topic for topic in wanted if self._members.is_over(topic)}
+        for topic in wanted.keys() - over:
+            self._members.check_commit(topic, wanted[topic])
+        return (
+            [self._members.rounded(topic, offset) for topic, offset in wanted.items() if topic not in over],
+            [TopicPartition(topic, 0, wanted[topic]) for topic in wanted if topic in over],
+        )
 
     def store(self, message: Message | None, offsets: list[TopicPartition] | None) -> None:
         """Take the application's word for what is processed.
 
         Raises:
-            InvalidRequestError: that is found out automatically.
+            InvalidRequestError: that is found out automatically; or as for :meth:`chosen`.
             KafkaException: a segment is not assigned.
         """
         if self._settings.auto_store:
@@ -93,7 +108,10 @@ class Commits:
             item = self._members.owned.get(topic)
             if item is None:
                 raise KafkaException(KafkaError(KafkaError._STATE, f"{topic} is not assigned"))
-            item.handled = offset
+            if not self._members.is_over(topic):
+                self._members.check_commit(topic, offset)
+        for topic, offset in wanted:
+            self._members.owned[topic].handled = offset
 
     def commit_sometimes(self) -> None:
         """Commit when the interval is over."""

@@ -26,8 +26,8 @@ from bridge.model.sn import SN
 class Message:
     """A record as :class:`bridge.Consumer` hands it out, with confluent-kafka's methods and some attributes more.
 
-    ``topic()`` is the stream's name and ``partition()`` the segment's number; the topic that holds it in Kafka is
-    :attr:`segment_topic`.
+    ``topic()`` is the stream's name and ``partition()`` what names the segment in it, for as long as the stream lives;
+    the topic that holds it in Kafka is :attr:`segment_topic`.
     """
 
     __slots__ = ("_origin", "_raw")
@@ -49,9 +49,9 @@ class Message:
             return topic
 
     def partition(self) -> int | None:
-        """The number of its segment."""
+        """The partition number of its segment: no other one of the stream ever has it, whatever is scaled or rolled."""
         try:
-            return self.segment.number
+            return self._origin.partition(*place_of(self.segment_topic))
         except InvalidRequestError:
             return self._raw.partition()
 

@@ -12,7 +12,9 @@ from bridge.consumer_settings import ConsumerSettings
 from bridge.errors import InvalidNameError, InvalidRequestError
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
-from bridge.membership import LoadHistory, Membership, Phase
+from bridge.membership import LoadHistory, Membership
+from bridge.model.epochs import EpochHistory
+from bridge.model.lineage import lineage, segment_of_partition
 from bridge.model.names import StreamName, parse_segment_topic
 from bridge.model.sharing import Reset
 
@@ -37,31 +39,36 @@ class Places:
         self._load = load
         self._reset = settings.reset
 
-    def topic(self, place: TopicPartition, *, manual: bool = False) -> str:
-        """The topic of the segment that is meant; ``manual``: the newest one of a number, whether assigned or not.
+    def topic(self, place: TopicPartition) -> str:
+        """The topic of the segment that is meant.
 
         Raises:
             InvalidRequestError: none is.
+            TruncatedError, StreamRecreated: one that is not there any more.
+            StreamNotFound, ZooKeeperUnavailable.
         """
         try:
-            if "/" in place.topic:
-                return self._numbered(StreamName.parse(place.topic), place.partition, manual)
-            parse_segment_topic(place.topic)
+            if "/" not in place.topic:
+                parse_segment_topic(place.topic)
+                return place.topic
+            name = StreamName.parse(place.topic)
         except InvalidNameError as fault:
             raise InvalidRequestError(f"{place.topic!r} names no segment: {fault}") from None
-        return place.topic
+        history = self.learn(name)
+        if place.partition > max(lineage(history).segments):
+            history = self._members.known[name] = self._load(name, _nobody, None)
+        return name.segment_topic(segment_of_partition(history, name, place.partition))
 
-    def _numbered(self, name: StreamName, number: int, manual: bool) -> str:
-        """The segment of a number that is being read: there is one at most, as later ones wait for it."""
-        own = [item for item in self._members.owned.values() if (item.stream, item.segment.number) == (name, number)]
-        if own and not manual:
-            order = (Phase.OPEN, Phase.WAITING, Phase.DONE)
-            return min(own, key=lambda item: (order.index(item.phase), item.segment)).topic
-        history = self._members.histories.get(name) or self._load(name, _nobody, None)
-        found = [segment for segment in history.segments() if segment.number == number]
-        if not found:
-            raise InvalidRequestError(f"{name} never had a segment numbered {number}")
-        return name.segment_topic(max(found))
+    def learn(self, stream: StreamName) -> EpochHistory:
+        """The epochs of a stream as they were last seen; read if they never were.
+
+        Raises:
+            StreamNotFound, ZooKeeperUnavailable.
+        """
+        history = self._members.known.get(stream)
+        if history is None:
+            history = self._members.known[stream] = self._load(stream, _nobody, None)
+        return history
 
     def absolute(self, topic: str, offset: int) -> int:
         """An offset in figures.

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from bridge.errors import (
     ConflictError,
     InvalidNameError,
+    InvalidRequestError,
     KafkaUnavailable,
     NotFoundError,
     StreamNotFound,
@@ -156,7 +157,13 @@ class Membership:
         self._fault: Exception | None = None
         self._recreated: str | None = None
         """Said with each call until the streams are taken anew."""
+        self._open_ends: frozenset[str] = frozenset()
+        """Segments that have been read to their end, but some of what continues them has not been begun."""
+        self._given: dict[str, int] = {}
+        """Up to where segments were handed out that were given up since."""
         self.histories: dict[StreamName, EpochHistory] = {}
+        self.known: dict[StreamName, EpochHistory] = {}
+        """The epochs of every stream that was ever read."""
         self.owned: dict[str, Owned] = {}
 
     # Streams and topics ----------------------------------------------------------------------------------------
@@ -275,6 +282,7 @@ class Membership:
         for name, history in self.histories.items():
             self._whole[name] = lineage(history)
             self._sealed |= {name.segment_topic(life.segment.id): life.sealed_end for life in self._whole[name].lives}
+        self.known |= self.histories
         for item in self.owned.values():
             if item.phase is Phase.DONE:
                 continue
@@ -289,6 +297,12 @@ class Membership:
     def _decide(self) -> None:
         for name, history in self.histories.items():
             self._verdicts[name] = decide(history, self._committed.get(name, {}), self._reset, self._whole[name])
+        self._open_ends = frozenset(
+            name.segment_topic(segment)
+            for name, history in self.histories.items()
+            for segment in wanted(history, self._committed.get(name, {}), self._verdicts[name])
+            if self._verdicts[name][segment].standing is Standing.DONE
+        )
 
     def without_removed(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Those of some places whose segments have not been removed, as the streams were last seen."""
@@ -315,7 +329,9 @@ class Membership:
     def revoked(self, topics: Iterable[str]) -> None:
         """Let segments go."""
         for topic in topics:
-            self.owned.pop(topic, None)
+            item = self.owned.pop(topic, None)
+            if item is not None and item.next > self._given.get(topic, _BEHIND):
+                self._given[topic] = item.next
             self._sending.pop(topic, None)
             self._ends.pop(topic, None)
 
@@ -373,7 +389,20 @@ class Membership:
         return sealed is not None and offset >= sealed
 
     def _is_pending(self, item: Owned) -> bool:
-        return item.phase is Phase.WAITING or (item.phase is Phase.OPEN and self._end_of(item) is not None)
+        if item.phase is Phase.OPEN:
+            return self._end_of(item) is not None
+        # A late commit of somebody else may take an end back as long as something waits for it.
+        return item.phase is Phase.WAITING or item.topic in self._open_ends or self._is_taken_back(item)
+
+    def _is_taken_back(self, item: Owned) -> bool:
+        """Whether the group has read a segment to its end, and somebody committed less in it afterwards."""
+        verdict = self._verdicts.get(item.stream, {}).get(item.segment)
+        return (
+            item.phase is Phase.DONE
+            and verdict is not None
+            and verdict.standing is Standing.READ
+            and self._sealed.get(item.topic) is not None
+        )
 
     def _end_of(self, item: Owned) -> int | None:
         """The sealed end of a segment all of which has been handed out; None while it has not been."""
@@ -389,7 +418,7 @@ class Membership:
                 for name, verdicts in self._verdicts.items()
                 for segment, verdict in verdicts.items()
                 if verdict.standing is not Standing.DONE
-            }
+            } | self._open_ends
         newest = self._wants_ends()
         age = self._age
 
@@ -481,14 +510,17 @@ class Membership:
     def _finish(self) -> None:
         """Commit the ends of segments all of which has been handed out and committed."""
         ends: dict[str, int] = {}
+        taken_back: dict[str, int] = {}
         for item in self.owned.values():
+            if self._is_taken_back(item):
+                taken_back[item.topic] = self._sealed[item.topic] or 0
             sealed = self._end_of(item) if item.phase is Phase.OPEN else None
             processed = max(item.committed, item.handled if self._auto_commit else _BEHIND)
             if sealed is not None and processed >= min(item.next, sealed):
                 ends[item.topic] = sealed
         missing = {topic: end for topic, end in ends.items() if self.owned[topic].committed < end}
-        if missing:
-            self._send(missing)
+        if missing or taken_back:
+            self._send(missing | taken_back)
         ends = {topic: end for topic, end in ends.items() if topic not in missing}
         for topic in ends:
             item = self.owned[topic]
@@ -513,6 +545,53 @@ class Membership:
                 )
 
     # Commits ---------------------------------------------------------------------------------------------------
+
+    def is_over(self, topic: str) -> bool:
+        """Whether the group has read a segment to its end, as far as this member knows; commits in it change nothing.
+
+        One that was removed before is left to Kafka, which knows whether its stream was created again.
+        """
+        item = self.owned.get(topic)
+        if item is not None and item.phase is Phase.OPEN:
+            return False  # as after a seek: it is read once more
+        stream, segment = parse_segment_topic(topic)
+        verdict = self._verdicts.get(stream, {}).get(segment)
+        return verdict is not None and verdict.standing is Standing.DONE and not self._is_removed(topic)
+
+    def check_commit(self, topic: str, offset: int) -> None:
+        """Refuse to count as read what nobody can have read.
+
+        Raises:
+            InvalidRequestError: the segment waits, or less than that was handed out of it.
+        """
+        stream, segment = parse_segment_topic(topic)
+        verdict = self._verdicts.get(stream, {}).get(segment)
+        if verdict is None:
+            return  # assigned by hand, or of another stream: it is in nobody's order
+        if verdict.standing is Standing.WAITS:
+            names = ", ".join(map(str, verdict.after))
+            raise InvalidRequestError(
+                f"segment {segment} of {stream} continues {names}, which group {self._group_id} has not read to the "
+                f"end, so nothing of it was handed out; a commit in it would skip them; nothing was committed"
+            )
+        item = self.owned.get(topic)
+        if item is None:
+            return  # somebody else's by now; what was given out before may still be committed
+        given = max(item.next, item.end, item.committed, self._given.get(topic, _BEHIND))
+        if offset > given:
+            raise InvalidRequestError(
+                f"offset {offset} of segment {segment} of {stream} is behind what was handed out, up to {given}; to "
+                "skip records, seek there first; nothing was committed"
+            )
+
+    def position(self, topic: str) -> int:
+        """Where reading goes on in a segment; OFFSET_INVALID if nothing of it was begun."""
+        item = self.owned.get(topic)
+        if item is None or item.next < 0:
+            return OFFSET_INVALID
+        sealed = self._sealed.get(topic)
+        is_over = item.phase is Phase.DONE and sealed is not None
+        return max(item.next, (sealed if is_over else self._end_of(item)) or 0)
 
     def rounded(self, topic: str, offset: int) -> TopicPartition:
         """What to commit for an offset: the sealed end, if there is nothing between the two."""

@@ -16,6 +16,7 @@ from confluent_kafka import Message as KafkaMessage
 from bridge.errors import InvalidRequestError
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId, TransactionId
+from bridge.model.lineage import lineage
 from bridge.model.names import StreamName, parse_segment_topic
 from bridge.model.sequence import DLSN, RECORD_HEADER, TRANSACTION_ID_HEADER, unpack_record_header
 from bridge.model.sn import SN, sequence_bases, unpack_transaction_id
@@ -38,17 +39,18 @@ class Origin:
         commit_position: Offset of the transaction's record in the commit log, where that is known.
     """
 
-    __slots__ = ("_bases", "_history_of", "commit_position")
+    __slots__ = ("_bases", "_history_of", "_partitions", "commit_position")
 
     def __init__(self, history_of: HistoryOf, commit_position: int | None = None) -> None:
         self._history_of = history_of
         self._bases: dict[StreamName, tuple[EpochHistory, dict[SegmentId, int]]] = {}
+        self._partitions: dict[tuple[StreamName, SegmentId], int] = {}
         self.commit_position = commit_position
 
     def at(self, commit_position: int) -> Origin:
         """The same for the records of one transaction."""
         other = Origin(self._history_of, commit_position)
-        other._bases = self._bases
+        other._bases, other._partitions = self._bases, self._partitions
         return other
 
     def sequence_id(self, stream: StreamName, segment: SegmentId, offset: int) -> int | None:
@@ -61,6 +63,15 @@ class Origin:
             known = self._bases[stream] = (history, sequence_bases(history))
         base = known[1].get(segment)
         return None if base is None else base + offset
+
+    def partition(self, stream: StreamName, segment: SegmentId) -> int | None:
+        """The partition number of a segment, see :class:`bridge.model.lineage.Life`; None where it was never known."""
+        found = self._partitions.get((stream, segment))
+        if found is None and (history := self._history_of(stream)) is not None:
+            # Kept when a segment, or its stream, has gone: somebody may still hold what was read of it.
+            self._partitions |= {(stream, item): number for item, number in lineage(history).partitions.items()}
+            found = self._partitions.get((stream, segment))
+        return found
 
 
 class Preview:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -28,7 +29,9 @@ from bridge.cli.txn import transaction_document, transaction_table
 from bridge.cli.values import key_range, segment_numbers
 from bridge.errors import EnvironmentProblem, InvalidRangesError
 from bridge.model.epochs import EpochHistory, EpochRecord, Segment
+from bridge.model.identifiers import SegmentId
 from bridge.model.keyspace import KeyRange, even_ranges
+from bridge.model.lineage import lineage
 from bridge.model.names import DEFAULT_GROUP, StreamName
 from bridge.model.position import parse_start
 from bridge.model.records import StreamConfig
@@ -96,10 +99,11 @@ def create(
             retention_bytes=retention_bytes,
             retention_groups=retention_groups,
         )
-        active = b.admin.history(stream_name).active
+        found = b.admin.history(stream_name)
+    active, numbers = found.active, lineage(found).partitions
     context.answer(
-        {"stream": stream_name, **_epoch_document(StreamName.parse(stream_name), active)},
-        f"Created {stream_name} with {counted(len(active.segments), 'segment')}.\n{_segment_table(active)}",
+        {"stream": stream_name, **_epoch_document(StreamName.parse(stream_name), active, numbers)},
+        f"Created {stream_name} with {counted(len(active.segments), 'segment')}.\n{_segment_table(active, numbers)}",
     )
 
 
@@ -164,9 +168,10 @@ def scale(
         if into is not None:
             wanted = divide(b.admin.history(stream_name).active, seal, into)
         record = b.admin.scale(stream_name, seal=seal, ranges=wanted, abort_foreign=abort_foreign)
+        numbers = lineage(b.admin.history(stream_name)).partitions
     context.answer(
-        {"stream": stream_name, **_epoch_document(StreamName.parse(stream_name), record)},
-        f"Epoch {record.epoch} of {stream_name}:\n{_segment_table(record)}",
+        {"stream": stream_name, **_epoch_document(StreamName.parse(stream_name), record, numbers)},
+        f"Epoch {record.epoch} of {stream_name}:\n{_segment_table(record, numbers)}",
     )
 
 
@@ -266,7 +271,7 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
     document: dict[str, Any] = {
         "stream": stream_name,
         "first_epoch": found.first,
-        "epochs": [_epoch_document(name, record) for record in found.records],
+        "epochs": [_epoch_document(name, record, lineage(found).partitions) for record in found.records],
         "removed": [str(segment) for segment in sorted(found.removed)],
     }
     text = history_table(found)
@@ -337,9 +342,12 @@ def _end(record: EpochRecord, segment: Segment) -> str:
     return "is being sealed" if end is None else f"at {end:,}"
 
 
-def _segment_table(record: EpochRecord) -> str:
-    rows = [(str(item.id.number), str(item.id.epoch), str(item.range)) for item in record.segments]
-    return table(("SEGMENT", "EPOCH", "KEYS"), rows, right=("SEGMENT", "EPOCH"))
+def _segment_table(record: EpochRecord, partitions: Mapping[SegmentId, int]) -> str:
+    rows = [
+        (str(item.id.number), str(item.id.epoch), str(partitions.get(item.id, "")), str(item.range))
+        for item in record.segments
+    ]
+    return table(("SEGMENT", "EPOCH", "PARTITION", "KEYS"), rows, right=("SEGMENT", "EPOCH", "PARTITION"))
 
 
 def _description_text(found: StreamDescription) -> str:
@@ -356,7 +364,7 @@ def _description_text(found: StreamDescription) -> str:
     lines = [f"{name:<9}{value}" for name, value in about]
     if found.fault is not None:
         lines += [f"ERROR    since {moment(found.fault.since_ms)} its transactions wait: {found.fault.reason}"]
-    lines += ["", _segment_table(found.active), ""]
+    lines += ["", _segment_table(found.active, found.partitions), ""]
     if found.open_transactions:
         lines.append(transaction_table(found.open_transactions))
     else:
@@ -389,7 +397,7 @@ def _description_document(found: StreamDescription) -> dict[str, Any]:
         "leader": found.leader,
         "epochs": found.epochs,
         "first_epoch": found.first_epoch,
-        "active": _epoch_document(found.config.name, found.active),
+        "active": _epoch_document(found.config.name, found.active, found.partitions),
         "open_transactions": [transaction_document(record) for record in found.open_transactions],
         "error": None
         if found.fault is None
@@ -402,7 +410,7 @@ def _description_document(found: StreamDescription) -> dict[str, Any]:
     }
 
 
-def _epoch_document(name: StreamName, record: EpochRecord) -> dict[str, Any]:
+def _epoch_document(name: StreamName, record: EpochRecord, partitions: Mapping[SegmentId, int]) -> dict[str, Any]:
     ends = record.sealed_ends
     return {
         "epoch": record.epoch,
@@ -414,6 +422,7 @@ def _epoch_document(name: StreamName, record: EpochRecord) -> dict[str, Any]:
                 "segment": str(item.id),
                 "number": item.id.number,
                 "epoch": item.id.epoch,
+                "partition": partitions.get(item.id),
                 "low": item.range.low,
                 "high": item.range.high,
                 "topic": name.segment_topic(item.id),

@@ -12,7 +12,9 @@ import threading
 from collections.abc import Callable
 
 from bridge.client.routing import Route, StreamView
-from bridge.errors import ScopeNotFound, StreamNotFound, UnavailableError
+from bridge.errors import InvalidRequestError, ScopeNotFound, StreamNotFound, UnavailableError
+from bridge.model.identifiers import SegmentId
+from bridge.model.lineage import lineage, segment_of_partition
 from bridge.model.names import StreamName
 from bridge.model.records import StreamState
 from bridge.zookeeper.metadata import Metadata
@@ -61,6 +63,32 @@ class Catalog:
         if epoch >= view.history.next_epoch:
             view = self._read(stream)
         return Route.of(view.config, view.history.record(epoch))
+
+    def topic_of_partition(self, stream: str, partition: int) -> str:
+        """The topic of the segment that a partition number names.
+
+        Raises:
+            InvalidRequestError, TruncatedError, StreamRecreated: as :func:`segment_of_partition`.
+            InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
+        """
+        view = self.view(stream)
+        if partition > max(lineage(view.history).segments):
+            view = self._read(stream)
+        name = view.config.name
+        return name.segment_topic(segment_of_partition(view.history, name, partition))
+
+    def partition_of(self, stream: str, segment: SegmentId) -> int:
+        """The partition number of a segment; see :class:`bridge.model.lineage.Life`.
+
+        Raises:
+            InvalidRequestError: the stream has, or keeps, no such segment.
+            InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
+        """
+        for read in (self.view, self._read):
+            found = lineage(read(stream).history).partitions.get(segment)
+            if found is not None:
+                return found
+        raise InvalidRequestError(f"{stream} has no segment {segment}, or not any more")
 
     def forget(self, stream: str) -> None:
         """Read the stream again before it is used next."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 from types import TracebackType
@@ -36,6 +37,7 @@ from bridge.errors import (
     TransactionAborted,
     TransactionRefused,
     TransactionTooLargeError,
+    TruncatedError,
     UnavailableError,
 )
 from bridge.model.cas import Scope
@@ -172,17 +174,20 @@ class Transaction(Writing):
 
         Args:
             offsets: confluent-kafka's ``TopicPartition`` objects, or (topic, partition) to the offset of the next
-                record to read.
+                record to read. The names that a :class:`bridge.Consumer`'s message has are understood: a stream, and
+                the partition number of a segment.
             group_metadata: What ``consumer_group_metadata()`` of the consumer gives; or the name of a consumer group
                 that has no members.
 
         Raises:
             InvalidRequestError: not such things, or too many; nothing was sent.
+            StreamNotFound, StreamRecreated, ZooKeeperUnavailable: a stream whose partitions were named is not there, is
+                another one by now, or can not be looked up; nothing was sent.
             TransactionTooLargeError: they take more than is left of a commit's size; the others are committed.
             TransactionClosed: its end was asked for.
         """
         member = parse_group_metadata(group_metadata)
-        wanted = {(topic, partition): offset for topic, partition, offset in _triples(offsets)}
+        wanted = dict(self._placed(offsets))
         if not wanted:
             return
         group = member.group_id
@@ -203,6 +208,15 @@ class Transaction(Writing):
                 "these offsets were not taken, the others were",
             )
             self._offsets[group] = joined
+
+    def _placed(self, offsets: Offsets) -> Iterator[tuple[tuple[str, int], int]]:
+        """Offsets by Kafka's topics and partitions; without those of segments that were removed, which nobody reads."""
+        for topic, partition, offset in _triples(offsets):
+            if "/" not in topic:
+                yield (topic, partition), offset
+                continue
+            with suppress(TruncatedError):
+                yield (self._runtime.catalog.topic_of_partition(topic, partition), 0), offset
 
     def expect(
         self, stream: str, *, key: bytes | None = None, sn: Expected, scope: Scope | str = Scope.SEGMENT

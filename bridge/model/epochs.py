@@ -131,7 +131,9 @@ class EpochHistory:
             raise InvalidRequestError(f"epoch {first} has another number of segments than what it stands on")
 
     @classmethod
-    def create(cls, ranges: Sequence[KeyRange], created_ms: int, born: int = 0, base: int = 0) -> Self:
+    def create(
+        cls, ranges: Sequence[KeyRange], created_ms: int, born: int = 0, base: int = 0, partition: int = 0
+    ) -> Self:
         """The history of a new stream: one epoch with one segment for each range, numbered from 0.
 
         Args:
@@ -139,14 +141,18 @@ class EpochHistory:
             created_ms: Now, ms since 1970.
             born: The number of this epoch; above all that former lives of the stream have used.
             base: Where its sequence ids begin; likewise.
+            partition: The first partition number; likewise.
         """
         epoch = Epoch(born)
         segments = tuple(Segment(SegmentId.of(number, born), item) for number, item in enumerate(sorted(ranges)))
         record = EpochRecord(epoch, epoch, segments, EpochCause.CREATE, created_ms)
         if not born:
             return cls((record,))
+        numbers = tuple(range(partition, partition + len(segments)))
+        bases = (base,) * len(segments)
         return cls(
-            (record,), foundation=Foundation(epoch, created_ms, (base,) * len(segments), born=born, born_sequence=base)
+            (record,),
+            foundation=Foundation(epoch, created_ms, bases, born=born, born_sequence=base, partitions=numbers),
         )
 
     @property

@@ -21,6 +21,7 @@ from typing import Final
 from bridge.model.epochs import EpochCause, EpochHistory
 from bridge.model.foundation import Foundation, overlaid
 from bridge.model.identifiers import SegmentId
+from bridge.model.lineage import lineage
 from bridge.model.sn import sequence_bases
 
 SEGMENTS_AT_ONCE: Final = 20_000
@@ -70,7 +71,7 @@ def without_epochs(history: EpochHistory, first: int) -> EpochHistory:
     if first <= history.first:
         return history
     record = history.record(first)
-    bases = sequence_bases(history)
+    bases, numbers = sequence_bases(history), lineage(history).partitions
     old = history.foundation
     lows, ends = ((0.0,), (0,)) if old is None else (old.lows, old.ends)
     for epoch in range(history.first + 1, first + 1):
@@ -87,6 +88,7 @@ def without_epochs(history: EpochHistory, first: int) -> EpochHistory:
         ends,
         history.born,
         history.born_sequence,
+        tuple(numbers[item.id] for item in record.segments),
     )
     kept = replace(history, records=history.records[first - history.first :], foundation=foundation)
     return replace(kept, removed=history.removed & kept.segments().keys())

@@ -1,10 +1,10 @@
 """Foundations: what is kept of the epochs that a history has dropped, so that what it answers stays the same.
 
 An epoch is dropped when nothing of it is left: the segments that ended with it are removed, no transaction refers to
-it. Three things are built on it nevertheless. Sequence ids grow along the lineage, so each segment of the first epoch
+it. Four things are built on it nevertheless. Sequence ids grow along the lineage, so each segment of the first epoch
 that is kept has a *base*. A condition asks whether there may have been a record of a key, so each part of the key space
-has an *end*: the sequence id after the last record that may have stood there. And a stream that was deleted and created
-again is told apart by when it was created.
+has an *end*: the sequence id after the last record that may have stood there. Partition numbers count the segments, so
+those of that epoch keep theirs. And a stream that was deleted and created again is told apart by when it was created.
 
 Such a stream stands on a foundation from its first epoch on: its epochs and its sequence ids go on above all that its
 former lives have used (:mod:`bridge.model.lives`), so ``born``, the epoch with which this life began, is above 0.
@@ -34,6 +34,8 @@ class Foundation:
         ends: For each part the sequence id after the last record that may have been dropped; 0 if there was none.
         born: The first epoch of this life of the stream; those below it belong to a former one.
         born_sequence: Its first sequence id; likewise.
+        partitions: The partition numbers of the segments of the first epoch that is kept, in order of their ranges;
+            empty where they are counted from 0.
 
     Raises:
         InvalidRequestError: it makes no sense.
@@ -46,6 +48,7 @@ class Foundation:
     ends: tuple[int, ...] = (0,)
     born: int = 0
     born_sequence: int = 0
+    partitions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         sound = (
@@ -53,6 +56,9 @@ class Foundation:
             and self.first > 0
             and self.lows[:1] == (0.0,)
             and len(self.lows) == len(self.ends)
+            and len(self.partitions) in (0, len(self.bases))
+            and len(set(self.partitions)) == len(self.partitions)
+            and min(self.partitions, default=0) >= 0
         )
         if not sound or list(self.lows) != sorted(set(self.lows)) or min(*self.bases, *self.ends, self.lows[-1]) < 0:
             raise InvalidRequestError(f"what is kept of the epochs before {self.first} makes no sense")
@@ -67,14 +73,15 @@ class Foundation:
             "ends": list(self.ends),
             "born": self.born,
             "born_sequence": self.born_sequence,
+            "partitions": list(self.partitions),
         }
 
     @classmethod
     def of_datum(cls, datum: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`datum`."""
-        bases, lows, ends = (tuple(datum[name]) for name in ("bases", "lows", "ends"))
+        bases, lows, ends, partitions = (tuple(datum[name]) for name in ("bases", "lows", "ends", "partitions"))
         first, created_ms = Epoch(datum["first_epoch"]), datum["created_ms"]
-        return cls(first, created_ms, bases, lows, ends, datum["born"], datum["born_sequence"])
+        return cls(first, created_ms, bases, lows, ends, datum["born"], datum["born_sequence"], partitions)
 
     def end_at(self, position: float) -> int:
         """The sequence id after the last record at a position of the key space that may have been dropped."""

@@ -5,12 +5,15 @@ This is what a picture or a table of an epoch history needs, worked out in one p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from bridge.errors import InvalidRequestError, StreamRecreated, TruncatedError
 from bridge.model.epochs import EpochCause, EpochHistory, Segment
 from bridge.model.identifiers import SegmentId
 from bridge.model.keyspace import KeyRange
+from bridge.model.names import StreamName
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,9 @@ class Life:
     """One segment from its first epoch, of those that are kept, to its last, the newest one while it is active."""
 
     segment: Segment
+    partition: int
+    """What names it to clients of Kafka as long as the stream lives: segments are counted in the order of their first
+    epochs and ranges. A segment's number is given to each duplicate that a rolling commit makes of it, this is not."""
     first: int
     last: int
     cause: EpochCause
@@ -43,6 +49,14 @@ class Lineage:
 
     lives: tuple[Life, ...]
     links: tuple[Link, ...]
+    partitions: Mapping[SegmentId, int] = field(init=False, repr=False, compare=False)
+    """The partition number of each segment; see :class:`Life`."""
+    segments: Mapping[int, SegmentId] = field(init=False, repr=False, compare=False)
+    """The segment of each partition number."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "partitions", {life.segment.id: life.partition for life in self.lives})
+        object.__setattr__(self, "segments", {life.partition: life.segment.id for life in self.lives})
 
 
 def lineage(history: EpochHistory) -> Lineage:
@@ -61,20 +75,42 @@ def lineage(history: EpochHistory) -> Lineage:
 _last: tuple[EpochHistory | None, Lineage] = None, Lineage((), ())
 
 
+def segment_of_partition(history: EpochHistory, stream: StreamName, partition: int) -> SegmentId:
+    """The segment that a partition number names.
+
+    Raises:
+        InvalidRequestError: no segment has had it so far.
+        TruncatedError: the segment was removed, and its epochs have been dropped since.
+        StreamRecreated: it was one of a stream that was deleted before this one was created.
+    """
+    segments = lineage(history).segments
+    found = segments.get(partition)
+    if found is not None:
+        return found
+    if not 0 <= partition <= max(segments):
+        raise InvalidRequestError(f"{stream} has had no partition {partition} so far; the last one is {max(segments)}")
+    if history.first == history.born:
+        raise StreamRecreated(
+            f"partition {partition} is of a stream {stream} that was deleted; the one that was created under its name "
+            f"since begins with partition {min(segments)}"
+        )
+    raise TruncatedError(f"partition {partition} of {stream} was removed: all its records have been truncated")
+
+
 def _lineage(history: EpochHistory) -> Lineage:
     newest = history.active.epoch
+    kept = () if history.foundation is None else history.foundation.partitions
+    counted = itertools.chain(kept, itertools.count(1 + max(kept, default=-1)))
     lives: dict[SegmentId, Life] = {}
     links: list[Link] = []
     for record in history.records:
         ended, began = history.ended_with(record.epoch), history.began_with(record.epoch)
         for item in ended:
             ends = record.sealed_ends
-            life = lives[item.id]
-            lives[item.id] = Life(
-                item, life.first, record.epoch - 1, life.cause, False, None if ends is None else ends.get(item.id)
-            )
+            end = None if ends is None else ends.get(item.id)
+            lives[item.id] = replace(lives[item.id], last=record.epoch - 1, active=False, sealed_end=end)
         for item in began:
-            lives[item.id] = Life(item, record.epoch, newest, record.cause, True, None)
+            lives[item.id] = Life(item, next(counted), record.epoch, newest, record.cause, True, None)
         links.extend(_links(record.epoch, ended, began))
     return Lineage(tuple(lives.values()), tuple(links))
 

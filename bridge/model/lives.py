@@ -1,14 +1,14 @@
 """Lives of a stream: what is kept of a deleted one, so that nothing of two lives of a name can be taken for each other.
 
-A stream that is created under the name of a deleted one goes on with epochs and sequence ids above all that were ever
-used there. Topics of segments and of the buffer, DLSNs, SNs, saved positions, placements in COMMIT records and the
-reference epochs of BEGIN frames then differ between the two, and a paused process that acts on a name which it knew
-meets nothing.
+A stream that is created under the name of a deleted one goes on with epochs, sequence ids and partition numbers above
+all that were ever used there. Topics of segments and of the buffer, DLSNs, SNs, saved positions, placements in COMMIT
+records, offsets by partition and the reference epochs of BEGIN frames then differ between the two, and a paused process
+that acts on a name which it knew meets nothing.
 
-What is kept of a deleted stream is an empty node below its scope, ``former/STREAM#EPOCH.SEQUENCE``: the first numbers
-that it has not used. Its name says all, so that two leaders of a scope's groups never overwrite what the other knows.
-When there are many, some are folded into a *floor*, ``former/#EPOCH.SEQUENCE``, above which every name begins. Of
-several nodes of a name, or floors, the highest number counts in each respect.
+What is kept of a deleted stream is an empty node below its scope, ``former/STREAM#EPOCH.SEQUENCE.PARTITION``: the first
+numbers that it has not used. Its name says all, so that two leaders of a scope's groups never overwrite what the other
+knows. When there are many, some are folded into a *floor*, ``former/#EPOCH.SEQUENCE.PARTITION``, above which every name
+begins. Of several nodes of a name, or floors, the highest number counts in each respect.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from typing import Final
 from bridge.errors import InvalidRequestError
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import EPOCH_MAX, SegmentId
+from bridge.model.lineage import lineage
 from bridge.model.names import StreamName
 from bridge.model.sn import LONG_MAX, sequence_bases
 
+PARTITION_MAX: Final = (1 << 31) - 1 - (1 << 24)
+"""The last number from which a stream may begin to count its segments; Kafka's protocol has 31 bits for it."""
 FORMER_MAX: Final = 1_000
 """Nodes of a scope's deleted streams; their names stay far below ZooKeeper's limit of 1 MiB for a list."""
 FOLDED_AT_ONCE: Final = 500
@@ -40,27 +43,31 @@ class Former:
     Attributes:
         epoch: Above every epoch that there was.
         sequence: Above every sequence id that was given out.
+        partition: Above every partition number of a segment.
     """
 
     epoch: int = 0
     sequence: int = 0
+    partition: int = 0
 
     def __or__(self, other: Former) -> Former:
         """What neither has used."""
-        return Former(max(self.epoch, other.epoch), max(self.sequence, other.sequence))
+        return Former(
+            max(self.epoch, other.epoch), max(self.sequence, other.sequence), max(self.partition, other.partition)
+        )
 
     def node(self, stream: str = "") -> str:
         """The name of the node that keeps this of a stream, by its name in its scope; of a floor without."""
-        return f"{stream}#{self.epoch}.{self.sequence}"
+        return f"{stream}#{self.epoch}.{self.sequence}.{self.partition}"
 
 
 def parse_former(node: str) -> tuple[str, Former]:
     """The inverse of :meth:`Former.node`; a node that is none of ours says nothing."""
     stream, _, numbers = node.partition("#")
-    epoch, _, sequence = numbers.partition(".")
-    if not (epoch.isdigit() and sequence.isdigit()):
+    parts = numbers.split(".")  # a node of a version before has two
+    if len(parts) not in (2, 3) or not all(part.isascii() and part.isdigit() for part in parts):
         return node, Former()
-    return stream, Former(int(epoch), int(sequence))
+    return stream, Former(*map(int, parts))
 
 
 def former_among(nodes: Iterable[str], name: StreamName) -> Former:
@@ -88,9 +95,11 @@ def former_of(history: EpochHistory, ends: Mapping[SegmentId, int]) -> Former:
     for segment in history.segments():
         end = history.sealed_end(segment)
         last = max(last, bases.get(segment, 0) + (ends.get(segment, UNSEEN_RECORDS) if end is None else end))
-    found = Former(history.next_epoch, last + SEQUENCE_SLACK)
-    if found.epoch > EPOCH_MAX or found.sequence > LONG_MAX - UNSEEN_RECORDS:
-        raise InvalidRequestError("all numbers of epochs or records of this name are used up; choose another name")
+    found = Former(history.next_epoch, last + SEQUENCE_SLACK, 1 + max(lineage(history).segments))
+    if found.epoch > EPOCH_MAX or found.sequence > LONG_MAX - UNSEEN_RECORDS or found.partition > PARTITION_MAX:
+        raise InvalidRequestError(
+            "all numbers of epochs, records or segments of this name are used up; choose another name"
+        )
     return found
 
 

@@ -9,7 +9,7 @@
     /scopes/SCOPE/streams/STREAM/epochs/E epoch: one record for each epoch
     /scopes/SCOPE/streams/STREAM/truncation  truncation: segments that were removed, epochs that were dropped
     /scopes/SCOPE/streams/STREAM/retention   retention: marks at which it may be truncated
-    /scopes/SCOPE/former/STREAM#E.S       of a deleted stream: the first epoch and sequence id that it has not used
+    /scopes/SCOPE/former/STREAM#E.S.P     of a deleted stream: first epoch, sequence id and partition not used by it
     /scopes/SCOPE/streams/STREAM/late        late: what came in behind the ends of its sealed segments
     /scopes/SCOPE/streams/STREAM/fault       stream_fault: what keeps its transactions from being merged
     /groups/SCOPE.GROUP                   group

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError
 
+from bridge.errors import RollbridgeError
+from bridge.model.identifiers import SegmentId
 from bridge.model.sn import SN
 
 Headers = list[tuple[str, bytes | None]]
+
+PartitionOf = Callable[[str, SegmentId], int]
+"""The partition number of a segment of a stream; raises RollbridgeError where that is not known."""
 
 _NOWHERE: Final = -1001
 
@@ -16,11 +22,11 @@ _NOWHERE: Final = -1001
 class ProducedMessage:
     """A record that was produced, with confluent-kafka's accessors.
 
-    The topic is the stream, the partition the number of the segment, the offset that in the segment. Not known, as
-    long as the record is not written, are -1 and -1001, as there.
+    The topic is the stream, the partition what names the segment for as long as the stream lives, the offset that in
+    the segment. Not known, as long as the record is not written, are -1 and -1001, as there.
     """
 
-    __slots__ = ("_error", "_headers", "_key", "_sn", "_timestamp_ms", "_topic", "_value")
+    __slots__ = ("_error", "_headers", "_key", "_partition_of", "_sn", "_timestamp_ms", "_topic", "_value")
 
     def __init__(
         self,
@@ -29,12 +35,14 @@ class ProducedMessage:
         value: bytes | None,
         headers: Headers | None,
         timestamp_ms: int,
+        partition_of: PartitionOf,
     ) -> None:
         self._topic = topic
         self._key = key
         self._value = value
         self._headers = headers
         self._timestamp_ms = timestamp_ms
+        self._partition_of = partition_of
         self._error: KafkaError | None = None
         self._sn: SN | None = None
 
@@ -55,9 +63,14 @@ class ProducedMessage:
         return self._topic
 
     def partition(self) -> int:
-        """Number of the segment."""
+        """Partition number of the segment; -1 also while that can not be looked up, or if it is gone."""
         dlsn = None if self._sn is None else self._sn.dlsn
-        return -1 if dlsn is None else dlsn.number
+        if dlsn is None:
+            return -1
+        try:
+            return self._partition_of(self._topic, dlsn.segment)
+        except RollbridgeError:
+            return -1
 
     def offset(self) -> int:
         """Offset in the segment's topic."""

@@ -127,12 +127,12 @@ class Producer:
                     topic, key=raw_key, value=raw_value, headers=listed or (), timestamp_ms=stamp
                 )
                 if report is not None:
-                    message = ProducedMessage(topic, raw_key, raw_value, listed, stamp)
+                    message = self._message(topic, raw_key, raw_value, listed, stamp)
                     self._report_commit(future, report, message)
                 return
             plain = self._writer(topic).write(raw_key, raw_value, headers=listed or (), timestamp=stamp)
         if report is not None:
-            self._report_written(plain, report, ProducedMessage(topic, raw_key, raw_value, listed, stamp))
+            self._report_written(plain, report, self._message(topic, raw_key, raw_value, listed, stamp))
 
     def poll(self, timeout: float | None = None) -> int:
         """Call the callbacks that are due, waiting for the first one for up to ``timeout`` seconds.
@@ -364,6 +364,11 @@ class Producer:
         if writer is None:
             writer = self._writers[topic] = self._bridge.writer(topic, options=self._settings.writer)
         return writer
+
+    def _message(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp_ms: int
+    ) -> ProducedMessage:
+        return ProducedMessage(topic, key, value, headers, timestamp_ms, self._bridge.partition_of)
 
     def _report_written(self, future: PlainFuture, report: OnDelivery, message: ProducedMessage) -> None:
         self._reports.expect()

@@ -13,7 +13,7 @@ class PartitionView:
     """An active segment."""
 
     id: int
-    """Its number."""
+    """Its partition number."""
     topic: str
     """The Kafka topic that holds it."""
 
@@ -53,7 +53,9 @@ def describe_streams(admin: Admin, stream: str | None) -> ClusterView:
         found[name] = TopicView(
             name,
             {
-                int(item.id.number): PartitionView(int(item.id.number), config.name.segment_topic(item.id))
+                description.partitions[item.id]: PartitionView(
+                    description.partitions[item.id], config.name.segment_topic(item.id)
+                )
                 for item in description.active.segments
             },
         )

@@ -19,6 +19,7 @@ from bridge.model.expiry import EPOCHS_AT_ONCE, SEGMENTS_AT_ONCE, first_needed, 
 from bridge.model.foundation import Foundation
 from bridge.model.identifiers import Epoch, SegmentId
 from bridge.model.keyspace import KeyRange, even_ranges
+from bridge.model.lineage import lineage
 from bridge.model.reading import ReadingPlan
 from bridge.model.records import Truncation, epoch_from_json, epoch_to_json
 from bridge.model.sequence import DLSN
@@ -198,6 +199,8 @@ def test_what_is_stored_is_what_was_meant(pair: tuple[EpochHistory, EpochHistory
     records = [epoch_from_json(epoch_to_json(item)) for item in whole.records]
     assert stored.history_of(records) == kept, "also if the epochs were read before they were dropped"
     assert stored.history_of(records[kept.first :]) == kept
+    known, left = lineage(whole).partitions, lineage(kept).partitions
+    assert left == {segment: known[segment] for segment in left}, "partitions keep their numbers"
     if kept.first:
         assert stored.history_of(records[: kept.first]) is None
         with pytest.raises(InvalidRequestError):
@@ -234,7 +237,7 @@ def test_one_epoch_more_is_kept_than_has_anything_left() -> None:
     assert first_needed(REMOVED, since_ms=LONG_AGO) == 7
     assert first_needed(REMOVED, since_ms=LONG_AGO, topics_left=[SegmentId.of(0, 0)]) == 0
     kept = without_epochs(REMOVED, 7)
-    assert kept.foundation == Foundation(Epoch(7), 0, (21,), (0.0,), (21,))
+    assert kept.foundation == Foundation(Epoch(7), 0, (21,), (0.0,), (21,), partitions=(7,))
     assert kept.removed == {SegmentId.of(7, 7)}
     plan = ReadingPlan(kept, start={SegmentId.of(7, 7): 3})
     assert plan.readable() == {SegmentId.of(8, 8): 0}, "who stands at the end of the last one that is gone goes on"
@@ -293,7 +296,7 @@ def test_segments_that_live_on_keep_their_base_and_hold_nothing_up() -> None:
     active = history.active.segment_ids
     kept = without_epochs(history.with_removed(history.segments().keys() - active), 6)
     assert SegmentId.of(0, 0) in kept.active.segment_ids
-    assert kept.foundation == Foundation(Epoch(6), 0, (0, 12), (0.0, 0.5), (0, 12))
+    assert kept.foundation == Foundation(Epoch(6), 0, (0, 12), (0.0, 0.5), (0, 12), partitions=(0, 7))
     assert kept.predecessors(SegmentId.of(0, 0)) == ()
     assert kept.sealed_end(SegmentId.of(0, 0)) is None
     assert decide(kept, {}, Reset.ERROR)[SegmentId.of(0, 0)] == decide(history, {}, Reset.ERROR)[SegmentId.of(0, 0)]
@@ -328,6 +331,9 @@ def test_a_foundation_that_makes_no_sense_is_refused() -> None:
         (3, 0, (1,), (0.0, 0.5), (1,)),
         (3, 0, (1,), (0.0, 0.5, 0.25), (1, 2, 3)),
         (3, 0, (1,), (0.0,), (-2,)),
+        (3, 0, (1,), (0.0,), (0,), 0, 0, (-1,)),
+        (3, 0, (1,), (0.0,), (0,), 0, 0, (4, 5)),
+        (3, 0, (1, 1), (0.0,), (0,), 0, 0, (4, 4)),
     ):
         with pytest.raises(InvalidRequestError):
             Foundation(*arguments)

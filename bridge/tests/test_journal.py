@@ -18,7 +18,7 @@ from bridge.model.records import Retention, StreamConfig, StreamState, Truncatio
 
 GROUP, NAME = GroupName("sales", "main"), StreamName("sales", "orders")
 CONFIG = StreamConfig(name=NAME, group=GROUP, created_ms=0, buffer_topic_id="id")
-PATH, FORMER = paths.stream(NAME), Former(4, 77)
+PATH, FORMER = paths.stream(NAME), Former(4, 77, 5)
 GONE = {PATH: FORMER.node(NAME.stream).encode()}
 S0, S1 = SegmentId.of(0, 0), SegmentId.of(1, 0)
 

@@ -32,6 +32,16 @@ def test_lives_agree_with_the_epochs(history: EpochHistory) -> None:
 
 
 @given(histories())
+def test_a_partition_number_names_one_segment_for_good(history: EpochHistory) -> None:
+    numbers = lineage(history).partitions
+    assert sorted(numbers.values()) == list(range(len(numbers)))
+    assert [numbers[item.id] for item in history.records[0].segments] == list(range(len(history.records[0].segments)))
+    for epoch in range(1, history.next_epoch):
+        before = lineage(history.before(epoch)).partitions
+        assert before == {segment: number for segment, number in numbers.items() if segment in before}
+
+
+@given(histories())
 def test_links_agree_with_predecessors_and_successors(history: EpochHistory) -> None:
     whole = lineage(history)
     for segment in history.segments():

@@ -40,11 +40,11 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
         paths.retention(StreamName("SCOPE", "STREAM")),
         paths.stream_fault(StreamName("SCOPE", "STREAM")),
         paths.late(StreamName("SCOPE", "STREAM")),
-        f"{paths.formers('SCOPE')}/STREAM#E.S",
+        f"{paths.formers('SCOPE')}/STREAM#E.S.P",
     }
     group = GroupName("SCOPE", "GROUP")
     made |= {node(group) for node in (paths.group, paths.controller, paths.leader, paths.committing, paths.scaling)}
-    made |= {paths.outdated(group), f"{paths.formers('SCOPE')}/STREAM#E.S"}
+    made |= {paths.outdated(group), f"{paths.formers('SCOPE')}/STREAM#E.S.P"}
     made.add(f"{paths.suspended(group)}/WORK")
     made |= {f"{paths.requests(group)}/R", f"{paths.answers(group)}/R"}
     made.add(paths.session(group, "CLIENT"))

@@ -67,7 +67,7 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
     yield from _check_name(stream, group.name)
     # Only now: what a deleted stream has used is written down before its name is free.
     former = former_among((yield from read_children(paths.formers(stream.scope))), stream)
-    history = EpochHistory.create(ranges, now_ms, former.epoch, former.sequence)
+    history = EpochHistory.create(ranges, now_ms, former.epoch, former.sequence, former.partition)
     config = StreamConfig(
         name=stream,
         group=group.name,

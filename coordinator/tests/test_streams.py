@@ -16,6 +16,7 @@ from bridge.model.epochs import EpochHistory, check_chain
 from bridge.model.expiry import without_epochs
 from bridge.model.identifiers import SegmentId
 from bridge.model.keyspace import even_ranges
+from bridge.model.lineage import lineage
 from bridge.model.lives import FORMER_MAX, UNSEEN_RECORDS, Former, former_among
 from bridge.model.names import StreamName
 from bridge.model.reading import ReadingPlan
@@ -145,6 +146,7 @@ def lives(world: World) -> Lives:
 def test_another_life_of_a_stream_uses_no_name_and_no_number_of_the_one_before(lives: Lives) -> None:
     topics: set[str] = set()
     numbers: list[int] = []
+    partitions: list[int] = []
     for life in range(4):
         stream = lives.create()
         assert stream.history.born == stream.config.first_epoch == life
@@ -154,6 +156,8 @@ def test_another_life_of_a_stream_uses_no_name_and_no_number_of_the_one_before(l
             lives.world.topics[stream.topic_of(segment.id)].entries.extend(Entry("record") for _ in range(5))
             base = sequence_bases(stream.history)[segment.id]
             assert base > max(numbers, default=-1)
+        partitions += lineage(stream.history).partitions.values()
+        assert partitions == list(range(len(partitions)))
         numbers += [base + 4 for base in sequence_bases(stream.history).values()]
         assert not check_chain(stream.history.records, stream.history.first, stream.history.born)
         assert lives.delete()

@@ -1,0 +1,184 @@
+"""Members of groups that commit by stream and partition number: early, late, twice, and what nobody has read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import TopicPartition
+
+import bridge
+from bridge.consumer_message import Message
+from bridge.errors import InvalidRequestError
+from bridge.model.lineage import lineage
+from bridge.model.names import StreamName
+from integration_tests.clients import Site, until
+from integration_tests.grown_streams import KEYS, grow, write
+from integration_tests.test_consumer import GROWN, Group, take, values
+
+
+@pytest.fixture
+def group(site: Site, unique_name: Callable[[str], str]) -> Group:
+    return Group(site, unique_name("group"))
+
+
+def place_of(message: Message) -> tuple[str, int]:
+    return message.topic() or "", message.partition() or 0
+
+
+def test_a_partition_number_names_one_segment(client: bridge.Bridge, orders: str, group: Group) -> None:
+    grow(client, orders)
+    numbers = lineage(client.admin.history(orders)).partitions
+    with group.member(orders) as consumer:
+        found = take(consumer, GROWN)
+        assert {(message.partition(), message.segment) for message in found} <= {
+            (number, segment) for segment, number in numbers.items()
+        }
+        consumer.unsubscribe()
+        assert {message.partition() for message in found} <= set(numbers.values()), "also later"
+    for segment, number in numbers.items():
+        assert client.partition_of(orders, segment) == number
+    active = client.admin.describe(orders).partitions
+    assert active == {item.id: numbers[item.id] for item in client.admin.history(orders).active.segments}
+    # As a producer names them, and a reader by hand.
+    producer = bridge.Producer({key: value for key, value in group.config().items() if key in PRODUCER})
+    told: list[tuple[int, int]] = []
+    producer.produce(orders, b"one more", KEYS[0], on_delivery=lambda _, m: told.append((m.partition(), m.offset())))
+    producer.flush(60)
+    [(partition, offset)] = told
+    assert partition in active.values()
+    assert set(producer.list_topics(orders).topics[orders].partitions) == set(active.values())
+    producer.close()
+    with group.member(group_id=group.name + "-by-hand") as consumer:
+        consumer.assign([TopicPartition(orders, partition, offset)])
+        [message] = take(consumer, 1)
+        assert (message.value(), place_of(message)) == (b"one more", (orders, partition))
+
+
+PRODUCER = ("bootstrap.servers", "zookeeper", "zookeeper.root")
+
+
+def test_offsets_by_name_that_are_committed_now_and_then_skip_nothing(
+    client: bridge.Bridge, orders: str, group: Group
+) -> None:
+    """What most applications do: a dictionary of all that was processed, committed every so many messages."""
+    expected = grow(client, orders)
+    done: dict[tuple[str, int], int] = {}
+    found: list[Message] = []
+    with group.member(orders, enable_auto_commit=False) as consumer:
+
+        def enough() -> bool:
+            for message in consumer.consume(3, 0.5):
+                assert message.error() is None
+                found.append(message)
+                done[place_of(message)] = (message.offset() or 0) + 1
+            if done:
+                consumer.commit(offsets=[TopicPartition(*place, offset) for place, offset in done.items()])
+            return len(found) >= GROWN
+
+        until(enough)
+        assert values(found) == dict.fromkeys(KEYS, expected)
+        consumer.commit(offsets=[TopicPartition(*place, offset) for place, offset in done.items()], asynchronous=False)
+    write(client, orders, b"later")
+    with group.member(orders) as consumer:
+        assert values(take(consumer, len(KEYS))) == {key: [b"later"] for key in KEYS}
+
+
+def test_a_commit_of_what_was_not_handed_out_is_refused(client: bridge.Bridge, orders: str, group: Group) -> None:
+    write(client, orders, b"before")
+    client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 1.0)])
+    write(client, orders, b"after")
+    with group.member(orders, enable_auto_commit=False) as consumer:
+        found = take(consumer, len(KEYS))
+        of_first = [message for message in found if message.partition() == 0]
+        before = consumer.committed([TopicPartition(orders, number) for number in range(3)], timeout=60)
+        name = StreamName.parse(orders)
+        waiting = name.segment_topic(bridge.SegmentId.of(2, 1))
+        for place, why in (
+            (TopicPartition(orders, 2, 3), "nothing of it was handed out"),
+            (TopicPartition(waiting, 0, 0), "nothing of it was handed out"),
+            (TopicPartition(orders, 0, 1_000), "behind what was handed out"),
+        ):
+            for asynchronous in (True, False):
+                with pytest.raises(InvalidRequestError, match=f"{why}.*nothing was committed"):
+                    consumer.commit(offsets=[TopicPartition(orders, 1, 1), place], asynchronous=asynchronous)
+        with pytest.raises(InvalidRequestError, match="no partition 3 so far"):
+            consumer.commit(offsets=[TopicPartition(orders, 3, 0)], asynchronous=False)
+        after = consumer.committed([TopicPartition(orders, number) for number in range(3)], timeout=60)
+        assert [place.offset for place in after] == [place.offset for place in before]
+        # What has no position yet is left out, as confluent-kafka's consumer does.
+        assert consumer.commit(offsets=consumer.position(consumer.assignment()), asynchronous=False)
+        take(consumer, len(KEYS))
+        # What is over is over, however late a commit comes.
+        consumer.commit(message=of_first[0], asynchronous=False)
+        [end] = consumer.committed([TopicPartition(orders, 0)], timeout=60)
+        assert end.offset == client.admin.history(orders).sealed_end(bridge.SegmentId.of(0, 0))
+    with group.member(orders, enable_auto_commit=False, enable_auto_offset_store=False) as consumer:
+        until(lambda: consumer.poll(0.2) or consumer.assignment())
+        with pytest.raises(InvalidRequestError, match="behind what was handed out"):
+            consumer.store_offsets(offsets=[TopicPartition(orders, 2, 1_000)])
+
+
+def test_a_transaction_that_commits_less_than_was_read_does_not_stop_what_follows(
+    client: bridge.Bridge, orders: str, payments: str, group: Group
+) -> None:
+    """It names finished segments again, by the names of the last messages, while another one is still being read."""
+    write(client, orders, b"before")
+    client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 1.0)])
+    write(client, orders, b"after")
+    with group.member(orders, enable_auto_commit=False) as consumer:
+        until(lambda: len(consumer.assignment()) == 3 or consumer.poll(0.1))
+        consumer.pause([TopicPartition(orders, 1)])
+        end = client.admin.history(orders).sealed_end(bridge.SegmentId.of(0, 0))
+        with client.reader(orders, follow=False) as reader:
+            records = sum(record.segment == bridge.SegmentId.of(0, 0) for record in reader)
+        found = take(consumer, records)
+        assert {message.partition() for message in found} == {0}
+        first = {place_of(message): (message.offset() or 0) + 1 for message in found}
+        consumer.commit(asynchronous=False)
+
+        def committed() -> int:
+            consumer.poll(0.1)
+            [place] = consumer.committed([TopicPartition(orders, 0)], timeout=60)
+            return int(place.offset)
+
+        until(lambda: committed() == end)
+        [position] = consumer.position([TopicPartition(orders, 0)])
+        assert position.offset == end, "or a transaction that commits positions would take the end back"
+        with client.begin(payments) as txn:
+            txn.write(payments, key=b"k", value=b"v")
+            txn.send_offsets({place: offset - 1 for place, offset in first.items()}, consumer.consumer_group_metadata())
+        consumer.resume([TopicPartition(orders, 1)])
+
+        def enough() -> bool:
+            fresh = consumer.consume(100, 0.2)
+            found.extend(fresh)
+            if fresh:
+                consumer.commit(asynchronous=False)
+            return len(found) >= 2 * len(KEYS)
+
+        until(enough)
+        assert values(found) == {key: [b"before", b"after"] for key in KEYS}
+
+
+def test_offsets_by_name_of_a_former_life_reach_nothing_of_the_next(
+    client: bridge.Bridge, orders: str, payments: str, group: Group
+) -> None:
+    write(client, orders, b"of the first")
+    done: dict[tuple[str, int], int] = {}
+    with group.member(orders, enable_auto_commit=False) as consumer:
+        for message in take(consumer, len(KEYS)):
+            done[place_of(message)] = (message.offset() or 0) + 1
+    client.admin.delete_stream(orders)
+    client.admin.create_stream(orders, segments=2)
+    write(client, orders, b"of the second")
+    with client.begin(payments) as txn:
+        with pytest.raises(bridge.errors.StreamRecreated):
+            txn.send_offsets(done, group.name)
+        txn.write(payments, key=b"k", value=b"v")
+    with group.member(orders, enable_auto_commit=False) as consumer:
+        found = take(consumer, len(KEYS))
+        assert values(found) == {key: [b"of the second"] for key in KEYS}
+        assert not {place_of(message) for message in found} & done.keys()
+        with pytest.raises(bridge.errors.StreamRecreated):
+            consumer.commit(offsets=[TopicPartition(*place, offset) for place, offset in done.items()])
