@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -485,6 +486,7 @@ class Bridge(Resuming):
             Shape(self._catalog, self._session, StreamName.parse(stream)),
             key,
             Machine(initial, apply, states, updates),
+            partial(self.admin.truncate, stream),
             timeout=timeout,
             transaction_timeout=transaction_timeout,
         )

@@ -26,8 +26,8 @@ from bridge.errors import (
     UnavailableError,
 )
 from bridge.kafka.metadata import Cluster
-from bridge.kafka.topics import TopicAdmin
 from bridge.model.cas import Scope
+from bridge.model.position import ReadPosition
 from bridge.model.sn import ANY, SN
 from bridge.model.synchronizer import Machine, Replica, S, U, mark_of_snapshot, mark_of_update
 from bridge.model.token import Token
@@ -57,20 +57,20 @@ class Synchronizer(Generic[S, U]):
         shape: Shape,
         key: bytes,
         machine: Machine[S, U],
+        cut: Callable[[ReadPosition], object],
         *,
         timeout: float | timedelta = 30.0,
         transaction_timeout: float | timedelta = 5.0,
     ) -> None:
-        """See :meth:`bridge.Bridge.synchronizer`, which makes them."""
+        """See :meth:`bridge.Bridge.synchronizer`, which makes them; ``cut`` truncates the stream."""
         if not isinstance(key, bytes):
             raise InvalidRequestError(f"a synchronizer needs a key of bytes, not {key!r}; nothing was written")
         self.stream: Final = shape.stream
         self.key: Final = key
-        self._settings = settings
+        self._cut = cut
         self._machine = machine
         self._lock = threading.RLock()
         self._closed = False
-        self._topics: TopicAdmin | None = None
         self._writer = CasWriter(channels, self.stream, timeout=timeout, transaction_timeout=transaction_timeout)
         cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
         self._log = KeyLog(cluster, shape, key, positive_seconds("timeout", timeout))
@@ -172,15 +172,18 @@ class Synchronizer(Generic[S, U]):
         Args:
             compactor: Gets the newest state and returns one that means the same, in less space perhaps; or None, to
                 write nothing. By default the state is written as it is.
-            truncate: Also delete the records before the snapshot, in all segments in which the key's records stand.
-                Right only where nothing else lives there, so everything that is to be deleted is looked at first.
-                Plain readers that have not come so far lose these records.
+            truncate: Also truncate the stream before the snapshot: :meth:`bridge.Admin.truncate`, carried out by the
+                coordinator, in the key's segment and in all that this one continues. Right only where nothing else
+                lives there, so everything that is to be deleted is looked at first. Plain readers that have not come
+                so far lose these records; groups that the stream waits for do not.
 
         Raises:
             ConflictError: it was to truncate, and the segments hold records of other keys; nothing was written, and
-                nothing deleted.
+                nothing deleted. Or, with a note that the snapshot itself is written, a group that the stream waits for
+                has not read what would be deleted.
             RecordTooLargeError: the state does not fit into a record; nothing was written.
-            NotAuthorizedError, KafkaUnavailable: with a note that it was deleting: the snapshot itself is written.
+            NotAuthorizedError, CoordinatorUnavailable, UnknownWriteError: with a note that it was truncating: the
+                snapshot itself is written.
             TruncatedError, CorruptDataError, UnavailableError, CasOutcomeUnknown: see :meth:`update`.
         """
         with self._lock:
@@ -317,18 +320,12 @@ class Synchronizer(Generic[S, U]):
 
     def _truncate(self, before: Replica[S]) -> None:
         """Delete what was looked at; what came between that and the snapshot stays until the next time."""
-        offsets = self._log.offsets_before(before.read_to)
-        logger.info("%r: deleting what is before the snapshot: %s", self, offsets)
+        place = before.read_to
+        logger.info("%r: truncating the stream at %s, before the snapshot", self, place)
         try:
-            if self._topics is None:
-                self._topics = TopicAdmin(
-                    self._settings.bootstrap_servers,
-                    security=self._settings.kafka,
-                    client_id=self._settings.client_name,
-                )
-            self._topics.delete_records({(topic, 0): offset for topic, offset in offsets.items()})
+            self._cut(ReadPosition(self.stream, {place.segment: place.offset}))
         except RollbridgeError as fault:
-            fault.add_note("raised while deleting the records before a snapshot; the snapshot itself is written")
+            fault.add_note("raised while truncating the stream before a snapshot; the snapshot itself is written")
             raise
 
     def _check_open(self) -> None:

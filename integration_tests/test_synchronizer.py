@@ -25,6 +25,7 @@ from bridge.errors import (
 from bridge.kafka.appender import TransactionalAppender
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.model.identifiers import SegmentId
+from bridge.model.keyspace import position_of_key
 from bridge.model.names import StreamName
 from bridge.model.synchronizer import MARK_HEADER
 from integration_tests.adapter_tools import batch_of
@@ -54,11 +55,14 @@ def values(site: Site, stream: str) -> list[bytes | None]:
 
 
 def first_offsets(site: Site, client: bridge.Bridge, stream: str) -> list[int]:
-    """Where each segment begins, the oldest segment first."""
-    name = StreamName.parse(stream)
-    topics = [name.segment_topic(segment) for segment in client.admin.history(stream).segments()]
-    found = LogOffsets(site.cluster.bootstrap_servers).first(topics)
-    return [found[topic] for topic in topics]
+    """Where each segment begins, the oldest segment first; the end of one that was removed."""
+    name, history = StreamName.parse(stream), client.admin.history(stream)
+    topics = {segment: name.segment_topic(segment) for segment in history.stored()}
+    found = LogOffsets(site.cluster.bootstrap_servers).first(topics.values())
+    return [
+        found[topics[segment]] if segment in topics else history.sealed_end(segment) or 0
+        for segment in history.segments()
+    ]
 
 
 def test_all_see_the_same_state_and_each_update_is_made_for_the_newest(client: bridge.Bridge, orders: str) -> None:
@@ -166,6 +170,42 @@ def test_snapshots_truncate_across_scales_and_those_who_lag_go_on(
             late.update(add(b"g"))
         assert one.fetch() == b"abcdefg"
     assert first_offsets(site, client, ledger)[-1] > 0
+
+
+def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read(
+    site: Site, client: bridge.Bridge, ledger: str, unique_name: Callable[[str], str]
+) -> None:
+    group = unique_name("group")
+    client.admin.update_stream(ledger, retention_groups=[group])
+    with opened(client, ledger) as one:
+        one.update(add(b"a"))
+        with pytest.raises(ConflictError, match=group) as caught:
+            one.compact(truncate=True)
+        assert "the snapshot itself is written" in str(caught.value.__notes__)
+        assert first_offsets(site, client, ledger) == [0]
+        with opened(client, ledger) as late:
+            assert (late.state, late.bytes_since_snapshot) == (b"a", 0)
+
+
+def test_records_of_other_keys_are_found_in_whatever_is_continued(client: bridge.Bridge, ledger: str) -> None:
+    with opened(client, ledger) as one:
+        one.update(add(b"a"))
+        one.compact(truncate=True)
+        client.admin.scale(ledger, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
+        own = client.admin.history(ledger).active.segment_at(position_of_key(KEY)).id
+        elsewhere = next(
+            key
+            for key in (b"%d" % number for number in range(100))
+            if client.admin.history(ledger).active.segment_at(position_of_key(key)).id != own
+        )
+        with client.writer(ledger) as plain:
+            plain.write(elsewhere, b"of somebody else").result(120)
+        client.admin.scale(ledger, seal=[1, 2], ranges=[(0.0, 1.0)])
+        one.update(add(b"b"))
+        with pytest.raises(ConflictError, match=f"holds records of other keys.*{elsewhere!r}.*nothing deleted"):
+            one.compact(truncate=True)
+        with client.reader(ledger, follow=False) as reader:
+            assert b"of somebody else" in [record.value for record in reader]
 
 
 def test_a_new_key_has_no_beginning_where_the_log_was_cut_off(client: bridge.Bridge, ledger: str) -> None:

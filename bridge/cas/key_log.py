@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,7 @@ from bridge.cas.lookup import StreamLogs
 from bridge.cas.segment_log import FIRST_STEP, sn_of
 from bridge.cas.shape import Shape
 from bridge.errors import InvalidRequestError, TruncatedError
+from bridge.kafka.errors import TopicNotFound
 from bridge.kafka.fetch import LogReader
 from bridge.kafka.metadata import Cluster, Isolation
 from bridge.kafka.offsets import read_end_offset
@@ -101,31 +103,38 @@ class KeyLog:
     def foreign_before(self, end: DLSN) -> tuple[DLSN, bytes | None] | None:
         """Place and key of the first record before ``end`` that has another key; None if there is none.
 
-        It looks at all segments of the key's course, at everything that would be deleted below ``end``.
+        It looks at everything that a truncation there deletes: what is below it in its segment, and all that this
+        continues, also where it continues several, of which only one has the key.
         """
-        for stretch in reversed(self._stretches(self._course(), end)):
+        last = self._stretches(self._course(), end)[0]
+        before = [_Stretch(stage, 0, self._end_of(stage)) for stage in self._shape.before(end.segment)]
+        for stretch in (*before, last):
             if stretch.stage.removed:
                 continue
             log = self._logs.of(stretch.stage)
             start = min(log.truncated_at(), stretch.end)
-            for record in log.records(self._reader, start, stretch.end, self._deadline()):
-                if record.key != self._key:
-                    return DLSN.of(stretch.stage.segment, record.offset), record.key
+            with suppress(TruncatedError), self._looking_at(stretch.stage):
+                for record in log.records(self._reader, start, stretch.end, self._deadline()):
+                    if record.key != self._key:
+                        return DLSN.of(stretch.stage.segment, record.offset), record.key
         return None
-
-    def offsets_before(self, end: DLSN) -> dict[str, int]:
-        """By topic, the offset before which everything is before ``end``."""
-        return {
-            self._logs.of(stretch.stage).topic: stretch.end
-            for stretch in self._stretches(self._course(), end)
-            if stretch.end and not stretch.stage.removed
-        }
 
     def _entries(self, stretch: _Stretch) -> Iterator[Entry]:
         log = self._logs.of(stretch.stage)
-        for record in log.records(self._reader, stretch.start, stretch.end, self._deadline()):
-            if record.key == self._key:
-                yield entry_of(sn_of(record, log.segment, log.base), record.value, record.headers)
+        with self._looking_at(stretch.stage):
+            for record in log.records(self._reader, stretch.start, stretch.end, self._deadline()):
+                if record.key == self._key:
+                    yield entry_of(sn_of(record, log.segment, log.base), record.value, record.headers)
+
+    @contextmanager
+    def _looking_at(self, stage: Stage) -> Iterator[None]:
+        """Others may truncate meanwhile, and the segment be removed: then it is TruncatedError, as before it was."""
+        try:
+            yield
+        except TopicNotFound as fault:
+            if not self._shape.is_removed(stage.segment):
+                raise
+            raise TruncatedError(f"segment {stage.segment} of {self._shape.stream} was removed") from fault
 
     def _check_kept(self, stretch: _Stretch) -> None:
         if stretch.stage.removed and stretch.end > stretch.start:

@@ -9,13 +9,14 @@ from typing import Final
 
 from bridge.client.catalog import Catalog
 from bridge.errors import InvalidRequestError, UnavailableError
-from bridge.model.course import Course
+from bridge.model.course import Course, Stage
 from bridge.model.epochs import EpochHistory
 from bridge.model.identifiers import SegmentId
 from bridge.model.keyspace import position_of
 from bridge.model.names import StreamName
 from bridge.model.paths import epochs
 from bridge.model.sn import sequence_bases
+from bridge.model.truncation import ancestors
 from bridge.zookeeper.session import ZooKeeperSession
 
 _PAUSE_FIRST_S: Final = 0.005
@@ -72,6 +73,22 @@ class Shape:
             self._known = known = _Known(history)
         return known.course(position)
 
+    def before(self, segment: SegmentId) -> list[Stage]:
+        """Everything that a segment continues, however far back, whatever keys it holds; the oldest first.
+
+        Raises:
+            UnavailableError: where one of them ends is not known yet; nothing was written.
+            ScopeNotFound, StreamNotFound: there is no such stream.
+        """
+        history = self._catalog.view(self._name).history
+        bases, found = sequence_bases(history), []
+        for item in sorted(ancestors(history, [segment])):
+            end, base = history.sealed_end(item), bases.get(item)
+            if end is None or base is None:
+                raise UnavailableError(f"the end of segment {item} is not known yet; try again; nothing was written")
+            found.append(Stage(item, base, end, item in history.removed))
+        return found
+
     def await_course(self, position: float, deadline: float, sealed: SegmentId | None = None) -> Course:
         """The course of a position once it can be written to, in another segment than ``sealed``.
 
@@ -103,6 +120,17 @@ class Shape:
         names = self._session.children(epochs(self.stream))
         if not names or int(names[-1]) != self._catalog.view(self._name).history.active.epoch:
             self._catalog.forget(self._name)
+
+    def is_removed(self, segment: SegmentId) -> bool:
+        """Whether a segment was truncated as a whole; asks ZooKeeper.
+
+        Raises:
+            ZooKeeperUnavailable: no answer in time.
+            ScopeNotFound, StreamNotFound: there is no such stream any more.
+        """
+        self._session.sync()
+        self._catalog.forget(self._name)
+        return self._catalog.view(self._name).history.is_removed(segment)
 
     def has_moved(self, position: float, segment: SegmentId, *, is_lost: bool = False) -> bool:
         """Whether a position has another active segment by now, or is about to; asks ZooKeeper.
