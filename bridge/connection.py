@@ -45,6 +45,7 @@ from bridge.errors import (
     TransactionClosed,
     TransactionNotFound,
 )
+from bridge.inherited import hold, is_gone, refusal
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.patience import Deadline
 from bridge.message import Origin
@@ -223,6 +224,7 @@ class Bridge(Resuming):
             timeout_s=options.admin_timeout_s,
         )
         self._stuck: set[bytes] = set()
+        hold(self, "_session", "_sender", "_outcomes", "_counters", "_planner", "_cas_channels", "_engines")
         self._housekeeper.start(
             self._catalog.refresh,
             self._look_at_streams,
@@ -527,7 +529,7 @@ class Bridge(Resuming):
 
     def close(self) -> None:
         """Send what is queued, for at most 30 s, and disconnect. Open transactions stay open until their lease ends."""
-        if self._closed:
+        if self._closed or is_gone(self._session):
             return
         self._closed = True
         for cas_writer in self._cas_writers:
@@ -583,6 +585,8 @@ class Bridge(Resuming):
             client.look()
 
     def _check_open(self) -> None:
+        if is_gone(self._session):
+            raise refusal()
         if self._closed:
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
 

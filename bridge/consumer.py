@@ -44,6 +44,7 @@ from bridge.consumer_places import Places
 from bridge.consumer_settings import consumer_settings
 from bridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
 from bridge.group_commits import GroupCommits
+from bridge.inherited import hold, is_gone, refusal
 from bridge.kafka.clients import TICK_S, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.patience import Deadline
@@ -116,6 +117,7 @@ class Consumer:
         self._places = Places(self._consumer, self._members, self._offsets, self._load, settings)
         self._commits = Commits(self._consumer, group, self._members, self._places, settings)
         self._rebalances = Rebalances(self._members, self._commits, cooperative=settings.cooperative)
+        hold(self, "_consumer", "_members", "_commits", "_places", "_rebalances", "_session", "_offsets")
         self._subscribed: frozenset[str] = frozenset()
         self._manual = False
         self._closed = self._left = False
@@ -402,7 +404,7 @@ class Consumer:
         Takes little longer than 10 s, also if nobody answers: then the group's other members get the segments, from
         what was committed before, once this member's session has timed out.
         """
-        if self._closed:
+        if self._closed or is_gone(self._consumer):
             return
         self._closed = True
         deadline = Deadline(_CLOSE_S)
@@ -449,6 +451,8 @@ class Consumer:
     # Inside ----------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
+        if is_gone(self._consumer):
+            raise refusal()
         if self._closed:
             raise RuntimeError("Consumer closed")  # what confluent-kafka raises
 

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 
 from bridge.config import ConnectionSettings
 from bridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable
+from bridge.inherited import hold
 from bridge.kafka.batches import read_records, validate_frame
 from bridge.kafka.clients import assign_more, consumer_config, open_consumer
 from bridge.kafka.compacted import is_end
@@ -66,6 +67,7 @@ class PreviewTail:
         )
         config |= {"enable.partition.eof": True, "error_cb": lambda error: logger.info("previews: %s", error)}
         self._consumer = open_consumer(config, f"preview {stream.name}", logger)
+        hold(self, "_consumer")
         try:
             self._fold = PreviewFold(_check_batch, self._learn(offsets))
         except BaseException:

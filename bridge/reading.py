@@ -26,6 +26,7 @@ from bridge.errors import (
     TruncatedError,
     UnavailableError,
 )
+from bridge.inherited import hold
 from bridge.kafka.clients import TICK_S, assign_more, consumer_config, open_consumer
 from bridge.kafka.errands import Errand
 from bridge.kafka.log_offsets import LogOffsets
@@ -156,6 +157,7 @@ class Reader:
         }
         self._is_idle = False
         self._consumer = self._open()
+        hold(self, "_consumer", "_preview", "_lookout")
         self._lookout = Lookout(
             settings.bootstrap_servers,
             Isolation.READ_COMMITTED,

@@ -25,6 +25,7 @@ from bridge.errors import (
     RollbridgeError,
     UnavailableError,
 )
+from bridge.inherited import hold, is_gone
 from bridge.kafka.metadata import Cluster
 from bridge.model.cas import Scope
 from bridge.model.position import ReadPosition
@@ -74,6 +75,7 @@ class Synchronizer(Generic[S, U]):
         self._writer = CasWriter(channels, self.stream, timeout=timeout, transaction_timeout=transaction_timeout)
         cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
         self._log = KeyLog(cluster, shape, key, positive_seconds("timeout", timeout))
+        hold(self, "_lock", "_writer", "_log")
         try:
             self._replica = self._read(machine.bootstrap)
         except BaseException:
@@ -215,6 +217,8 @@ class Synchronizer(Generic[S, U]):
 
     def close(self) -> None:
         """Disconnect. The state can still be looked at. Closing again does nothing."""
+        if is_gone(self._lock):
+            return
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -29,6 +29,7 @@ from bridge.errors import (
     TruncatedError,
     UnavailableError,
 )
+from bridge.inherited import hold
 from bridge.kafka.clients import Config, assign_more, consumer_config, open_consumer
 from bridge.kafka.log_offsets import LogOffsets
 from bridge.kafka.metadata import Isolation
@@ -163,6 +164,7 @@ class TransactionReader:
         config |= {"enable.partition.eof": True, "error_cb": lambda error: logger.info("transactions: %s", error)}
         self._consumer = open_consumer(config, f"read the commit log of {group}", logger)
         self._consumer.assign([TopicPartition(topic, 0, begin)])
+        hold(self, "_consumer", "_segments")
         self._segments = Segments({**config, "queued.max.messages.kbytes": 16 * 1024}, origin, offsets, stalled_s)
 
     def __enter__(self) -> Self:
@@ -237,6 +239,7 @@ class Segments:
         self._stalled_s = stalled_s
         self._consumer = open_consumer({**config, "enable.partition.eof": False}, "read segments", logger)
         self._cursors: dict[str, _Cursor] = {}
+        hold(self, "_consumer")
 
     def close(self) -> None:
         """Disconnect."""

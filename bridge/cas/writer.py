@@ -28,6 +28,7 @@ from bridge.errors import (
     TruncatedError,
     UnavailableError,
 )
+from bridge.inherited import hold, is_gone, refusal
 from bridge.kafka.batches import record_size_max
 from bridge.kafka.fetch import LogReader
 from bridge.model.cas import Condition, Scope, place_of
@@ -79,6 +80,7 @@ class CasWriter:
         self._pending = 0
         self._settled = threading.Condition()
         self._closed = False
+        hold(self, "_channel", "_shape", "_dispatcher", "_settled")
 
     def write(
         self,
@@ -241,7 +243,7 @@ class CasWriter:
 
     def close(self) -> None:
         """Carry out what was begun, give the transactional ids back, and disconnect. Closing again does nothing."""
-        if self._closed:
+        if self._closed or is_gone(self._channel):
             return
         self._closed = True
         self.flush()
@@ -397,5 +399,7 @@ class CasWriter:
                 self._settled.notify_all()
 
     def _check_open(self) -> None:
+        if is_gone(self._channel):
+            raise refusal()
         if self._closed:
             raise InvalidRequestError(f"this writer of {self.stream} is closed; nothing was written")

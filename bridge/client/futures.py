@@ -11,6 +11,7 @@ together. there is no partial failure state".
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
@@ -127,6 +128,14 @@ class Completion:
         if not self.settled:
             self._unknown = why
             self._finish()
+
+    def leave(self, why: str) -> None:
+        """As :meth:`give_up`, in a forked process: there is nobody to wake, and no lock that can be trusted."""
+        for writer in self.writers:
+            writer.leave()
+        self._unknown = why
+        self._event, self._callbacks, self.writers = None, None, ()
+        self.closed = self.settled = True
 
     def fence(self) -> None:
         """Somebody newer has the say; what became of the transaction is not for this process to wait for."""
@@ -251,6 +260,15 @@ class Completion:
             _call(callback)
         for writer in writers:
             writer.release()
+
+
+def _renew() -> None:
+    global _creation
+    _creation = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 def _call(callback: Callable[[], object]) -> None:

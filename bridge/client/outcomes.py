@@ -17,6 +17,7 @@ from confluent_kafka import Message, TopicPartition
 
 from bridge.client.futures import Completion
 from bridge.errors import KafkaUnavailable, NotFoundError
+from bridge.inherited import hold, refusal
 from bridge.kafka.clients import assign_more, consumer_config, open_consumer
 from bridge.kafka.metadata import Isolation
 from bridge.kafka.quiet import limited
@@ -70,6 +71,7 @@ class OutcomeTail:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        hold(self, "_consumer", "_lock", then=_leave_all)
 
     def completion(self, transaction: TransactionId) -> Completion:
         """How a transaction ends, for whoever writes a part of it here."""
@@ -165,3 +167,8 @@ class OutcomeTail:
                     continue
                 del waiting[key]
                 completion.settle(value, offset)
+
+
+def _leave_all(tail: OutcomeTail) -> None:
+    for completion in list(tail.waiting.values()):
+        completion.leave(str(refusal()))

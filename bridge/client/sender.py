@@ -24,6 +24,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.errors import BackpressureError, RollbridgeError
+from bridge.inherited import hold
 from bridge.kafka.clients import library_logger, producer_config
 from bridge.kafka.quiet import limited
 from bridge.kafka.translate import kafka_error, translate
@@ -84,6 +85,7 @@ class Sender:
         self._fatal: KafkaError | None = None
         self._stopping = threading.Event()
         self._producer = self._connect()
+        hold(self, "_producer", "_progress")
         self._thread = threading.Thread(target=self._deliver, name="rollbridge-delivery", daemon=True)
         self._thread.start()
 

@@ -17,6 +17,7 @@ from bridge.client.runtime import Plan, Runtime
 from bridge.client.sender import Delivered
 from bridge.client.slots import Headers, Lane
 from bridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
+from bridge.inherited import GONE
 from bridge.kafka.batches import Compression
 from bridge.kafka.translate import translate
 from bridge.model.identifiers import TransactionId
@@ -152,6 +153,10 @@ class Writing:
                 "it is still being sent"
             )
         self._check_deliveries()
+
+    def leave(self) -> None:
+        """Refuse everything from now on: the transaction is that of the process that forked this one."""
+        self._lock = GONE
 
     def cut_older(self, than_s: float) -> None:
         """Send the batches that were started before ``than_s`` (monotonic seconds), unless somebody is writing now.

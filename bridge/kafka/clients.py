@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+# `list_topics` would import this on whichever thread asks first, and who forks meanwhile leaves the child waiting for
+# that import without end.
+import confluent_kafka.admin  # noqa: F401
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from bridge.errors import ConfigError

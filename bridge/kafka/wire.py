@@ -26,6 +26,7 @@ from kio.schema.sasl_handshake.v1 import SaslHandshakeRequest, SaslHandshakeResp
 from kio.serial import entity_reader, entity_writer
 from kio.static.protocol import Payload
 
+from bridge.inherited import forks, refusal
 from bridge.kafka import codes
 from bridge.kafka.errors import (
     AuthenticationError,
@@ -98,6 +99,7 @@ class Connection:
         self._expires_at = float("inf")
         self._last_used = time.monotonic()
         self._closed = False
+        self._forks = forks()
         self._socket = self._connect(host, port, security, connect_timeout_s)
         # Buffered, so that a small answer costs one system call.
         self._reader = cast("io.BufferedReader", self._socket.makefile("rb", buffering=_READ_BUFFER_BYTES))
@@ -358,6 +360,8 @@ class Connection:
         return min(self._request_timeout_s, self.deadline.left())
 
     def _require_open(self) -> None:
+        if self._forks != forks():
+            raise refusal()
         if self._closed:
             raise ConnectionLostError(f"connection to Kafka at {self.address} is closed")
 

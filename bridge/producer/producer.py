@@ -21,6 +21,7 @@ from bridge.client.futures import WriteFuture
 from bridge.client.transaction import Transaction
 from bridge.connection import Bridge, connect
 from bridge.errors import ConflictError, InvalidRequestError, NotFoundError, RollbridgeError
+from bridge.inherited import hold, is_gone, refusal
 from bridge.model.control import FENCED
 from bridge.model.sn import SN
 from bridge.producer.faults import kafka_exceptions, wrong_state
@@ -82,6 +83,7 @@ class Producer:
         self._streams: tuple[str, ...] = self._settings.streams
         self._reports = Reports(only_errors=self._settings.only_errors)
         self._closed = False
+        hold(self, "_lock", "_bridge", "_writers", "_reports")
 
     # Records --------------------------------------------------------------------------------------------------------
 
@@ -191,6 +193,8 @@ class Producer:
 
     def close(self) -> None:
         """Write what there is, abort an open transaction, and disconnect. Not in confluent-kafka of old."""
+        if is_gone(self._lock):
+            return
         with self._lock:
             if self._closed:
                 return
@@ -356,6 +360,8 @@ class Producer:
             raise wrong_state(f"there is no transaction: this producer is {self._phase.value}")
 
     def _check_open(self) -> None:
+        if is_gone(self._lock):
+            raise refusal()
         if self._closed:
             raise wrong_state("this producer is closed")
 

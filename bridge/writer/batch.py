@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from bridge.errors import RollbridgeError
+from bridge.errors import OutcomeUnknown, RollbridgeError
 from bridge.futures import LightFuture
+from bridge.inherited import forks, refusal
 from bridge.kafka.batches import read_records
 from bridge.model.keyspace import KeyRange, position_of_key
 from bridge.model.sequence import DLSN
@@ -54,6 +55,7 @@ class Batch(Parcel):
 
     __slots__ = (
         "_event",
+        "_forks",
         "_watchers",
         "append",
         "base_offset",
@@ -83,6 +85,7 @@ class Batch(Parcel):
         self.where: list[tuple[Batch, int]] | None = None
         self._event: threading.Event | None = None
         self._watchers: list[tuple[int, Watcher]] | None = None
+        self._forks = forks()
 
     def close(self) -> None:
         """Take no more records."""
@@ -138,6 +141,10 @@ class Batch(Parcel):
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait until its fate is known, or it is taken apart, or the time is over."""
+        if self._forks != forks() and not self.is_decided():
+            raise OutcomeUnknown(
+                f"it was being written at a fork, and only the parent will know: {refusal()}", transaction=""
+            )
         with _creation:
             if self.settled or self.where is not None:
                 return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 from xxhash import xxh64_intdigest
 
 from bridge.errors import InvalidRequestError, TransactionIdOutOfOrder, UnavailableError
+from bridge.inherited import hold, is_gone
 from bridge.model.keyspace import HASH_SEED
 from bridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER
 from bridge.model.sn import pack_transaction_id
@@ -42,6 +43,7 @@ class StreamWriter:
         self._rising_ids = rising_ids
         self._last_id = _NO_ID
         self._closed = False
+        hold(self, "_lock", "_engine", "_channel")
 
     @property
     def stream(self) -> str:
@@ -177,7 +179,7 @@ class StreamWriter:
 
     def close(self, timeout: Timeout = None) -> None:
         """Flush, and take no more records through this object. Raises as :meth:`flush` does."""
-        if not self._closed:
+        if not self._closed and not is_gone(self._engine):
             self._closed = True
             self.flush(timeout)
 

@@ -29,6 +29,7 @@ from kazoo.protocol.states import ZnodeStat
 from kazoo.retry import KazooRetry
 
 from bridge.errors import RollbridgeError, ZooKeeperUnavailable
+from bridge.inherited import hold
 from bridge.model.nodes import NodeOperation
 from bridge.within import patience_s
 from bridge.zookeeper.errors import (
@@ -115,6 +116,7 @@ class ZooKeeperSession:
         )
         self._client.add_listener(self._state_changed)
         self._closed = False
+        hold(self, "_client")
 
     def start(self, timeout_s: float = 15.0) -> None:
         """Connect.

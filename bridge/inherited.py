@@ -1,0 +1,96 @@
+"""What a process inherits by ``fork()``: connections that go on being its parent's.
+
+Parent and child would share sockets, a producer id and its sequence numbers, and the ids that were reserved for new
+transactions: acknowledged records of one of them would not be in the log, and both would begin the same transaction. No
+thread but the one that forked lives on in the child, so whatever it waited for would never come.
+
+So whoever owns connections, or locks that its threads hold, says so with :func:`hold`. In a child what is held is
+replaced by something that refuses every use, and closes nothing: the parent goes on as if nothing had happened. The
+child connects again. librdkafka's clients are never destroyed there, since they wait for their threads at that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from bridge.errors import InvalidRequestError
+
+T = TypeVar("T")
+
+_held: WeakKeyDictionary[Any, tuple[tuple[str, ...], Callable[[Any], None] | None]] = WeakKeyDictionary()
+_forks = 0
+
+
+def refusal() -> InvalidRequestError:
+    """Why something that was inherited can not be used."""
+    return InvalidRequestError(
+        "this was made by the process that forked this one, and its connections are that one's: connect again in this "
+        "process; nothing was written"
+    )
+
+
+def hold(owner: T, *names: str, then: Callable[[T], None] | None = None) -> None:
+    """Say which attributes of an object are of no use in a child, whatever they are by the time of the fork.
+
+    ``then`` is called in the child with the object; it must take no lock, which a thread that is not there may hold.
+    """
+    _held[owner] = names, then
+
+
+def forks() -> int:
+    """How many forks lie between the first process and this one; differs from what it was for what is inherited."""
+    return _forks
+
+
+class _Gone:
+    """Stands for what was inherited: every use is refused, but for closing it, which does nothing."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise refusal()
+
+    def __enter__(self) -> NoReturn:
+        raise refusal()
+
+    def __exit__(self, *_: object) -> None:
+        """There is nothing to leave."""
+
+    def __len__(self) -> NoReturn:
+        raise refusal()
+
+    def __iter__(self) -> NoReturn:
+        raise refusal()
+
+    def close(self, *_: object) -> int:
+        """Leave it to the parent."""
+        return 0
+
+    stop = purge = close
+
+
+GONE: Final = cast("Any", _Gone())
+
+
+def is_gone(held: object) -> bool:
+    """Whether this is what stands for something that was inherited."""
+    return held is GONE
+
+
+def _in_child() -> None:
+    global _forks
+    _forks += 1
+    for owner, (names, then) in list(_held.items()):
+        if then is not None:
+            then(owner)
+        for name in names:
+            inherited = getattr(owner, name, None)
+            if inherited is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+                setattr(owner, name, GONE)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
