@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, Final
 
-# `list_topics` would import this on whichever thread asks first, and who forks meanwhile leaves the child waiting for
-# that import without end.
-import confluent_kafka.admin  # noqa: F401
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from bridge.errors import ConfigError
@@ -22,6 +20,10 @@ from bridge.kafka.patience import Deadline
 from bridge.kafka.quiet import limited, limited_child
 from bridge.kafka.security import SECURITY_KEYS, Security
 from bridge.kafka.translate import translate
+
+# `list_topics` would import this on whichever thread asks first, and who forks meanwhile leaves the child waiting for
+# that import without end.
+import_module("confluent_kafka.admin")
 
 Config = dict[str, Any]
 
