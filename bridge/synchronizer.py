@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Final, Generic, Self
+from typing import Final, Generic, Self, TypeVar, cast
 
 from bridge.cas.arguments import positive_seconds
 from bridge.cas.channel import Channels
@@ -34,6 +34,8 @@ from bridge.model.synchronizer import Machine, Replica, S, U, mark_of_snapshot, 
 from bridge.model.token import Token
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Synchronizer(Generic[S, U]):
@@ -71,6 +73,8 @@ class Synchronizer(Generic[S, U]):
         self._cut = cut
         self._machine = machine
         self._lock = threading.RLock()
+        self._asking: set[int] = set()
+        """Threads on which the application is being asked."""
         self._closed = False
         self._writer = CasWriter(channels, self.stream, timeout=timeout, transaction_timeout=transaction_timeout)
         cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
@@ -121,21 +125,27 @@ class Synchronizer(Generic[S, U]):
 
         Args:
             generator: Gets the newest state and returns updates for it, or None; called again with a newer state
-                whenever another process was faster, until the updates win.
+                whenever somebody else was faster, until the updates win. It may take its time, and must not change this
+                state in another way.
 
         Raises:
-            InvalidRequestError: the generator returns something else, or more than a run of records may take; nothing
-                was written.
+            InvalidRequestError: the generator returns something else, or more than a run of records may take, or
+                changes the state itself; nothing was written.
             RecordTooLargeError, NotAuthorizedError, UnavailableError: nothing was written.
             CasOutcomeUnknown: it may have been written, and nobody can tell at present; :meth:`fetch` shows what became
                 of it, or :meth:`outcome`. An answer that was merely lost has been looked up in the log already.
             TruncatedError, CorruptDataError: see :meth:`fetch`.
         """
-        with self._lock:
-            self._check_open()
-            is_newest = False
-            while True:
-                updates = self._encoded(generator(self._replica.state))
+        is_newest = False
+        while True:
+            with self._lock:
+                self._check_open()
+                known = self._replica
+            updates = self._encoded(self._asked(generator, known.state))
+            with self._lock:
+                self._check_open()
+                if self._replica is not known:
+                    continue  # another thread has read on, or written
                 if updates:
                     try:
                         return self._write_updates(updates)
@@ -145,7 +155,7 @@ class Synchronizer(Generic[S, U]):
                     return None
                 else:
                     self._catch_up()
-                is_newest = True
+            is_newest = True
 
     def update_unconditionally(self, updates: Iterable[U]) -> SN:
         """Write updates for whatever the state is; return the SN of the last. They are applied here by :meth:`fetch`.
@@ -155,9 +165,10 @@ class Synchronizer(Generic[S, U]):
         Raises:
             InvalidRequestError: no updates; nothing was written. Others as :meth:`update` does.
         """
+        self._check_not_asked()
+        encoded = self._encoded(updates)
         with self._lock:
             self._check_open()
-            encoded = self._encoded(updates)
             if not encoded:
                 raise InvalidRequestError("there is no update to write; nothing was written")
             while True:
@@ -191,25 +202,27 @@ class Synchronizer(Generic[S, U]):
         with self._lock:
             self._check_open()
             self._catch_up()
-            sn: SN | None = None
-            while sn is None:
-                before = self._replica
-                state = before.state
-                if compactor is not None:
-                    compacted = compactor(state)
-                    if compacted is None:
-                        return None
-                    state = compacted
-                if truncate:
-                    self._check_alone(before)
-                try:
-                    sn = self._write_snapshot(state)
-                except CasWriteError as refusal:
-                    self._learn_from(refusal)
-                else:
+            before = self._replica
+        while True:
+            state: S | None = before.state
+            if compactor is not None:
+                state = self._asked(compactor, before.state)
+                if state is None:
+                    return None
+            with self._lock:
+                self._check_open()
+                if self._replica is before:
                     if truncate:
-                        self._truncate(before)
-            return sn
+                        self._check_alone(before)
+                    try:
+                        sn = self._write_snapshot(cast("S", state))
+                    except CasWriteError as refusal:
+                        self._learn_from(refusal)
+                    else:
+                        if truncate:
+                            self._truncate(before)
+                        return sn
+                before = self._replica
 
     def outcome(self, token: Token | str) -> SN | None:
         """What became of a write that ended with :class:`CasOutcomeUnknown`: SN of its last record, or None."""
@@ -240,6 +253,22 @@ class Synchronizer(Generic[S, U]):
 
     def __repr__(self) -> str:
         return f"<Synchronizer of {self.stream} under {self.key!r}>"
+
+    def _asked(self, function: Callable[[S], T], state: S) -> T:
+        """What the application makes of a state; no lock is held meanwhile."""
+        self._check_not_asked()
+        self._asking.add(threading.get_ident())
+        try:
+            return function(state)
+        finally:
+            self._asking.discard(threading.get_ident())
+
+    def _check_not_asked(self) -> None:
+        if threading.get_ident() in self._asking:
+            raise InvalidRequestError(
+                f"a function that is given the state of {self.stream} must return its updates, and change nothing by "
+                "itself; nothing was written"
+            )
 
     def _catch_up(self) -> None:
         self._replica = self._read(lambda log: self._machine.catch_up(self._replica, log))

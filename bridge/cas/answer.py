@@ -9,9 +9,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from bridge.model.sn import SN
+from bridge.user_code import call_back
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +113,4 @@ class Answer:
             self._call(callback)
 
     def _call(self, callback: Callback) -> None:
-        try:
-            callback(self)
-        except Exception:
-            logger.exception("a callback of a conditional write failed")
+        call_back(partial(callback, self), logger, "a conditional write")

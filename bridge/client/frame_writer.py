@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from typing import Final
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -33,7 +32,6 @@ Emit = Callable[[int, bytes, bytes], None]
 """Takes the place of the stream, the key and the value of a frame. It may raise; then it is called again later."""
 
 _DATA: Final = int(FrameKind.DATA)
-_CHUNK: Final = 512
 
 
 def _nowhere(place: int, key: bytes, value: bytes) -> None:
@@ -147,9 +145,7 @@ class PartWriter:
         return future
 
     def write_some(self, stream: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
-        """Append records from an iterator, a limited number of them; return how many. The faster way for many.
-
-        The timestamp is taken once for all of them.
+        """Append records; return how many. The faster way for many; the timestamp is taken once for all of them.
 
         Raises:
             As :meth:`write`; the records before the one at fault were written.
@@ -158,11 +154,10 @@ class PartWriter:
         if lane is None:
             raise self._foreign(stream)
         first = self.count
-        some = islice(records, _CHUNK)
         if len(lane.slots) == 1:
-            self._write_to_one(lane, some)
+            self._write_to_one(lane, records)
         else:
-            self._write_to_many(lane, some)
+            self._write_to_many(lane, records)
         return self.count - first
 
     def _write_to_many(self, lane: Lane, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:

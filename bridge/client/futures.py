@@ -43,6 +43,7 @@ from bridge.model.control import (
 )
 from bridge.model.identifiers import OWNER_PART, TransactionId
 from bridge.model.sequence import DLSN
+from bridge.user_code import call_back
 
 if TYPE_CHECKING:
     from bridge.client.slots import Slot
@@ -165,7 +166,7 @@ class Completion:
                     self._callbacks = []
                 self._callbacks.append(callback)
                 return
-        _call(callback)
+        call_back(callback, logger, "a transaction")
 
     @property
     def record(self) -> ControlRecord | None:
@@ -257,7 +258,7 @@ class Completion:
         if event is not None:
             event.set()
         for callback in callbacks or ():
-            _call(callback)
+            call_back(callback, logger, "a transaction")
         for writer in writers:
             writer.release()
 
@@ -269,13 +270,6 @@ def _renew() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
-
-
-def _call(callback: Callable[[], object]) -> None:
-    try:
-        callback()
-    except Exception:
-        logger.exception("a callback of a future failed")
 
 
 class OutcomeFuture(LightFuture[T]):

@@ -22,6 +22,7 @@ from bridge.kafka.batches import Compression
 from bridge.kafka.translate import translate
 from bridge.model.identifiers import TransactionId
 from bridge.timeouts import Timeout, as_seconds
+from bridge.user_code import next_chunk
 
 logger = logging.getLogger(__name__)
 
@@ -120,19 +121,26 @@ class Writing:
     def write_all(self, stream: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
         """Write many records, given as key and value, and return how many; faster than one by one.
 
+        Some hundreds of them are taken at a time; an iterator may take as long over them as it likes, and use this
+        transaction and its connection.
+
         Raises:
-            As :meth:`write`; the records before the one at fault were written.
+            As :meth:`write`; the records before the one at fault were written. What the iterator raises; what it gave
+                before was written.
         """
         iterator = iter(records)
         written = 0
         while True:
+            chunk, fault = next_chunk(iterator)
             with self._lock:
                 if self._finished or self._completion.closed:
                     raise self._refusal()
-                fresh = self._writer.write_some(stream, iterator)
-            if not fresh:
+                self._writer.write_some(stream, chunk)
+            written += len(chunk)
+            if fault is not None:
+                raise fault
+            if not chunk:
                 return written
-            written += fresh
 
     def flush(self, timeout: Timeout = None) -> None:
         """Return once the brokers have acknowledged everything that was written so far.

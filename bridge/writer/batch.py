@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -20,6 +21,7 @@ from bridge.kafka.batches import read_records
 from bridge.model.keyspace import KeyRange, position_of_key
 from bridge.model.sequence import DLSN
 from bridge.model.sn import SN
+from bridge.user_code import call_back
 from bridge.writer.lanes import Lane, Parcel
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ class Batch(Parcel):
         with _creation:
             watchers, self._watchers = self._watchers, None
         for index, watcher in watchers or ():
-            _call(watcher, self, index)
+            call_back(partial(watcher, self, index), logger, "a written record")
 
     def watch(self, index: int, watcher: Watcher) -> None:
         """Have a watcher told of one record: later, or now if its fate is known."""
@@ -125,7 +127,7 @@ class Batch(Parcel):
                         batch._watchers = []
                     batch._watchers.append((index, watcher))
                     return
-            _call(watcher, batch, index)
+            call_back(partial(watcher, batch, index), logger, "a written record")
             return
 
     def find(self, index: int) -> tuple[Batch, int]:
@@ -253,10 +255,3 @@ def _first(ranges: Sequence[KeyRange], position: float) -> int:
 
 def _closed(*_: object) -> None:
     """Stands in for ``append`` of a batch that takes no more records: nothing fits."""
-
-
-def _call(watcher: Watcher, batch: Batch, index: int) -> None:
-    try:
-        watcher(batch, index)
-    except Exception:
-        logger.exception("a callback of a written record failed")

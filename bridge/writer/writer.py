@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -17,6 +16,7 @@ from bridge.model.keyspace import HASH_SEED
 from bridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER
 from bridge.model.sn import pack_transaction_id
 from bridge.timeouts import Timeout, as_seconds
+from bridge.user_code import next_chunk
 from bridge.writer.batch import PlainFuture
 from bridge.writer.channel import Channel, Headers
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from bridge.writer.engine import Engine
 
 
-_CHUNK: Final = 512
 _NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
 _NO_ID: Final = -1
 
@@ -113,28 +112,32 @@ class StreamWriter:
     def write_all(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
         """Write many records, given as key and value, and return how many; faster than one by one.
 
-        Their fate is told by :meth:`flush`. The timestamp is taken once for some hundreds of them.
+        Their fate is told by :meth:`flush`. Some hundreds of them are taken at a time, with one timestamp; an iterator
+        may take as long over them as it likes, and use this connection.
 
         Raises:
-            As :meth:`write`; the records before the one at fault were written.
+            As :meth:`write`; the records before the one at fault were written. What the iterator raises; what it gave
+                before was written.
         """
         iterator = iter(records)
         written = 0
         while True:
+            chunk, fault = next_chunk(iterator)
             with self._lock:
                 if self._closed or self._channel.failure is not None:
                     raise self._refusal()
-                fresh = self._write_some(iterator)
-            if not fresh:
+                self._write_some(chunk)
+            written += len(chunk)
+            if fault is not None:
+                raise fault
+            if not chunk:
                 return written
-            written += fresh
 
-    def _write_some(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
+    def _write_some(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
         channel, hash_of, locate, seed = self._channel, xxh64_intdigest, bisect_right, HASH_SEED
         headers = _NO_HEADERS
         now_ms = int(time.time() * 1000)
-        count = 0
-        for key, value in islice(records, _CHUNK):
+        for key, value in records:
             # The lanes are looked up each time: what makes room may change them.
             if key is None:
                 batch = channel.lane_of(None).open
@@ -145,8 +148,6 @@ class StreamWriter:
                 batch.count += 1
             else:
                 channel.append(key, value, headers, now_ms)
-            count += 1
-        return count
 
     def flush(self, timeout: Timeout = None) -> None:
         """Return once the brokers have everything that was written to the stream so far through this connection.
