@@ -297,12 +297,16 @@ class Membership:
     def _decide(self) -> None:
         for name, history in self.histories.items():
             self._verdicts[name] = decide(history, self._committed.get(name, {}), self._reset, self._whole[name])
-        self._open_ends = frozenset(
-            name.segment_topic(segment)
-            for name, history in self.histories.items()
-            for segment in wanted(history, self._committed.get(name, {}), self._verdicts[name])
-            if self._verdicts[name][segment].standing is Standing.DONE
-        )
+        self._find_open_ends()
+
+    def _find_open_ends(self) -> None:
+        if any(item.phase is Phase.DONE for item in self.owned.values()):
+            self._open_ends = frozenset(
+                name.segment_topic(segment)
+                for name, history in self.histories.items()
+                for segment in wanted(history, self._committed.get(name, {}), self._verdicts[name])
+                if self._verdicts[name][segment].standing is Standing.DONE
+            )
 
     def without_removed(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Those of some places whose segments have not been removed, as the streams were last seen."""
@@ -371,6 +375,7 @@ class Membership:
             self._ask_all = False
         before = sum(item.phase is Phase.WAITING for item in self.owned.values())
         self._open()
+        self._find_open_ends()
         self._finish()
         moved = before != sum(item.phase is Phase.WAITING for item in self.owned.values())
         self._ask_every_s = _ASK_S if moved else min(self._ask_every_s * 1.5, _ASK_MAX_S)
@@ -528,6 +533,7 @@ class Membership:
             self._consumer.pause([TopicPartition(topic, 0)])
             logger.info("group %s has read %s to its end", self._group_id, topic)
         if ends:
+            self._find_open_ends()
             self._ask_at = 0.0
             self._ask_every_s = _ASK_S
 
