@@ -14,9 +14,11 @@ import bridge
 from bridge.errors import (
     InvalidRequestError,
     RecordTooLargeError,
+    RollbridgeError,
     StreamNotFound,
     TransactionIdOutOfOrder,
 )
+from bridge.kafka.topics import TopicAdmin
 from bridge.model.names import StreamName
 from bridge.model.sequence import DLSN, TRANSACTION_ID_HEADER
 from bridge.model.sn import SN, pack_transaction_id
@@ -247,3 +249,30 @@ def test_a_connection_that_is_closed_writes_what_it_has(site: Site, client: brid
         futures = [brief.writer(orders).write(b"k", b"%d" % number) for number in range(100)]
     assert all(future.exception() is None for future in futures)
     assert len(read_in_order(client, orders)) == 100
+
+
+def test_a_record_that_is_refused_is_refused_alone_and_told_to_who_wrote_it(
+    site: Site, client: bridge.Bridge, ledger: str
+) -> None:
+    topics = TopicAdmin(site.cluster.bootstrap_servers)
+    topics.set_topic_config(
+        StreamName.parse(ledger).segment_topic(bridge.SegmentId.of(0, 0)), {"cleanup.policy": "compact"}
+    )
+    options = WriterOptions(linger_s=1.0)  # all of it goes in one batch
+    one, other = client.writer(ledger, options=options), client.writer(ledger, options=options)
+    kept, refused = [], []
+    for number in range(20):
+        kept.append(one.write(b"k%d" % number, b"%d" % number))
+        if number % 7 == 0:
+            refused.append(other.write(None, b"without a key"))
+    kept.append(other.write(b"last", b"20"))
+    one.flush()
+    with pytest.raises(RollbridgeError, match=r"INVALID_RECORD.*not written") as caught:
+        other.flush()
+    assert "key" in str(caught.value), "what Kafka says of the record"
+    other.flush()  # it has been told
+    places = [cast("DLSN", future.result().dlsn) for future in kept]
+    assert places == sorted(places)
+    assert all(isinstance(future.exception(), RollbridgeError) for future in refused)
+    assert [message.value() for _, message in read_in_order(client, ledger)] == [b"%d" % number for number in range(21)]
+    one.write(b"k", b"goes on").result(PATIENCE_S)

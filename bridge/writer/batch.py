@@ -6,9 +6,10 @@ was split, says where each of its records went, and its futures follow.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,19 @@ _creation = threading.Lock()
 """Guards events and watchers, which most batches never need."""
 
 
+class Account:
+    """What one writer is still to be told of its records.
+
+    Attributes:
+        refused: The first fault since it was told last; None if there was none.
+    """
+
+    __slots__ = ("refused",)
+
+    def __init__(self) -> None:
+        self.refused: Fault | None = None
+
+
 class Batch(Parcel):
     """Records of one segment: being collected, waiting, under way, or answered.
 
@@ -53,13 +67,16 @@ class Batch(Parcel):
         fault: Why it was not written, or is not known to be.
         ids: Transaction ids that the user gave, by place of the record.
         where: After it was taken apart, the batch and the place to which each record went.
+        author: Who wrote its last record.
     """
 
     __slots__ = (
         "_event",
         "_forks",
+        "_runs",
         "_watchers",
         "append",
+        "author",
         "base_offset",
         "builder",
         "channel",
@@ -88,6 +105,13 @@ class Batch(Parcel):
         self._event: threading.Event | None = None
         self._watchers: list[tuple[int, Watcher]] | None = None
         self._forks = forks()
+        self.author: Account | None = None
+        self._runs: list[tuple[int, Account]] = []
+
+    def begin_run(self, author: Account) -> None:
+        """From its last record on, what is added is somebody else's."""
+        self.author = author
+        self._runs.append((self.count - 1, author))
 
     def close(self) -> None:
         """Take no more records."""
@@ -103,8 +127,11 @@ class Batch(Parcel):
         self._settle()
 
     def failed(self, fault: Fault) -> None:
-        """It will not be written, or nobody will learn whether it was."""
+        """It will not be written, or nobody will learn whether it was; each of its authors is to be told."""
         self.fault = fault
+        for _, author in self._runs:
+            if author.refused is None:
+                author.refused = fault
         self._settle()
 
     def tell(self) -> None:
@@ -158,11 +185,30 @@ class Batch(Parcel):
     def take_apart(self, heirs: Sequence[Lane[Batch]], limit_bytes: int) -> Iterator[tuple[Batch, Lane[Batch]]]:
         """The same records in other batches: each in one for the first lane that holds its key, or has none."""
         ranges = [heir.segment.range for heir in heirs]
-        pieces: list[list[Batch]] = [[] for _ in heirs]
+        pieces = self._divide(
+            len(heirs),
+            lambda _, key: 0 if key is None else _first(ranges, position_of_key(key)),
+            limit_bytes,
+        )
+        for heir, made in zip(heirs, pieces, strict=True):
+            for piece in made:
+                yield piece, heir
+
+    def take_out(self, faulty: Collection[int], limit_bytes: int) -> tuple[list[Batch], list[Batch]]:
+        """The same records in other batches: those at the given places, each in one of its own, and all others."""
+        order = {place: 1 + rank for rank, place in enumerate(sorted(faulty))}
+        rest, *out = self._divide(1 + len(order), lambda place, _: order.get(place, 0), limit_bytes)
+        return rest, [batch for batches in out for batch in batches]
+
+    def _divide(self, parts: int, part_of: Callable[[int, bytes | None], int], limit_bytes: int) -> list[list[Batch]]:
+        """Take it apart by the place and the key of each record; what waits for a record finds it again."""
+        pieces: list[list[Batch]] = [[] for _ in range(parts)]
         where: list[tuple[Batch, int]] = []
+        authors = dict(self._runs)
+        author: Account | None = None
         for place, record in enumerate(read_records(self.data)):
-            at = 0 if record.key is None else _first(ranges, position_of_key(record.key))
-            mine = pieces[at]
+            author = authors.get(place, author)
+            mine = pieces[part_of(place, record.key)]
             row = (record.timestamp, record.key, record.value, record.headers)
             if not mine or mine[-1].append(mine[-1].count, *row) is None:
                 mine.append(self.channel.new_batch(self.opened_s, limit_bytes))
@@ -172,6 +218,8 @@ class Batch(Parcel):
             if self.ids is not None and place in self.ids:
                 piece.ids = {**(piece.ids or {}), piece.count: self.ids[place]}
             piece.count += 1
+            if author is not None and piece.author is not author:
+                piece.begin_run(author)
         with _creation:
             self.where = where
             watchers, self._watchers = self._watchers, None
@@ -181,10 +229,9 @@ class Batch(Parcel):
         for index, watcher in watchers or ():
             self.watch(index, watcher)
         self.data = b""
-        for heir, made in zip(heirs, pieces, strict=True):
-            for piece in made:
-                piece.close()
-                yield piece, heir
+        for piece in itertools.chain(*pieces):
+            piece.close()
+        return pieces
 
     def locate(self, index: int) -> SN:
         """Where a record of this batch, which was written, stands; raises what it met otherwise."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -56,7 +56,6 @@ class Channel:
         self.opened: dict[Lane[Batch], None] = {}
         self.unsettled: dict[Batch, None] = {}
         self.failure: Callable[[], RollbridgeError] | None = None
-        self.refused: Callable[[], RollbridgeError] | None = None
         self._sticky = 0
         self._bases: dict[SegmentId, int] = {}
         self._compression = int(engine.options.codec)
@@ -191,12 +190,24 @@ class Channel:
         self.lanes = self.course.active
         self.bounds = hash_bounds([lane.segment.range.low for lane in self.lanes])
 
+    def take_out(self, batch: Batch, faulty: Collection[int]) -> tuple[list[Batch], list[Batch]]:
+        """Take a batch apart of which some records were refused, by their places: the others, and each of these."""
+        size = len(batch.data)
+        rest, out = batch.take_out(faulty, self._piece_bytes)
+        self._engine.replaced(size, [*rest, *out])
+        self.unsettled.pop(batch, None)
+        return rest, out
+
     def _split(self, batch: Batch, heirs: Sequence[Lane[Batch]]) -> Iterable[tuple[Batch, Lane[Batch]]]:
         size = len(batch.data)
-        made = list(batch.take_apart(heirs, max(_SEGMENT_BYTES - _SEGMENT_BYTES_SPARE, self.batch_bytes)))
+        made = list(batch.take_apart(heirs, self._piece_bytes))
         self._engine.replaced(size, [piece for piece, _ in made])
         self.unsettled.pop(batch, None)
         return made
+
+    @property
+    def _piece_bytes(self) -> int:
+        return max(_SEGMENT_BYTES - _SEGMENT_BYTES_SPARE, self.batch_bytes)
 
 
 def _checked(append: Callable[..., object], limit_bytes: int) -> Callable[..., object]:

@@ -281,11 +281,27 @@ class Dispatcher:
             case Verdict.DENIED:
                 self.fail(lane, batch, faults.denied(lane.topic, codes.name(answer.error_code)))
             case Verdict.REFUSED:
-                self.fail(lane, batch, faults.refused(lane.topic, codes.name(answer.error_code), answer.error_message))
+                self._refused(lane, batch, answer)
             case Verdict.UNKNOWN:
                 batch.doubtful = True
                 self.fail(lane, batch, faults.unknown(lane.topic, codes.name(answer.error_code)))
         self.after(lane, batch.channel)
+
+    def _refused(self, lane: Lane[Batch], batch: Batch, answer: PartitionProduceResponse) -> None:
+        """Give up what the broker refuses; if it says which records, the others of the batch are written."""
+        code = codes.name(answer.error_code)
+        why = {
+            int(item.batch_index): item.batch_index_error_message or answer.error_message
+            for item in answer.record_errors
+            if 0 <= item.batch_index < batch.count
+        }
+        if not why or len(why) == batch.count:
+            self.fail(lane, batch, faults.refused(lane.topic, code, answer.error_message))
+            return
+        rest, out = batch.channel.take_out(batch, why)
+        lane.exchange(batch, rest)
+        for piece, (_, message) in zip(out, sorted(why.items()), strict=True):
+            self.fail(lane, piece, faults.refused(lane.topic, code, message))
 
     def after(self, lane: Lane[Batch], channel: Channel) -> None:
         """A lane has changed: something may be handed over, or sent."""
@@ -313,8 +329,6 @@ class Dispatcher:
         """Give a batch up for good."""
         logger.warning("%d records of %s failed: %s", batch.count, batch.channel.stream, fault())
         lane.drop(batch)
-        if batch.channel.refused is None:
-            batch.channel.refused = fault
         self.settle(batch, lambda: batch.failed(fault))
 
     def _return(self, request: Request, *, doubtful: bool) -> None:

@@ -204,8 +204,6 @@ class Engine:
         with self.lock:
             if channel.failure is None:
                 for batch in channel.stop(fault):
-                    if channel.refused is None:
-                        channel.refused = fault
                     self._dispatch.settle(batch, lambda batch=batch: batch.failed(fault))  # type: ignore[misc]
             for lane in tuple(self._dispatch.ready):
                 if lane.course is channel.course:

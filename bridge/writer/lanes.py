@@ -206,6 +206,13 @@ class Lane(Generic[P]):
         self._renumber = True
         self.give_back(parcel, doubtful=False)
 
+    def exchange(self, parcel: P, others: Iterable[P]) -> None:
+        """A batch under way was refused, and others take its place; none of it is written."""
+        self.in_flight.remove(parcel)
+        self._returned.extend(others)
+        self._renumber = True
+        self._gather()
+
     def drop(self, parcel: P) -> None:
         """A batch, under way or not, is given up.
 

@@ -17,7 +17,7 @@ from bridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER
 from bridge.model.sn import pack_transaction_id
 from bridge.timeouts import Timeout, as_seconds
 from bridge.user_code import next_chunk
-from bridge.writer.batch import PlainFuture
+from bridge.writer.batch import Account, PlainFuture
 from bridge.writer.channel import Channel, Headers
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class StreamWriter:
         self._rising_ids = rising_ids
         self._last_id = _NO_ID
         self._closed = False
+        self._account = Account()
         hold(self, "_lock", "_engine", "_channel")
 
     @property
@@ -97,6 +98,8 @@ class StreamWriter:
                 batch.count += 1
             else:
                 batch = channel.append(key, value, headers, timestamp)
+            if batch.author is not self._account:
+                batch.begin_run(self._account)
             future = PlainFuture()
             future.batch = batch
             future.index = batch.count - 1
@@ -135,7 +138,7 @@ class StreamWriter:
 
     def _write_some(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
         channel, hash_of, locate, seed = self._channel, xxh64_intdigest, bisect_right, HASH_SEED
-        headers = _NO_HEADERS
+        headers, account = _NO_HEADERS, self._account
         now_ms = int(time.time() * 1000)
         for key, value in records:
             # The lanes are looked up each time: what makes room may change them.
@@ -147,14 +150,18 @@ class StreamWriter:
             if batch is not None and batch.append(batch.count, now_ms, key, value, headers) is not None:
                 batch.count += 1
             else:
-                channel.append(key, value, headers, now_ms)
+                batch = channel.append(key, value, headers, now_ms)
+            if batch.author is not account:
+                batch.begin_run(account)
 
     def flush(self, timeout: Timeout = None) -> None:
         """Return once the brokers have everything that was written to the stream so far through this connection.
 
+        What became of records that others of its writers have written, they are told by theirs.
+
         Raises:
             UnavailableError: not acknowledged in time; it is still being sent.
-            RollbridgeError: records of the stream failed since the last flush; this is the error of the first of them.
+            RollbridgeError: records of this writer failed since its last flush; this is the error of the first of them.
         """
         deadline = time.monotonic() + self._seconds(timeout)
         with self._lock:
@@ -174,7 +181,7 @@ class StreamWriter:
             if batch.where is not None:
                 waiting.extend({id(piece): piece for piece, _ in batch.where}.values())
         with self._lock:
-            fault, self._channel.refused = self._channel.refused, None
+            fault, self._account.refused = self._account.refused, None
         if fault is not None:
             raise fault()
 
