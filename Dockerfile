@@ -2,7 +2,7 @@
 #
 # Without a network in the build: fetch the wheels first, and say where they are (docs/containers.md). Where no image of
 # Python can be pulled either, `rollbridge images build` makes a stand-in and does the rest.
-ARG PYTHON_IMAGE=python:3.11-slim
+ARG PYTHON_IMAGE=python:3.11-slim@sha256:c8271b1f627d0068857dce5b53e14a9558603b527e46f1f901722f935b786a39
 
 FROM ${PYTHON_IMAGE} AS build
 ARG PIP_NO_INDEX
@@ -13,7 +13,7 @@ LABEL io.rollbridge.stage=build
 WORKDIR /source
 COPY . .
 RUN python3 -m venv /opt/rollbridge \
- && /opt/rollbridge/bin/pip install --quiet --require-hashes -r requirements/base.lock \
+ && /opt/rollbridge/bin/pip install --quiet --require-hashes -r requirements/coordinator.lock \
  && /opt/rollbridge/bin/pip install --quiet --no-build-isolation --no-deps . \
  # What only the installation needs.
  && /opt/rollbridge/bin/pip uninstall --quiet --yes editables hatchling trove-classifiers setuptools pip
@@ -31,6 +31,6 @@ WORKDIR /var/lib/rollbridge
 EXPOSE 9464
 STOPSIGNAL SIGTERM
 # Healthy is a coordinator that could lead a group now: registered in ZooKeeper, and answered by Kafka.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "coordinator.healthcheck"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "rollbridge_coordinator.healthcheck"]
 ENTRYPOINT ["rollbridge"]
 CMD ["coordinator"]

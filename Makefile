@@ -11,8 +11,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
-CODE := $(wildcard bridge coordinator schemas pyspark_rollbridge pyspark_rollbridge_transactions integration_tests \
-	spark_examples benchmarks)
+PACKAGES := rollbridge rollbridge_coordinator rollbridge_schemas pyspark_rollbridge pyspark_rollbridge_transactions \
+	bridge.tests coordinator.tests schemas.tests integration_tests spark_examples benchmarks
 # Test processes, each with servers of its own (1 GB): most tests wait for servers, so four keep two cores busy.
 WORKERS ?= 4
 # How long `make soak` takes, about.
@@ -40,7 +40,7 @@ help:
 
 .PHONY: demo
 demo: $(VENV)/.demo servers
-	@$(BIN)/python -m bridge.embedded prepare spark
+	@$(BIN)/python -m rollbridge.embedded prepare spark
 	@$(BIN)/python -m spark_examples.demo_rolling $(ARGS)
 
 .PHONY: demo-cas
@@ -59,7 +59,7 @@ test-long: test-setup
 # All that the tests need, without running them.
 .PHONY: test-setup
 test-setup: $(VENV)/.dev $(VENV)/.demo servers
-	@$(BIN)/python -m bridge.embedded prepare spark
+	@$(BIN)/python -m rollbridge.embedded prepare spark
 
 .PHONY: soak
 soak: $(VENV)/.dev servers
@@ -69,11 +69,11 @@ soak: $(VENV)/.dev servers
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy --strict $(CODE)
+	@$(BIN)/mypy --strict $(addprefix -p ,$(PACKAGES))
 
 .PHONY: bench
 bench: $(VENV)/.dev $(VENV)/.demo servers
-	@$(BIN)/python -m bridge.embedded prepare spark
+	@$(BIN)/python -m rollbridge.embedded prepare spark
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: up
@@ -96,13 +96,15 @@ down: $(VENV)/.base
 # Java is new enough, and the servers' jars are in the cache.
 .PHONY: servers
 servers: $(VENV)/.base
-	@$(BIN)/python -m bridge.embedded prepare
+	@$(BIN)/python -m rollbridge.embedded prepare
 
 .PHONY: lock
 lock: $(VENV)/.dev
 	$(BIN)/uv pip compile $(LOCK) --upgrade --extra demo -o requirements/demo.lock
 	$(BIN)/uv pip compile $(LOCK) --upgrade --extra dev -c requirements/demo.lock -o requirements/dev.lock
-	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock -o requirements/base.lock
+	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock --extra local -o requirements/local.lock
+	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock --extra coordinator -o requirements/coordinator.lock
+	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock -o requirements/client.lock
 LOCK := pyproject.toml requirements/build.in --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --quiet
 
@@ -120,9 +122,9 @@ $(BIN)/python:
 	@echo "Making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.base: requirements/base.lock pyproject.toml | $(BIN)/python
+$(VENV)/.base: requirements/local.lock pyproject.toml | $(BIN)/python
 	@echo "Installing rollbridge and its pinned dependencies into $(VENV)"
-	@$(PIP) --quiet --require-hashes -r requirements/base.lock
+	@$(PIP) --quiet --require-hashes -r requirements/local.lock
 	@$(PIP) --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 

@@ -37,6 +37,7 @@ sys.dont_write_bytecode = False  # and this process would rewrite the assertions
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
 LONGEST = (
+    "integration_tests/test_hostile_clients.py",
     "integration_tests/test_poison.py",
     "integration_tests/test_consumer.py",
     "integration_tests/test_security.py",

@@ -1,5 +1,5 @@
 """Spark looks for packages of such a name, and finds the format ``rollbridge`` in this one."""
 
-from bridge.spark.datasource import RollbridgeSource as DefaultSource
+from rollbridge.spark.datasource import RollbridgeSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -1,5 +1,5 @@
 """Spark looks for packages of such a name, and finds the format ``rollbridge-transactions`` in this one."""
 
-from bridge.spark.datasource import RollbridgeTransactionsSource as DefaultSource
+from rollbridge.spark.datasource import RollbridgeTransactionsSource as DefaultSource
 
 __all__ = ["DefaultSource"]

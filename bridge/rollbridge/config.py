@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import logging
 import os
 import re
@@ -36,16 +37,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bridge.embedded.state import Home, default_home
-from bridge.errors import ConfigError, InvalidNameError
-from bridge.kafka.security import SECURITY_KEYS, Security
-from bridge.model.names import check_client_name
-from bridge.zookeeper.security import ZOOKEEPER_SECURITY_KEYS, ZooKeeperSecurity
+import platformdirs
+
+from rollbridge.errors import ConfigError, EnvironmentProblem, InvalidNameError
+from rollbridge.model.names import check_client_name
+from rollbridge.security.kafka import SECURITY_KEYS, Security
+from rollbridge.security.zookeeper import ZOOKEEPER_SECURITY_KEYS, ZooKeeperSecurity
 
 logger = logging.getLogger(__name__)
 
 CONFIG_VARIABLE: Final = "ROLLBRIDGE_CONFIG"
 """Environment variable with the path of the TOML file."""
+
+HOME_VARIABLE: Final = "ROLLBRIDGE_HOME"
+"""Environment variable with the directory of the cluster that runs on this machine."""
+ADDRESSES_FILE: Final = "cluster.json"
+"""JSON, by whoever runs that cluster: ``bootstrap_servers``, ``zookeeper``, and whether it is ``running``."""
+ADDRESSES_FORMAT: Final = 1
+"""Its ``format``; a file of another one is refused."""
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
 
 _PREFIX = "ROLLBRIDGE_"
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
@@ -73,7 +84,7 @@ class ConnectionSettings:
     ``ssl.engine.location``) or undo what transactions rest on. Not in ``repr``, as there are secrets among them."""
 
     zookeeper_security: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Security settings of the way to ZooKeeper, see :mod:`bridge.zookeeper.security`. Not in ``repr`` either."""
+    """Security settings of the way to ZooKeeper, see :mod:`rollbridge.security.zookeeper`. Not in ``repr`` either."""
 
     def __post_init__(self) -> None:
         if faults := list(self._faults()):
@@ -202,9 +213,9 @@ def load_settings(
             f"set both or neither"
         )
     elif missing:
-        state = Home(home or default_home(environ)).load()
-        if state is not None and state.running:
-            values |= {"bootstrap_servers": state.bootstrap_servers, "zookeeper": state.zookeeper}
+        local = _from_home(home or default_home(environ))
+        if local:
+            values |= local
         else:
             faults.append(
                 "no cluster is named and none is embedded: start one with `rollbridge up`, or set bootstrap_servers "
@@ -226,6 +237,35 @@ def load_settings(
     if faults:
         raise ConfigError("; ".join(faults))
     return settings
+
+
+def default_home(environ: Mapping[str, str] | None = None) -> Path:
+    """The directory of the cluster on this machine that is meant when none is named."""
+    named = (os.environ if environ is None else environ).get(HOME_VARIABLE)
+    return Path(named).expanduser() if named else Path(platformdirs.user_data_dir("rollbridge"))
+
+
+def _from_home(home: Path) -> dict[str, str]:
+    """The addresses of the cluster on this machine; none if it does not run."""
+    path = home / ADDRESSES_FILE
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        if said["format"] != ADDRESSES_FORMAT:
+            raise ValueError(f"it does not say that its format is {ADDRESSES_FORMAT}")
+        return {key: str(said[key]) for key in _ADDRESSES} if said["running"] else {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise EnvironmentProblem(
+            f"{path} is not readable as the state of an embedded cluster: {exc!r}; move {home} away to start afresh"
+        ) from exc
+
+
+def positive_faults(options: object, *names: str) -> Iterable[str]:
+    """Which of the options are not positive."""
+    for name in names:
+        if getattr(options, name) <= 0:
+            yield f"{name}: {getattr(options, name)} is not positive"
 
 
 def _from_environment(environ: Mapping[str, str], faults: list[str]) -> _Layer:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -17,27 +18,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from bridge.admin import Admin
-from bridge.cas.channel import Channels
-from bridge.cas.shape import Shape
-from bridge.cas.writer import CasWriter
-from bridge.client.catalog import Catalog
-from bridge.client.commit_line import CommitLines
-from bridge.client.counters import CounterSupply
-from bridge.client.housekeeping import Housekeeper
-from bridge.client.introduction import find_cluster_id, own_name
-from bridge.client.options import ClientOptions
-from bridge.client.outcomes import OutcomeTail
-from bridge.client.planner import Planner
-from bridge.client.runtime import Plan, Runtime
-from bridge.client.sender import Sender
-from bridge.client.sessions import ClientSessions
-from bridge.client.shared import SharedClient
-from bridge.client.slots import FrameLimits
-from bridge.client.transaction import Transaction
-from bridge.client.writing import Part
-from bridge.config import ConnectionSettings, load_settings
-from bridge.errors import (
+from rollbridge.calls.forks import check, hold, is_gone
+from rollbridge.calls.timeouts import Timeout, as_seconds
+from rollbridge.calls.within import answers_within
+from rollbridge.cas.channel import Channels
+from rollbridge.cas.shape import Shape
+from rollbridge.cas.synchronizer import Synchronizer
+from rollbridge.cas.writer import CasWriter
+from rollbridge.client.admin import Admin
+from rollbridge.client.commit_line import CommitLines
+from rollbridge.client.counters import GroupCounters
+from rollbridge.client.housekeeping import Housekeeper
+from rollbridge.client.introduction import find_cluster_id, own_name
+from rollbridge.client.options import ClientOptions
+from rollbridge.client.outcomes import OutcomeTail
+from rollbridge.client.planner import Planner
+from rollbridge.client.recovery import Resumer, Resuming
+from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.sender import Sender
+from rollbridge.client.sessions import ClientSessions
+from rollbridge.client.shared import SharedClient
+from rollbridge.client.slots import FrameLimits
+from rollbridge.client.transaction import Transaction
+from rollbridge.client.writing import Part
+from rollbridge.config import ConnectionSettings, load_settings
+from rollbridge.consumer.preview import PreviewTail
+from rollbridge.consumer.reader import IsolationLevel, Reader
+from rollbridge.consumer.records import Origin
+from rollbridge.consumer.transactions import LogStart, TransactionReader
+from rollbridge.errors import (
     BackpressureError,
     InvalidRequestError,
     NotFoundError,
@@ -45,31 +54,23 @@ from bridge.errors import (
     TransactionClosed,
     TransactionNotFound,
 )
-from bridge.inherited import hold, is_gone, refusal
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.patience import Deadline
-from bridge.message import Origin
-from bridge.model.epochs import EpochHistory
-from bridge.model.frames import BeginFrame
-from bridge.model.identifiers import SegmentId, TransactionId
-from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName, check_client_name
-from bridge.model.position import StartLike
-from bridge.model.records import TransactionRecord
-from bridge.model.synchronizer import Codec, Machine, S, U
-from bridge.model.transaction import State
-from bridge.previewing import PreviewTail
-from bridge.reading import IsolationLevel, Reader
-from bridge.resuming import Resumer, Resuming
-from bridge.synchronizer import Synchronizer
-from bridge.timeouts import Timeout, as_seconds
-from bridge.transactions import LogStart, TransactionReader
-from bridge.within import answers_within
-from bridge.writer.engine import Engine
-from bridge.writer.options import WriterOptions
-from bridge.writer.writer import StreamWriter
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
-from bridge.zookeeper.values import SessionState
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.patience import Deadline
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.frames import BeginFrame
+from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName, check_client_name
+from rollbridge.model.position import StartLike
+from rollbridge.model.records import TransactionRecord
+from rollbridge.model.synchronizer import Codec, Machine, S, U
+from rollbridge.model.transaction import State
+from rollbridge.writer.engine import Engine
+from rollbridge.writer.options import WriterOptions
+from rollbridge.writer.writer import StreamWriter
+from rollbridge.zookeeper.catalog import Catalog
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.zookeeper.values import SessionState
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +106,8 @@ def connect(
         client_name: Names this client in transactions and logs; made of host and process id by default. Of those that
             begin transactions under a given name, the latest fences the others.
         kafka: Security settings under librdkafka's names, such as ``security.protocol``.
-        zookeeper_security: The same for ZooKeeper, see :mod:`bridge.zookeeper.security`.
-        config_file: A TOML file with the same settings, see :mod:`bridge.config`.
+        zookeeper_security: The same for ZooKeeper, see :mod:`rollbridge.security.zookeeper`.
+        config_file: A TOML file with the same settings, see :mod:`rollbridge.config`.
         options: Sizes, delays and limits.
 
     Raises:
@@ -169,7 +170,7 @@ class Bridge(Resuming):
         self._metadata = metadata
         self._housekeeper = Housekeeper(min(_HOUSEKEEPING_S, options.linger_s / 2))
         self._catalog = Catalog(metadata, self._housekeeper.poke)
-        self._counters = CounterSupply(metadata.reserve_counters, self._housekeeper.poke)
+        self._counters = GroupCounters(metadata.reserve_counters, self._housekeeper.poke)
         self._session.on_state(self._connection_changed)
         self._outcomes = OutcomeTail(
             settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name
@@ -275,7 +276,7 @@ class Bridge(Resuming):
                 f"{self.options.open_transactions_max} transactions of this client are open or wait for their outcome; "
                 "end some of them; nothing was written"
             )
-        return Transaction(self._runtime, plan, self._counters.next())
+        return Transaction(self._runtime, plan, self._counters.next(plan.group))
 
     def transaction(
         self,
@@ -532,20 +533,30 @@ class Bridge(Resuming):
         if self._closed or is_gone(self._session):
             return
         self._closed = True
-        for cas_writer in self._cas_writers:
-            cas_writer.close()
+        with ExitStack() as parts:  # the last one first, each whatever became of those before
+            parts.callback(self._session.close)
+            parts.callback(self._outcomes.close)
+            parts.callback(self._close_sender)
+            parts.callback(self._housekeeper.close)
+            parts.callback(self._close_engines)
+            parts.callback(self._tell_of_open)
+            for cas_writer in reversed(self._cas_writers):
+                parts.callback(cas_writer.close)
+
+    def _tell_of_open(self) -> None:
         for completion in list(self._outcomes.waiting.values()):
             if not completion.closed:
                 logger.warning("transaction %s is left open", completion.transaction)
+
+    def _close_engines(self) -> None:
         unwritten = sum(engine.close(_CLOSE_S) for engine in list(self._engines.values()))
         if unwritten:
             logger.warning("%d plain records were not acknowledged before the connection was closed", unwritten)
-        self._housekeeper.close()
+
+    def _close_sender(self) -> None:
         left = self._sender.close(_CLOSE_S)
         if left:
             logger.warning("%d frames were not acknowledged before the connection was closed", left)
-        self._outcomes.close()
-        self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -585,8 +596,7 @@ class Bridge(Resuming):
             client.look()
 
     def _check_open(self) -> None:
-        if is_gone(self._session):
-            raise refusal()
+        check(self._session)
         if self._closed:
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
 

@@ -13,6 +13,7 @@ The tree::
     │  ├─ TransactionIdOutOfOrder     a user's transaction id is lower than the one before
     │  ├─ GroupMismatchError          streams of different transaction groups
     │  ├─ ConfigError                 one or several settings, all named
+    │  ├─ AuthenticationError         one side refused the other's identity
     │  └─ WrongClusterError           the ZooKeeper path belongs to another Kafka cluster
     ├─ NotFoundError                  nothing was written
     │  ├─ ScopeNotFound
@@ -24,6 +25,7 @@ The tree::
     │  ├─ StreamExists
     │  ├─ StreamBusy                  open transactions stand in the way
     │  ├─ StreamRecreated             the stream was deleted and created again; what was named is of the former one
+    │  ├─ ReplayDiffers               what comes again is not what was committed
     │  ├─ CasWriteError               a condition does not hold; carries what was expected and the actual SN
     │  ├─ InvalidTransitionError      carries transaction, state and request
     │  └─ TransactionClosed           write or commit after the end; carries the outcome when known
@@ -56,28 +58,50 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from rollbridge.model.errors import (
+    ConflictError as ConflictError,
+)
+from rollbridge.model.errors import (
+    CorruptDataError as CorruptDataError,
+)
+from rollbridge.model.errors import (
+    InvalidNameError as InvalidNameError,
+)
+from rollbridge.model.errors import (
+    InvalidRangesError as InvalidRangesError,
+)
+from rollbridge.model.errors import (
+    InvalidRequestError as InvalidRequestError,
+)
+from rollbridge.model.errors import (
+    InvalidTransitionError as InvalidTransitionError,
+)
+from rollbridge.model.errors import (
+    NotFoundError as NotFoundError,
+)
+from rollbridge.model.errors import (
+    RollbridgeError as RollbridgeError,
+)
+from rollbridge.model.errors import (
+    StreamRecreated as StreamRecreated,
+)
+from rollbridge.model.errors import (
+    TruncatedError as TruncatedError,
+)
+from rollbridge.model.errors import (
+    UnavailableError as UnavailableError,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from bridge.model.sn import SN
-    from bridge.model.token import Token
+    from rollbridge.model.sn import SN
+    from rollbridge.model.token import Token
 
 CAS_WRITE_EXCEPTION: Final = 525
 """Status code of a conditional write that was refused, as DistributedLog's proposal numbers it."""
 EVENTS_SHOWN_MAX: Final = 3
 """Events in the text of an error; its attribute ``events`` has them all."""
-
-
-class RollbridgeError(Exception):
-    """Base of all errors of this package.
-
-    Attributes:
-        resource: What of Kafka it is about, such as ``topic orders``; empty where that is not one thing.
-    """
-
-    code: ClassVar[str] = "error"
-    exit_code: ClassVar[int] = 1
-    resource: str = ""
 
 
 class WithEvents:
@@ -96,25 +120,6 @@ class WithEvents:
         self.events = tuple(events)
         if self.events:
             self.args = (f"{self}; its leader saw: {'; '.join(self.events[-EVENTS_SHOWN_MAX:])}",)
-
-
-class InvalidRequestError(RollbridgeError):
-    """The request can never succeed as it is; nothing was written."""
-
-    code = "invalid-request"
-    exit_code = 4
-
-
-class InvalidNameError(InvalidRequestError):
-    """A name that Kafka, ZooKeeper or the naming scheme cannot carry; nothing was written."""
-
-    code = "invalid-name"
-
-
-class InvalidRangesError(InvalidRequestError):
-    """Key ranges that do not partition the key space, or segments that are not active; nothing was written."""
-
-    code = "invalid-ranges"
 
 
 class InvalidTimeoutError(InvalidRequestError):
@@ -189,13 +194,6 @@ class WrongClusterError(InvalidRequestError):
     code = "wrong-cluster"
 
 
-class NotFoundError(RollbridgeError):
-    """What the request names does not exist; nothing was written."""
-
-    code = "not-found"
-    exit_code = 3
-
-
 class ScopeNotFound(NotFoundError):
     """No stream was ever created in this scope."""
 
@@ -220,19 +218,6 @@ class OutcomeExpired(NotFoundError):
     code = "outcome-expired"
 
 
-class TruncatedError(NotFoundError):
-    """Records from which reading was to begin, or go on, have been deleted; nothing of them was handed out."""
-
-    code = "truncated"
-
-
-class ConflictError(RollbridgeError):
-    """The state is not what the request assumes; this request wrote nothing."""
-
-    code = "conflict"
-    exit_code = 5
-
-
 class StreamExists(ConflictError):
     """A stream of this name exists already."""
 
@@ -245,13 +230,22 @@ class StreamBusy(ConflictError):
     code = "stream-busy"
 
 
-class StreamRecreated(ConflictError):
-    """The stream was deleted and created again: what the request names is of its former life and means nothing now.
+class ReplayDiffers(ConflictError):
+    """What was committed comes again with other records, so it is not what was committed; nothing was written.
 
-    Nothing was written, and nothing was handed out of one life as the other's. Begin anew with the stream as it is.
+    Attributes:
+        transaction: The committed one.
+        committed: How many records that has.
+        replayed: How many records came now.
     """
 
-    code = "stream-recreated"
+    code = "replay-differs"
+
+    def __init__(self, message: str, *, transaction: str, committed: int, replayed: int) -> None:
+        super().__init__(message)
+        self.transaction = transaction
+        self.committed = committed
+        self.replayed = replayed
 
 
 class CasWriteError(ConflictError):
@@ -271,18 +265,6 @@ class CasWriteError(ConflictError):
         self.status_code = CAS_WRITE_EXCEPTION
         self.expected = expected
         self.actual = actual
-
-
-class InvalidTransitionError(ConflictError):
-    """The transaction's state does not allow the request."""
-
-    code = "invalid-transition"
-
-    def __init__(self, message: str, *, transaction: str, state: str, request: str) -> None:
-        super().__init__(message)
-        self.transaction = transaction
-        self.state = state
-        self.request = request
 
 
 class TransactionClosed(ConflictError, WithEvents):
@@ -394,13 +376,6 @@ class TransactionPreserverClosed(RollbridgeError):
     status_code: ClassVar[int] = 26
 
 
-class UnavailableError(RollbridgeError):
-    """A part of the system does not answer; nothing is known to have been written; try again later."""
-
-    code = "unavailable"
-    exit_code = 7
-
-
 class CoordinatorUnavailable(UnavailableError):
     """No coordinator answered within the time allowed."""
 
@@ -451,11 +426,10 @@ class ZooKeeperOutdated(RollbridgeError):
     exit_code = 1
 
 
-class CorruptDataError(RollbridgeError):
-    """Bytes that are not what they claim to be; the message says where they were found."""
+class AuthenticationError(InvalidRequestError):
+    """TLS or SASL failed: one side refused the other's identity; nothing was written."""
 
-    code = "corrupt-data"
-    exit_code = 1
+    code = "authentication"
 
 
 class EnvironmentProblem(RollbridgeError):

@@ -1,4 +1,4 @@
-"""``python -m coordinator``: run a coordinator until SIGTERM or SIGINT."""
+"""``python -m rollbridge_coordinator``: run a coordinator until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 import click
 
-from bridge.errors import RollbridgeError
-from coordinator.config import load_coordinator_settings
-from coordinator.daemon import Daemon
-from coordinator.shell.ending import end_on_signals, leave
+from rollbridge.errors import RollbridgeError
+from rollbridge_coordinator.config import load_coordinator_settings
+from rollbridge_coordinator.shell.daemon import Daemon
+from rollbridge_coordinator.shell.ending import end_on_signals, leave
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Settings of a coordinator daemon, and where they come from.
 
-Addresses and security come from where clients have them from (:mod:`bridge.config`). Everything else comes from
+Addresses and security come from where clients have them from (:mod:`rollbridge.config`). Everything else comes from
 ``ROLLBRIDGE_COORDINATOR_...`` variables, such as ``ROLLBRIDGE_COORDINATOR_CACHE_BYTES_MAX``, or from the table
 ``[coordinator]`` of the TOML file that ``ROLLBRIDGE_CONFIG`` names; flags win over both. In the file, names may also be
 spelt as in PIP-196: ``transactionBufferSnapshotSegmentSize``.
@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bridge.config import CONFIG_VARIABLE, load_settings
-from bridge.errors import ConfigError
-from bridge.model.buffer import BufferLimits
-from coordinator.group import LeaderSettings
-from coordinator.snapshots import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SnapshotSettings
+from rollbridge.config import CONFIG_VARIABLE, load_settings
+from rollbridge.errors import ConfigError
+from rollbridge.model.buffer import BufferLimits
+from rollbridge_coordinator.state.group import LeaderSettings
+from rollbridge_coordinator.state.snapshots import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SnapshotSettings
 
 PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _TABLE: Final = "coordinator"

@@ -1,4 +1,5 @@
-"""``python -m coordinator.healthcheck``: exit code 0 if the coordinator of this container is healthy, 1 if not.
+"""``python -m rollbridge_coordinator.healthcheck``: exit code 0 if the coordinator of this container is healthy, 1 if
+not.
 
 It asks ``/healthz`` at the port of ``ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS``, and prints what that says. It imports
 next to nothing, since it is started every few seconds.

@@ -118,10 +118,13 @@ class Codec:
         """The record in plain JSON; fields that a newer version added are dropped, missing ones take their defaults.
 
         Raises:
-            SchemaError: not JSON, or not a record of the schema.
+            SchemaError: not JSON in UTF-8, text that is none (lone surrogates), or not a record of the schema.
         """
         try:
-            datum = json.loads(raw)
+            text = raw.decode()  # by itself, the parser takes UTF-16 as well, and surrogates
+            datum = json.loads(text)
+            if "\\u" in text:
+                json.dumps(datum, ensure_ascii=False).encode()  # whoever answers has to write it
         except (ValueError, RecursionError) as fault:
             raise SchemaError(f"not JSON where a record of schema {self.name} was expected: {fault}") from fault
         if not isinstance(datum, dict):

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from bridge.errors import InvalidRequestError
+from rollbridge.errors import InvalidRequestError
 
 T = TypeVar("T")
 
@@ -77,6 +78,20 @@ GONE: Final = cast("Any", _Gone())
 def is_gone(held: object) -> bool:
     """Whether this is what stands for something that was inherited."""
     return held is GONE
+
+
+def check(held: object) -> None:
+    """Raise :func:`refusal` if this stands for something that was inherited."""
+    if held is GONE:
+        raise refusal()
+
+
+def module_lock() -> threading.Lock:
+    """A lock for all objects of a module: free in a child, whatever thread of the parent held it at the fork."""
+    made = threading.Lock()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=made._at_fork_reinit)  # type: ignore[attr-defined]  # as `logging` does
+    return made
 
 
 def _in_child() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
-from bridge.errors import RollbridgeError
+from rollbridge.errors import RollbridgeError
 
 T = TypeVar("T")
 

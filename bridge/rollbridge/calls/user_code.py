@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -16,6 +16,23 @@ T = TypeVar("T")
 
 CHUNK: Final = 512
 """How many records are taken from an iterator at a time."""
+
+
+def in_chunks(items: Iterable[T], take: Callable[[list[T]], object]) -> int:
+    """Give ``take`` what an iterator gives, some at a time; returns how many. It is called at the end with none.
+
+    Raises:
+        Exception: What ``take`` raises; or the iterator, when what it gave before was taken.
+    """
+    iterator, taken = iter(items), 0
+    while True:
+        chunk, fault = next_chunk(iterator)
+        take(chunk)
+        taken += len(chunk)
+        if fault is not None:
+            raise fault
+        if not chunk:
+            return taken
 
 
 def next_chunk(items: Iterator[T]) -> tuple[list[T], BaseException | None]:

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from bridge.model.sn import SN
-from bridge.user_code import call_back
+from rollbridge.calls.forks import module_lock
+from rollbridge.calls.user_code import call_back
+from rollbridge.model.sn import SN
 
 logger = logging.getLogger(__name__)
 
 Callback = Callable[["Answer"], object]
 
-_lock: Final = threading.Lock()
+_lock: Final = module_lock()
 """Held for a few instructions, whenever an answer comes or somebody begins to wait: one for all answers is enough."""
 
 

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from bridge.cas.dispatch import Dispatcher
-from bridge.cas.engine import EnginePool
-from bridge.cas.lookup import StreamLogs
-from bridge.cas.shape import Shape
-from bridge.cas.slots import take_slot
-from bridge.client.catalog import Catalog
-from bridge.config import ConnectionSettings
-from bridge.kafka.fetch import LogReader
-from bridge.kafka.metadata import Cluster
-from bridge.model.names import StreamName
-from bridge.zookeeper.session import ZooKeeperSession
+from rollbridge.cas.dispatch import Dispatcher
+from rollbridge.cas.engine import EnginePool
+from rollbridge.cas.lookup import StreamLogs
+from rollbridge.cas.shape import Shape
+from rollbridge.cas.slots import take_slot
+from rollbridge.config import ConnectionSettings
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.model.names import StreamName
+from rollbridge.zookeeper.catalog import Catalog
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 _ANSWER_TIMEOUT_S: Final = 20.0
 
@@ -66,10 +66,12 @@ class Channel:
 
     def close(self) -> None:
         """Carry out what waits, give the transactional ids back, and disconnect."""
-        self.dispatcher.close()
-        self._pool.close()
-        with self._reading:
-            self._reader.close()
+        try:
+            self.dispatcher.close()
+            self._pool.close()
+        finally:
+            with self._reading:
+                self._reader.close()
 
 
 _Key = tuple[StreamName, float, float]

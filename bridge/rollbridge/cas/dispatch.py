@@ -17,17 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, assert_never
 
-from bridge.cas.contention import Contention
-from bridge.cas.engine import EnginePool
-from bridge.cas.lane import Lane
-from bridge.cas.lookup import StreamLogs
-from bridge.cas.request import Request
-from bridge.cas.round import ROUND_BYTES_MAX, Committed, Judged, NotWritten, Round, RoundResult, Unclear, find_write
-from bridge.cas.round import patience as round_patience
-from bridge.cas.segment_log import WaitedTooLong
-from bridge.cas.shape import Shape
-from bridge.cas.slots import IDS_PER_SLOT
-from bridge.errors import (
+from rollbridge.cas.contention import Contention
+from rollbridge.cas.engine import EnginePool
+from rollbridge.cas.lane import Lane
+from rollbridge.cas.lookup import StreamLogs
+from rollbridge.cas.request import Request
+from rollbridge.cas.round import ROUND_BYTES_MAX, Committed, Judged, NotWritten, Round, RoundResult, Unclear, find_write
+from rollbridge.cas.round import patience as round_patience
+from rollbridge.cas.segment_log import WaitedTooLong
+from rollbridge.cas.shape import Shape
+from rollbridge.cas.slots import IDS_PER_SLOT
+from rollbridge.errors import (
     CasOutcomeUnknown,
     CasWriteError,
     RollbridgeError,
@@ -35,10 +35,10 @@ from bridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from bridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError, TopicNotFound
-from bridge.model.cas import Accepted, Entry, Falling, Mates, Refused, Scope
-from bridge.model.identifiers import SegmentId
-from bridge.model.sequence import DLSN
+from rollbridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError, TopicNotFound
+from rollbridge.model.cas import Accepted, Entry, Falling, Mates, Refused, Scope
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.sequence import DLSN
 
 logger = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.cas.slots import Slot, transactional_ids
-from bridge.config import ConnectionSettings
-from bridge.errors import RollbridgeError
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.errors import AppendUnknownError, ProducerFencedError
-from bridge.kafka.fetch import LogReader
-from bridge.kafka.metadata import Cluster
-from bridge.kafka.states import State
-from bridge.model.names import StreamName
-from bridge.within import answers_within
+from rollbridge.calls.within import answers_within
+from rollbridge.cas.slots import Slot, transactional_ids
+from rollbridge.config import ConnectionSettings
+from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.states import State
+from rollbridge.model.names import StreamName
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge.cas.request import Request
-from bridge.futures import LightFuture
-from bridge.model.sn import SN
-from bridge.model.token import Token
+from rollbridge.calls.futures import LightFuture
+from rollbridge.cas.request import Request
+from rollbridge.model.sn import SN
+from rollbridge.model.token import Token
 
 
 class CasFuture(LightFuture[SN]):

@@ -8,18 +8,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.cas.lookup import StreamLogs
-from bridge.cas.segment_log import FIRST_STEP, sn_of
-from bridge.cas.shape import Shape
-from bridge.errors import InvalidRequestError, TruncatedError
-from bridge.kafka.errors import TopicNotFound
-from bridge.kafka.fetch import LogReader
-from bridge.kafka.metadata import Cluster, Isolation
-from bridge.kafka.offsets import read_end_offset
-from bridge.model.course import Course, Stage
-from bridge.model.keyspace import position_of_key
-from bridge.model.sequence import DLSN
-from bridge.model.synchronizer import Entry, Pointer, entry_of
+from rollbridge.cas.lookup import StreamLogs
+from rollbridge.cas.segment_log import FIRST_STEP, sn_of
+from rollbridge.cas.shape import Shape
+from rollbridge.errors import InvalidRequestError, TruncatedError
+from rollbridge.kafka.errors import TopicNotFound
+from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader
+from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.offsets import read_end_offset
+from rollbridge.model.course import Course, Stage
+from rollbridge.model.keyspace import position_of_key
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.synchronizer import Entry, Pointer, entry_of
 
 _STEP_FACTOR: Final = 8
 _STEP_MAX: Final = 1 << 15
@@ -37,7 +37,7 @@ class _Stretch:
 
 
 class KeyLog:
-    """A :class:`bridge.model.synchronizer.KeyLog` of real topics; not thread-safe.
+    """A :class:`rollbridge.model.synchronizer.KeyLog` of real topics; not thread-safe.
 
     Raises, from each method and iterator:
         WaitedTooLong: Something before is still undecided.
@@ -53,6 +53,8 @@ class KeyLog:
         self._position = position_of_key(key)
         self._timeout_s = timeout_s
         self._logs = StreamLogs(shape.stream)
+        self._read_to: tuple[DLSN, int] | None = None
+        """Where reading forwards has ended, and the leader epoch of the last batch before that."""
 
     def close(self) -> None:
         """Drop the connections."""
@@ -65,13 +67,22 @@ class KeyLog:
         return DLSN.of(course.active, self._end_of(course.stages[0]))
 
     def between(self, start: DLSN, end: DLSN) -> Iterator[Entry]:
-        """Entries from ``start`` up to, without it, ``end``; raises TruncatedError if some of that was deleted."""
+        """Entries from ``start`` up to, without it, ``end``; raises TruncatedError if some of that was deleted.
+
+        As well if what was read before ``start`` is not in the log any more, because that has lost its end.
+        """
         for stretch in reversed(self._stretches(self._course(), end, start)):
             self._check_kept(stretch)
-            for entry in self._entries(stretch):
+            epoch = self._epoch_before(stretch)
+            if stretch.start < stretch.end:
+                for entry in self._entries(stretch, epoch):
+                    self._check_whole(stretch)
+                    yield entry
                 self._check_whole(stretch)
-                yield entry
-            self._check_whole(stretch)
+                self._read_to = DLSN.of(stretch.stage.segment, stretch.end), self._logs.of(stretch.stage).epoch
+            elif epoch != NO_EPOCH and stretch.stage.end is None:
+                with self._looking_at(stretch.stage):
+                    self._reader.fetch(self._logs.of(stretch.stage).topic, stretch.start, last_epoch=epoch)
 
     def backwards(self, end: DLSN) -> Iterator[Pointer]:
         """Where entries before ``end`` stand, the newest first; TruncatedError where it comes to what was deleted."""
@@ -119,10 +130,16 @@ class KeyLog:
                         return DLSN.of(stretch.stage.segment, record.offset), record.key
         return None
 
-    def _entries(self, stretch: _Stretch) -> Iterator[Entry]:
+    def _epoch_before(self, stretch: _Stretch) -> int:
+        """Leader epoch of what was read before a stretch, if reading goes on there."""
+        place, epoch = self._read_to or (None, NO_EPOCH)
+        is_next = place is not None and place.segment == stretch.stage.segment and place.offset <= stretch.start
+        return epoch if is_next else NO_EPOCH
+
+    def _entries(self, stretch: _Stretch, epoch: int = NO_EPOCH) -> Iterator[Entry]:
         log = self._logs.of(stretch.stage)
         with self._looking_at(stretch.stage):
-            for record in log.records(self._reader, stretch.start, stretch.end, self._deadline()):
+            for record in log.records(self._reader, stretch.start, stretch.end, self._deadline(), epoch):
                 if record.key == self._key:
                     yield entry_of(sn_of(record, log.segment, log.base), record.value, record.headers)
 
@@ -135,6 +152,9 @@ class KeyLog:
             if not self._shape.is_removed(stage.segment):
                 raise
             raise TruncatedError(f"segment {stage.segment} of {self._shape.stream} was removed") from fault
+        except LogDivergedError as fault:
+            self._read_to = None
+            raise TruncatedError(str(fault)) from fault
 
     def _check_kept(self, stretch: _Stretch) -> None:
         if stretch.stage.removed and stretch.end > stretch.start:
@@ -155,6 +175,9 @@ class KeyLog:
             elif found:
                 found.append(_Stretch(stage, 0, self._end_of(stage)))
             if found and start is not None and stage.segment == start.segment:
+                if start.offset > found[-1].end and stage.end is None:
+                    self._read_to = None
+                    raise TruncatedError(f"segment {stage.segment} of {self._shape.stream} ends before {start} by now")
                 found[-1] = _Stretch(stage, min(start.offset, found[-1].end), found[-1].end)
                 return found
         if not found or start is not None:

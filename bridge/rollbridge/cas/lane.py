@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from bridge.cas.contention import Contention
-from bridge.cas.request import Request
+from rollbridge.cas.contention import Contention
+from rollbridge.cas.request import Request
 
 WAITING_MAX: Final = 64
 """Most writes behind a round that are looked at when it is decided."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from bridge.cas.segment_log import Progress, SegmentLog
-from bridge.kafka.errors import TopicNotFound
-from bridge.kafka.fetch import LogReader
-from bridge.model.course import Course, Stage
-from bridge.model.names import StreamName
-from bridge.model.sn import ANY, EMPTY, SN
+from rollbridge.cas.segment_log import Progress, SegmentLog
+from rollbridge.kafka.errors import TopicNotFound
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.model.course import Course, Stage
+from rollbridge.model.names import StreamName
+from rollbridge.model.sn import ANY, EMPTY, SN
 
 
 class StreamLogs:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bridge.cas.answer import Answer
-from bridge.errors import CasWriteError, OutcomeUnknown, UnavailableError
-from bridge.model.cas import Condition, Entry, Scope
-from bridge.model.course import Course
-from bridge.model.sn import SN
-from bridge.model.token import Token
+from rollbridge.cas.answer import Answer
+from rollbridge.errors import CasWriteError, OutcomeUnknown, UnavailableError
+from rollbridge.model.cas import Condition, Entry, Scope
+from rollbridge.model.course import Course
+from rollbridge.model.sn import SN
+from rollbridge.model.token import Token
 
 RecordHeaders = Sequence[tuple[str, bytes | None]]
 

@@ -23,19 +23,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.cas.engine import Engine
-from bridge.cas.lookup import StreamLogs
-from bridge.cas.request import Request
-from bridge.cas.segment_log import WAIT_MS, SegmentLog, WaitedTooLong, sn_of
-from bridge.errors import InvalidRequestError, RollbridgeError, TruncatedError
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.batches import BatchBuilder, Compression
-from bridge.kafka.errors import AppendUnknownError, ProducerFencedError, TopicNotFound
-from bridge.kafka.fetch import LogReader
-from bridge.model.cas import Accepted, Entry, Refused, Scope, Verdict, holds, judge, place_of
-from bridge.model.course import Course
-from bridge.model.sn import ANY, SN
-from bridge.model.token import OPERATION_HEADER, Token
+from rollbridge.cas.engine import Engine
+from rollbridge.cas.lookup import StreamLogs
+from rollbridge.cas.request import Request
+from rollbridge.cas.segment_log import WAIT_MS, SegmentLog, WaitedTooLong, sn_of
+from rollbridge.errors import InvalidRequestError, RollbridgeError, TruncatedError
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.batches import BatchBuilder, Compression
+from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError, TopicNotFound
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.model.cas import Accepted, Entry, Refused, Scope, Verdict, holds, judge, place_of
+from rollbridge.model.course import Course
+from rollbridge.model.sn import ANY, SN
+from rollbridge.model.token import OPERATION_HEADER, Token
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class Round:
             alone = self._alone and not self._waiting()
             if alone and self._log.marker_expected:
                 # The broker answers as soon as the marker is there, mostly before the append is acknowledged.
-                self._reader.ask(self._log.topic, self._log.end or 0, wait_ms=WAIT_MS)
+                self._reader.ask(self._log.topic, self._log.end or 0, wait_ms=WAIT_MS, last_epoch=self._log.epoch)
             offset = self._append()
             self._appended = True
             behind = () if alone else self._waiting()
@@ -206,6 +206,8 @@ class Round:
 
     def _decide(self, offset: int, deadline: float) -> list[Verdict | InvalidRequestError]:
         entries = self._entries
+        with self._log.lock:
+            self._log.confirm(self._reader, offset)
         faults: dict[int, InvalidRequestError] = {}
         key_lasts: dict[bytes, SN] = {}
         for place, entry in enumerate(entries):

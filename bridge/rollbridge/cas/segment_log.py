@@ -1,22 +1,29 @@
 """The end of one segment's log, looked at no more than needed.
 
 Conditions are about its last committed record, the last one of a key, and the last transaction id that a user gave.
+
+Whatever is told has been compared with the log after it was asked for: what is read says by its leader epoch whether
+it goes on from what is known, and where nothing is to be read, :meth:`SegmentLog.confirm` asks.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from bridge.errors import InvalidRequestError
-from bridge.kafka.batches import Record
-from bridge.kafka.fetch import LogReader, Stretch
-from bridge.model.examined import Examined, Seen
-from bridge.model.identifiers import SegmentId
-from bridge.model.sequence import DLSN, RECORD_HEADER, TRANSACTION_ID_HEADER, unpack_record_header
-from bridge.model.sn import ANY, EMPTY, SN, unpack_transaction_id
+from rollbridge.errors import InvalidRequestError
+from rollbridge.kafka.batches import Record
+from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader, Stretch
+from rollbridge.model.examined import Examined, Seen
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.sequence import DLSN, RECORD_HEADER, TRANSACTION_ID_HEADER, unpack_record_header
+from rollbridge.model.sn import ANY, EMPTY, SN, unpack_transaction_id
+
+logger = logging.getLogger(__name__)
 
 FIRST_STEP: Final = 64
 """How many offsets before the end are looked at first for the last record; then eight times as many, and so on."""
@@ -70,6 +77,8 @@ class SegmentLog:
         self._examined: Examined | None = None
         self._truncated_at = 0
         self._own_end: int | None = None
+        self.epoch = NO_EPOCH
+        """Leader epoch of the last batch that was read; own ones behind it may have a later one."""
         self.high_watermark = 0
         """Where the segment ended when it was read last."""
         self.met = 0
@@ -95,11 +104,27 @@ class SegmentLog:
         """The high watermark: that of a leader which knows it, other than one that comes with a fetch (KIP-207)."""
         return reader.end(self.topic)
 
+    def confirm(self, reader: LogReader, to: int) -> None:
+        """Forget what is known up to ``to`` if it is not in the log any more; whatever ends before is read on from.
+
+        Asks nobody unless something is known right up to there.
+        """
+        known = self._examined
+        if known is None or known.end != to or self.epoch == NO_EPOCH:
+            return
+        try:
+            self.high_watermark = reader.fetch(self.topic, to, last_epoch=self.epoch).high_watermark
+        except LogDivergedError as fault:
+            self._forget(fault)
+
     def wrote(self, sns: Sequence[SN], keys: Iterable[bytes | None]) -> None:
-        """Take note of own records, committed at the end of what is known, without reading them."""
+        """Take note of own records, committed at the end of what is known, without reading them.
+
+        Not without an epoch: should the log lose its end, nothing would tell that.
+        """
         known = self._examined
         start = sns[0].dlsn.offset if sns and sns[0].dlsn is not None else None
-        if known is not None and known.end == start:
+        if known is not None and known.end == start and self.epoch != NO_EPOCH:
             records = [Seen(start + place, key, sn) for place, (sn, key) in enumerate(zip(sns, keys, strict=True))]
             known.extend(start, start + len(records), records)
             self._own_end = known.end
@@ -133,10 +158,7 @@ class SegmentLog:
         Raises:
             WaitedTooLong: something below ``to`` is still undecided.
         """
-        known = self._examined
-        if known is None or to < known.end:
-            known = self._begin(min(since, to))
-        self._catch_up(known, reader, to, deadline)
+        known = self._examine(reader, min(since, to), to, deadline)
         found = known.last_of(key)
         if found is None and since < known.keys_from:
             for part in self._read(reader, since, known.keys_from, deadline):
@@ -149,9 +171,17 @@ class SegmentLog:
         """Where the log begins, as far as was seen."""
         return self._truncated_at
 
-    def records(self, reader: LogReader, since: int, to: int, deadline: float) -> Iterator[Record]:
-        """The committed records in ``since..to-1``."""
-        for part in self._read(reader, since, to, deadline):
+    def records(
+        self, reader: LogReader, since: int, to: int, deadline: float, epoch: int = NO_EPOCH
+    ) -> Iterator[Record]:
+        """The committed records in ``since..to-1``; afterwards :attr:`epoch` is that of the last batch.
+
+        Raises:
+            LogDivergedError: What was read before ``since``, last under leader epoch ``epoch``, is not there any more.
+        """
+        for part in self._read(reader, since, to, deadline, epoch):
+            if part.epoch != NO_EPOCH:
+                self.epoch = part.epoch
             yield from part.records
 
     def _look_back(
@@ -163,10 +193,7 @@ class SegmentLog:
         progress: Progress = _ignore,
     ) -> Examined:
         """Examine what stands below ``to``, from the end on, until what is looked for is found or nothing is left."""
-        known = self._examined
-        if known is None or not 0 <= to - known.end <= GAP_MAX:
-            known = self._begin(max(0, to - FIRST_STEP))
-        self._catch_up(known, reader, to, deadline, progress)
+        known = self._examine(reader, max(0, to - FIRST_STEP), to, deadline, progress, GAP_MAX)
         step = FIRST_STEP
         while not found(known) and known.last_from > self._truncated_at:
             step *= _STEP_FACTOR
@@ -177,27 +204,61 @@ class SegmentLog:
             known.prepend(max(start, self._truncated_at), stretch)
         return known
 
-    def _begin(self, start: int) -> Examined:
-        """Begin anew, also where the log goes on before the end of what is known: it has become shorter."""
+    def _examine(
+        self,
+        reader: LogReader,
+        start: int,
+        to: int,
+        deadline: float,
+        progress: Progress = _ignore,
+        gap_max: float = math.inf,
+    ) -> Examined:
+        """Read on up to ``to`` from what is known; from ``start`` if that is nothing, or too far back.
+
+        Begins there as well where the log goes on before the end of what is known, as it has become shorter then, and
+        where it has grown again since.
+        """
+        known = self._examined
+        if known is not None and 0 <= to - known.end <= gap_max:
+            try:
+                self._catch_up(known, reader, to, deadline, progress, self.epoch)
+            except LogDivergedError as fault:
+                self._forget(fault)
+            else:
+                return known
         self._examined = known = Examined(start)
-        self._own_end = None
+        self._own_end, self.epoch = None, NO_EPOCH
+        self._catch_up(known, reader, to, deadline, progress, NO_EPOCH)
         return known
 
+    def _forget(self, why: LogDivergedError) -> None:
+        logger.warning("what was known of a segment is forgotten: %s", why)
+        self._examined = self._own_end = None
+        self.epoch = NO_EPOCH
+
     def _catch_up(
-        self, known: Examined, reader: LogReader, to: int, deadline: float, progress: Progress = _ignore
+        self, known: Examined, reader: LogReader, to: int, deadline: float, progress: Progress, epoch: int
     ) -> None:
         if known.end >= to:
             return
-        for part in self._read(reader, known.end, to, deadline):
+        for part in self._read(reader, known.end, to, deadline, epoch):
             self.met += len(part.records) + part.aborted
             known.extend(part.start, part.end, self._seen(part))
+            if part.epoch != NO_EPOCH:
+                self.epoch = part.epoch
             progress()
 
-    def _read(self, reader: LogReader, start: int, to: int, deadline: float) -> Iterator[Stretch]:
-        """What stands in ``start..to-1``, part by part, waiting for what is undecided."""
+    def _read(
+        self, reader: LogReader, start: int, to: int, deadline: float, epoch: int = NO_EPOCH
+    ) -> Iterator[Stretch]:
+        """What stands in ``start..to-1``, part by part, waiting for what is undecided.
+
+        Raises:
+            LogDivergedError: ``epoch`` is that of what was known before, which is not there any more.
+        """
         position = start
         while position < to:
-            part = reader.fetch(self.topic, position, wait_ms=WAIT_MS)
+            part = reader.fetch(self.topic, position, wait_ms=WAIT_MS, last_epoch=epoch)
             self.high_watermark = part.high_watermark
             if part.start > position:
                 self._truncated_at = max(self._truncated_at, part.start)

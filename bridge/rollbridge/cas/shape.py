@@ -7,17 +7,17 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from bridge.client.catalog import Catalog
-from bridge.errors import InvalidRequestError, UnavailableError
-from bridge.model.course import Course, Stage
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import position_of
-from bridge.model.names import StreamName
-from bridge.model.paths import epochs
-from bridge.model.sn import sequence_bases
-from bridge.model.truncation import ancestors
-from bridge.zookeeper.session import ZooKeeperSession
+from rollbridge.errors import InvalidRequestError, UnavailableError
+from rollbridge.model.course import Course, Stage
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import position_of
+from rollbridge.model.names import StreamName
+from rollbridge.model.paths import epochs
+from rollbridge.model.sn import sequence_bases
+from rollbridge.model.truncation import ancestors
+from rollbridge.zookeeper.catalog import Catalog
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 _PAUSE_FIRST_S: Final = 0.005
 _PAUSE_MAX_S: Final = 0.2
@@ -28,7 +28,7 @@ class _Known:
 
     def __init__(self, history: EpochHistory) -> None:
         self.history: Final = history
-        self._bases = sequence_bases(history)
+        self.bases: Final = sequence_bases(history)
         bounds = {segment.range.low for record in history.records for segment in record.segments}
         self._bounds = sorted(bounds.union(() if history.foundation is None else history.foundation.lows))
         self._courses: dict[int, Course] = {}
@@ -37,7 +37,7 @@ class _Known:
         place = bisect_right(self._bounds, position)
         found = self._courses.get(place)
         if found is None:
-            self._courses[place] = found = Course(self.history, position, self._bases)
+            self._courses[place] = found = Course(self.history, position, self.bases)
         return found
 
 
@@ -67,11 +67,7 @@ class Shape:
             UnavailableError: a predecessor's end is not known yet; see :meth:`await_course`.
             ScopeNotFound, StreamNotFound: there is no such stream.
         """
-        history = self._catalog.view(self._name).history
-        known = self._known
-        if known is None or known.history is not history:
-            self._known = known = _Known(history)
-        return known.course(position)
+        return self._current().course(position)
 
     def before(self, segment: SegmentId) -> list[Stage]:
         """Everything that a segment continues, however far back, whatever keys it holds; the oldest first.
@@ -80,14 +76,21 @@ class Shape:
             UnavailableError: where one of them ends is not known yet; nothing was written.
             ScopeNotFound, StreamNotFound: there is no such stream.
         """
-        history = self._catalog.view(self._name).history
-        bases, found = sequence_bases(history), []
+        known, found = self._current(), []
+        history = known.history
         for item in sorted(ancestors(history, [segment])):
-            end, base = history.sealed_end(item), bases.get(item)
+            end, base = history.sealed_end(item), known.bases.get(item)
             if end is None or base is None:
                 raise UnavailableError(f"the end of segment {item} is not known yet; try again; nothing was written")
             found.append(Stage(item, base, end, item in history.removed))
         return found
+
+    def _current(self) -> _Known:
+        history = self._catalog.view(self._name).history
+        known = self._known
+        if known is None or known.history is not history:
+            self._known = known = _Known(history)
+        return known
 
     def await_course(self, position: float, deadline: float, sealed: SegmentId | None = None) -> Course:
         """The course of a position once it can be written to, in another segment than ``sealed``.

@@ -15,10 +15,11 @@ import logging
 import uuid
 from typing import Final
 
-from bridge.model import paths
-from bridge.model.names import StreamName
-from bridge.zookeeper.errors import NodeExists, UnknownWriteError
-from bridge.zookeeper.session import ZooKeeperSession
+from rollbridge.errors import RollbridgeError
+from rollbridge.model import paths
+from rollbridge.model.names import StreamName
+from rollbridge.zookeeper.errors import NodeExists, UnknownWriteError
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +47,12 @@ class Slot:
         return self._session.session_id in (None, self._session_id)
 
     def release(self) -> None:
-        """Give it back."""
+        """Give it back; if that can not be done, the end of the session does it."""
         if not self.is_held:
             return
         try:
             self._session.delete(self._path)
-        except UnknownWriteError as fault:
+        except RollbridgeError as fault:
             logger.info("slot %s is given back with the end of the session: %s", self._path, fault)
 
 

@@ -9,14 +9,15 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar, cast
 
-from bridge.cas.arguments import positive_seconds
-from bridge.cas.channel import Channels
-from bridge.cas.key_log import KeyLog
-from bridge.cas.segment_log import WaitedTooLong
-from bridge.cas.shape import Shape
-from bridge.cas.writer import CasWriter
-from bridge.config import ConnectionSettings
-from bridge.errors import (
+from rollbridge.calls.forks import hold, is_gone
+from rollbridge.calls.timeouts import positive_seconds
+from rollbridge.cas.channel import Channels
+from rollbridge.cas.key_log import KeyLog
+from rollbridge.cas.segment_log import WaitedTooLong
+from rollbridge.cas.shape import Shape
+from rollbridge.cas.writer import CasWriter
+from rollbridge.config import ConnectionSettings
+from rollbridge.errors import (
     CasOutcomeUnknown,
     CasWriteError,
     ConflictError,
@@ -25,13 +26,12 @@ from bridge.errors import (
     RollbridgeError,
     UnavailableError,
 )
-from bridge.inherited import hold, is_gone
-from bridge.kafka.metadata import Cluster
-from bridge.model.cas import Scope
-from bridge.model.position import ReadPosition
-from bridge.model.sn import ANY, SN
-from bridge.model.synchronizer import Machine, Replica, S, U, mark_of_snapshot, mark_of_update
-from bridge.model.token import Token
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.model.cas import Scope
+from rollbridge.model.position import ReadPosition
+from rollbridge.model.sn import ANY, SN
+from rollbridge.model.synchronizer import Machine, Replica, S, U, mark_of_snapshot, mark_of_update
+from rollbridge.model.token import Token
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Synchronizer(Generic[S, U]):
         timeout: float | timedelta = 30.0,
         transaction_timeout: float | timedelta = 5.0,
     ) -> None:
-        """See :meth:`bridge.Bridge.synchronizer`, which makes them; ``cut`` truncates the stream."""
+        """See :meth:`rollbridge.Bridge.synchronizer`, which makes them; ``cut`` truncates the stream."""
         if not isinstance(key, bytes):
             raise InvalidRequestError(f"a synchronizer needs a key of bytes, not {key!r}; nothing was written")
         self.stream: Final = shape.stream
@@ -185,8 +185,8 @@ class Synchronizer(Generic[S, U]):
         Args:
             compactor: Gets the newest state and returns one that means the same, in less space perhaps; or None, to
                 write nothing. By default the state is written as it is.
-            truncate: Also truncate the stream before the snapshot: :meth:`bridge.Admin.truncate`, carried out by the
-                coordinator, in the key's segment and in all that this one continues. Right only where nothing else
+            truncate: Also truncate the stream before the snapshot: :meth:`rollbridge.Admin.truncate`, carried out by
+                the coordinator, in the key's segment and in all that this one continues. Right only where nothing else
                 lives there, so everything that is to be deleted is looked at first. Plain readers that have not come
                 so far lose these records; groups that the stream waits for do not.
 

@@ -12,15 +12,16 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
 
-from bridge.cas.answer import Answer
-from bridge.cas.arguments import Expected, as_scope, as_sn, positive_seconds
-from bridge.cas.channel import Channels
-from bridge.cas.future import CasFuture
-from bridge.cas.lookup import StreamLogs
-from bridge.cas.request import NewRecord, RecordHeaders, Request
-from bridge.cas.round import ROUND_BYTES_MAX, find_operation, find_write
-from bridge.cas.segment_log import WaitedTooLong
-from bridge.errors import (
+from rollbridge.calls.forks import check, hold, is_gone
+from rollbridge.calls.timeouts import positive_seconds
+from rollbridge.cas.answer import Answer
+from rollbridge.cas.channel import Channels
+from rollbridge.cas.future import CasFuture
+from rollbridge.cas.lookup import StreamLogs
+from rollbridge.cas.request import NewRecord, RecordHeaders, Request
+from rollbridge.cas.round import ROUND_BYTES_MAX, find_operation, find_write
+from rollbridge.cas.segment_log import WaitedTooLong
+from rollbridge.errors import (
     BackpressureError,
     CasOutcomeUnknown,
     InvalidRequestError,
@@ -28,16 +29,16 @@ from bridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from bridge.inherited import hold, is_gone, refusal
-from bridge.kafka.batches import record_size_max
-from bridge.kafka.fetch import LogReader
-from bridge.model.cas import Condition, Scope, place_of
-from bridge.model.course import Course, Stage
-from bridge.model.keyspace import position_of, position_of_key
-from bridge.model.names import StreamName
-from bridge.model.sequence import TRANSACTION_ID_HEADER
-from bridge.model.sn import ANY, SN, pack_transaction_id
-from bridge.model.token import OPERATION_HEADER, Token
+from rollbridge.kafka.batches import record_size_max
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.model.cas import Condition, Scope, place_of
+from rollbridge.model.course import Course, Stage
+from rollbridge.model.expectations import Expected, as_scope, as_sn
+from rollbridge.model.keyspace import position_of, position_of_key
+from rollbridge.model.names import StreamName
+from rollbridge.model.sequence import TRANSACTION_ID_HEADER
+from rollbridge.model.sn import ANY, SN, pack_transaction_id
+from rollbridge.model.token import OPERATION_HEADER, Token
 
 PENDING_MAX: Final = 10_000
 """Most writes of one writer that nobody waits for yet; beyond it, :meth:`CasWriter.write_async` waits."""
@@ -61,7 +62,7 @@ class CasWriter:
         transaction_timeout: float | timedelta = 5.0,
         rising_ids: bool = False,
     ) -> None:
-        """See :meth:`bridge.Bridge.cas_writer`, which makes them."""
+        """See :meth:`rollbridge.Bridge.cas_writer`, which makes them."""
         self.stream: Final = stream
         self._rising_ids = rising_ids
         self._timeout_s = positive_seconds("timeout", timeout)
@@ -190,7 +191,9 @@ class CasWriter:
         course = self._shape.await_course(position_of(key), deadline)
         with self._channel.reading() as (logs, reader):
             try:
-                end = logs.active(course).end_now(reader)
+                log = logs.active(course)
+                end = log.end_now(reader)
+                log.confirm(reader, end)
                 if condition.scope is Scope.KEY and key is not None:
                     return logs.last_of(course, reader, key, None, end, deadline)
                 return logs.last(course, reader, end, deadline)
@@ -399,7 +402,6 @@ class CasWriter:
                 self._settled.notify_all()
 
     def _check_open(self) -> None:
-        if is_gone(self._channel):
-            raise refusal()
+        check(self._channel)
         if self._closed:
             raise InvalidRequestError(f"this writer of {self.stream} is closed; nothing was written")

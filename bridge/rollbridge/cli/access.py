@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import click
 
-from bridge.cli.context import CliContext
-from bridge.cli.tables import counted, table
-from bridge.model import rights
-from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
-from bridge.model.rights import Right
-from bridge.zookeeper.access import Access, digest_identity, parse_identity, shown
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.tables import counted, table
+from rollbridge.model import rights
+from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from rollbridge.model.rights import Right
+from rollbridge.zookeeper.access import Access, digest_identity, parse_identity, shown
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 _GROUP = click.argument("group", metavar="SCOPE/GROUP")
 _IDENTITIES = click.argument("identities", metavar="IDENTITY...", nargs=-1, required=True)
@@ -37,14 +37,15 @@ def access() -> None:
 
 
 @access.command()
+@click.option("--shared-counter", is_flag=True, help="Close the counter of clients of earlier versions, too.")
 @click.pass_obj
-def secure(context: CliContext) -> None:
+def secure(context: CliContext, *, shared_counter: bool) -> None:
     """Close to the public what was written to ZooKeeper without credentials, and lay out what is missing.
 
     Coordinators then need the credentials with which this is run; clients need `grant`.
     """
     with _opened(context) as found:
-        closed = found.secure()
+        closed = found.secure(shared_counter=shared_counter)
     context.answer({"closed": closed}, f"{counted(closed, 'node')} closed.")
 
 

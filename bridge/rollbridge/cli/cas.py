@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from bridge.cli import values
-from bridge.cli.connecting import connected
-from bridge.cli.context import CliContext
-from bridge.errors import InvalidRequestError
-from bridge.model.cas import Scope
-from bridge.model.sn import SN
+from rollbridge.cli import values
+from rollbridge.cli.connecting import connected
+from rollbridge.cli.context import CliContext
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.cas import Scope
+from rollbridge.model.sn import SN
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
 _KEY = click.option("--key", metavar="TEXT", help="Chooses the segment; may be left out if there is one only.")

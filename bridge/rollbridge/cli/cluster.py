@@ -1,25 +1,21 @@
-"""Commands for the embedded cluster, and the one that runs a coordinator against any cluster."""
+"""Commands that start, stop and restart the embedded cluster."""
 
 from __future__ import annotations
 
-import importlib
-import os
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from bridge.cli.context import CliContext
-from bridge.cli.exit_codes import ExitCode
-from bridge.config import CONFIG_VARIABLE
-from bridge.embedded.cluster import Cluster
-from bridge.embedded.plan import Wishes
-from bridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
-from bridge.embedded.state import HOME_VARIABLE, Home
-from bridge.embedded.status import ClusterStatus, embedded_status, existing_status
-from bridge.errors import NotFoundError
+from rollbridge.cli.context import CliContext
+from rollbridge.config import HOME_VARIABLE
+from rollbridge.embedded.cluster import Cluster
+from rollbridge.embedded.plan import Wishes
+from rollbridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
+from rollbridge.embedded.state import Home
+from rollbridge.embedded.status import embedded_status
+from rollbridge.errors import NotFoundError
 
 _PORT = click.IntRange(1, 65535)
 
@@ -106,75 +102,3 @@ def restart(context: CliContext, part: str) -> None:
     cluster.stop_part(part)
     cluster.up(only=[part])
     context.answer({"restarted": part}, f"{part} answers again.")
-
-
-@click.command()
-@click.pass_obj
-def status(context: CliContext) -> int:
-    """Show what runs, and where; exit code 7 if not everything does.
-
-    Looks at the embedded cluster unless another one is named.
-    """
-    found = _look(context)
-    document = asdict(found) | {"ok": found.ok}
-    context.answer(document, _status_text(found))
-    return ExitCode.OK if found.ok else ExitCode.UNAVAILABLE
-
-
-def _look(context: CliContext) -> ClusterStatus:
-    named = (*context.flags.values(), context.config_file, os.environ.get(CONFIG_VARIABLE))
-    named += tuple(os.environ.get(f"ROLLBRIDGE_{key}") for key in ("BOOTSTRAP_SERVERS", "ZOOKEEPER"))
-    if any(named):
-        settings = context.settings()
-        return existing_status(
-            settings.bootstrap_servers,
-            settings.zookeeper,
-            settings.zookeeper_root,
-            kafka_security=settings.kafka,
-            zookeeper_security=settings.zookeeper_security,
-        )
-    return embedded_status(context.home)
-
-
-def _status_text(found: ClusterStatus) -> str:
-    if not found.parts:
-        return f"There is no cluster in {found.home}; `rollbridge up` starts one."
-    lines = []
-    for part in found.parts:
-        columns = (f"{part.part:<14}", f"{part.state:<14}", f"{part.address or '':<22}")
-        lines.append("".join(columns) + (f"process {part.pid}" if part.pid else ""))
-    if found.home and not found.ok:
-        lines.append(f"Logs are in {Path(found.home) / 'logs'}; `rollbridge up` starts what does not run.")
-    return "\n".join(line.rstrip() for line in lines)
-
-
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.pass_obj
-def coordinator(context: CliContext, arguments: tuple[str, ...]) -> int:
-    """Run a coordinator in the foreground; it ends in good order on SIGTERM and Ctrl-C.
-
-    Other arguments go to `python -m coordinator`.
-    """
-    # By name, as bridge may not import the coordinator: the daemon is built on the library, not the reverse.
-    if not {"-h", "--help"} & set(arguments):
-        settings = context.settings()
-        arguments = (
-            "--bootstrap-servers",
-            settings.bootstrap_servers,
-            "--zookeeper",
-            settings.zookeeper,
-            "--zookeeper-root",
-            settings.zookeeper_root,
-            *arguments,
-        )
-    if context.config_file is not None:
-        # For what has no option of its own: security, which must not stand on a command line that others can see.
-        os.environ[CONFIG_VARIABLE] = str(context.config_file)
-    # By name: the coordinator is built on this package, not the other way round.
-    entry = importlib.import_module("coordinator.__main__")
-    try:
-        entry.main(args=arguments, prog_name="rollbridge coordinator")
-    except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-    return ExitCode.OK

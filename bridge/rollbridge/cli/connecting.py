@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import bridge
-from bridge.cli.context import CliContext
+from rollbridge.cli.context import CliContext
+from rollbridge.client.options import ClientOptions
+from rollbridge.connection import Bridge, connect
 
 
-def connected(context: CliContext, options: bridge.ClientOptions | None = None) -> bridge.Bridge:
+def connected(context: CliContext, options: ClientOptions | None = None) -> Bridge:
     """A connection to the cluster that the command line means; close it.
 
     Raises:
-        ConfigError, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError: see :func:`bridge.connect`.
+        ConfigError, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError: see :func:`rollbridge.connect`.
     """
     settings = context.settings()
-    return bridge.connect(
+    return connect(
         settings.bootstrap_servers,
         zookeeper=settings.zookeeper,
         zookeeper_root=settings.zookeeper_root,

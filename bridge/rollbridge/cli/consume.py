@@ -12,17 +12,17 @@ from typing import Any, cast
 import click
 from confluent_kafka import KafkaException
 
-from bridge.cli import values
-from bridge.cli.connecting import connected
-from bridge.cli.context import CliContext
-from bridge.cli.records import FIELDS, Line, json_line, line_of, record_document
-from bridge.cli.tables import counted
-from bridge.connection import Bridge
-from bridge.consumer import Consumer
-from bridge.kafka.translate import translate
-from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
-from bridge.reading import IsolationLevel
-from bridge.transactions import CommittedTransaction
+from rollbridge.cli import values
+from rollbridge.cli.connecting import connected
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.records import FIELDS, Line, json_line, line_of, record_document
+from rollbridge.cli.tables import counted
+from rollbridge.connection import Bridge
+from rollbridge.consumer.consumer import Consumer
+from rollbridge.consumer.reader import IsolationLevel
+from rollbridge.consumer.transactions import CommittedTransaction
+from rollbridge.kafka.translate import translate
+from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 
 _POLL_S = 0.2
 _BATCH = 500

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from bridge.config import ConnectionSettings, load_settings
-from bridge.embedded.state import Home, default_home
+from rollbridge.config import ConnectionSettings, default_home, load_settings
+from rollbridge.embedded.state import Home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

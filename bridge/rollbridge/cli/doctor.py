@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 import click
 
-from bridge.cli.context import CliContext
-from bridge.cli.exit_codes import ExitCode
-from bridge.doctor.checks import find
-from bridge.doctor.facts import Severity
-from bridge.doctor.gather import gather
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.doctor.checks import find
+from rollbridge.doctor.facts import Severity
+from rollbridge.doctor.gather import gather
 
 
 @click.command()

@@ -1,6 +1,6 @@
 """What the exit code of ``rollbridge`` says; stable, so that scripts can rely on it.
 
-Every error of ``bridge.errors`` carries its own; this is the list of them all.
+Every error of ``rollbridge.errors`` carries its own; this is the list of them all.
 """
 
 from __future__ import annotations

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-from bridge.cli.context import CliContext
-from bridge.cli.exit_codes import ExitCode
-from bridge.cli.tables import table
-from bridge.images import names
-
-if TYPE_CHECKING:
-    from bridge.images.provide import Provided
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.tables import table
+from rollbridge.images import names
+from rollbridge.images.provide import Provided, look, provide
 
 SHORT: Final = {
     "kafka": names.KAFKA,
@@ -24,6 +22,8 @@ SHORT: Final = {
     "python": names.PYTHON,
 }
 """What may be asked for by name; without any, all that tests and ``compose.yaml`` use."""
+VARIABLES: Final = {names.KAFKA: "KAFKA_IMAGE", names.ZOOKEEPER: "ZOOKEEPER_IMAGE"}
+"""By which ``compose.yaml``, which names official images by digest, is told of others."""
 _NAMES = click.argument("wanted", nargs=-1, type=click.Choice(list(SHORT)), metavar="[NAME]...")
 
 
@@ -40,27 +40,30 @@ def images() -> None:
 def build(context: CliContext, wanted: Sequence[str], no_pull: bool, rebuild: bool) -> None:
     """Make sure that the images are there: kafka, zookeeper, coordinator and toolbox, or those that are named.
 
-    What is present is used. Official images that are missing are pulled; where that is not possible, stand-ins of the
-    same name and contract are built from pinned jars and from files of this machine. An image that was not built here
-    is never replaced.
+    What is present is used. Official images that are missing are pulled, by digest; where that is not possible,
+    stand-ins of the same name and contract are built from pinned jars and from files of this machine. An image that was
+    not built here is never replaced.
     """
-    # Imported here because of Docker's library, which the other commands do not need.
-    from bridge.images.provide import provide
-
-    _answer(context, provide(_names(wanted), pull=not no_pull, rebuild=rebuild, report=context.tell))
+    provided = provide(_names(wanted), pull=not no_pull, rebuild=rebuild, report=context.tell)
+    others = [f"{VARIABLES[image.name]}={image.name}" for image in provided if _is_for_compose(image)]
+    if others:
+        context.tell(f"compose.yaml names the official images; for it to use these, set {' '.join(others)}")
+    _answer(context, provided)
 
 
 @images.command(name="list")
 @_NAMES
 @click.pass_obj
 def list_images(context: CliContext, wanted: Sequence[str]) -> ExitCode:
-    """Show which of the images are there, and which of them are stand-ins; exit code 3 if one is missing."""
-    from bridge.images.provide import look
-
+    """Show which of the images are there, and which of them are official; exit code 3 if one is missing."""
     found = look(_names(wanted))
     present = [image for image in found.values() if image is not None]
     _answer(context, present, [name for name, image in found.items() if image is None])
     return ExitCode.OK if len(present) == len(found) else ExitCode.NOT_FOUND
+
+
+def _is_for_compose(image: Provided) -> bool:
+    return image.name in VARIABLES and not image.pinned
 
 
 def _names(wanted: Sequence[str]) -> tuple[str, ...]:
@@ -88,4 +91,6 @@ def _answer(context: CliContext, present: Sequence[Provided], missing: Sequence[
 def _kind(image: Provided) -> str:
     if image.name not in names.OFFICIAL:
         return "rollbridge"
-    return "stand-in" if image.stand_in else "official"
+    if image.stand_in:
+        return "stand-in"
+    return "official" if image.pinned else "other"

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
-from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord
-from bridge.model.lineage import Life, Lineage, Link, lineage
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
+from rollbridge.model.lineage import Life, Lineage, Link, lineage
 
 _CLASS: Final = {
     EpochCause.CREATE: "create",

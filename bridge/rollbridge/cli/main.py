@@ -14,44 +14,51 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import click
 
-from bridge.cli.context import CliContext
-from bridge.cli.exit_codes import MEANINGS, ExitCode
-from bridge.embedded.state import HOME_VARIABLE
-from bridge.errors import RollbridgeError
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.exit_codes import MEANINGS, ExitCode
+from rollbridge.config import HOME_VARIABLE
+from rollbridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A command: ``module`` has a click command of the command's name."""
+    """A command.
+
+    Attributes:
+        module: Has a click command of the command's name.
+        help: One line.
+        extra: What has to be installed with the package for it, if anything: ``pip install 'rollbridge[EXTRA]'``.
+    """
 
     module: str
     help: str
+    extra: str = ""
 
 
 COMMANDS: Final[Mapping[str, _Entry]] = {
-    "up": _Entry("bridge.cli.cluster", "Start Kafka, ZooKeeper and a coordinator on this machine."),
-    "status": _Entry("bridge.cli.cluster", "Show what runs, and where."),
-    "restart": _Entry("bridge.cli.cluster", "Stop one part of the embedded cluster and start it again."),
-    "down": _Entry("bridge.cli.cluster", "Stop the embedded cluster; its data is kept."),
-    "coordinator": _Entry("bridge.cli.cluster", "Run a coordinator in the foreground."),
-    "stream": _Entry("bridge.cli.stream", "Create, list, describe, scale and delete streams."),
-    "txn": _Entry("bridge.cli.txn", "List, describe and abort transactions."),
-    "snapshot": _Entry("bridge.cli.snapshot", "List, describe, verify, rebuild and clear snapshots of buffers."),
-    "produce": _Entry("bridge.cli.produce", "Write lines as one transaction."),
-    "cas": _Entry("bridge.cli.cas", "Write a record if the last one is as expected."),
-    "tail": _Entry("bridge.cli.cas", "Show the sequence number of the last record."),
-    "consume": _Entry("bridge.cli.consume", "Read committed records."),
-    "images": _Entry("bridge.cli.images", "Container images: pull them, or build stand-ins."),
-    "access": _Entry("bridge.cli.access", "Say who may use which transaction group; print Kafka ACLs."),
-    "doctor": _Entry("bridge.cli.doctor", "Check the cluster, and say what to do."),
-    "repair": _Entry("bridge.cli.repair", "Repair ZooKeeper after it was restored from a backup."),
+    "up": _Entry("rollbridge.cli.cluster", "Start Kafka, ZooKeeper and a coordinator on this machine.", "local"),
+    "status": _Entry("rollbridge.cli.status", "Show what runs, and where.", "local"),
+    "restart": _Entry("rollbridge.cli.cluster", "Stop one part of the embedded cluster and start it again.", "local"),
+    "down": _Entry("rollbridge.cli.cluster", "Stop the embedded cluster; its data is kept.", "local"),
+    "coordinator": _Entry("rollbridge.cli.coordinator", "Run a coordinator in the foreground.", "coordinator"),
+    "stream": _Entry("rollbridge.cli.stream", "Create, list, describe, scale and delete streams."),
+    "txn": _Entry("rollbridge.cli.txn", "List, describe and abort transactions."),
+    "snapshot": _Entry("rollbridge.cli.snapshot", "List, describe, verify, rebuild and clear snapshots of buffers."),
+    "produce": _Entry("rollbridge.cli.produce", "Write lines as one transaction."),
+    "cas": _Entry("rollbridge.cli.cas", "Write a record if the last one is as expected."),
+    "tail": _Entry("rollbridge.cli.cas", "Show the sequence number of the last record."),
+    "consume": _Entry("rollbridge.cli.consume", "Read committed records."),
+    "images": _Entry("rollbridge.cli.images", "Container images: pull them, or build stand-ins.", "containers"),
+    "access": _Entry("rollbridge.cli.access", "Say who may use which transaction group; print Kafka ACLs."),
+    "doctor": _Entry("rollbridge.cli.doctor", "Check the cluster, and say what to do."),
+    "repair": _Entry("rollbridge.cli.repair", "Repair ZooKeeper after it was restored from a backup."),
 }
 
 _FLAGS = frozenset({"--json", "-v", "-vv", "--verbose"})
@@ -68,7 +75,10 @@ class _Commands(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        command = getattr(import_module(entry.module), cmd_name)
+        try:
+            command = getattr(import_module(entry.module), cmd_name)
+        except ModuleNotFoundError as missing:
+            raise _lacking(cmd_name, missing) from missing
         assert isinstance(command, click.Command)
         return command
 
@@ -83,6 +93,8 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except ModuleNotFoundError as missing:
+            raise _lacking(ctx.invoked_subcommand or "", missing) from missing
         except BrokenPipeError:
             # Whoever read our output (a pager, head) has had enough, which is no failure; click would exit with 1.
             # Python must not fail again while it flushes.
@@ -91,6 +103,17 @@ class _Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _global_options_first(args))
+
+
+def _lacking(command: str, missing: ModuleNotFoundError) -> Exception:
+    """What to say where a command imports what is not installed: what would bring it."""
+    extra = COMMANDS[command].extra if command in COMMANDS else ""
+    if not extra:
+        return missing
+    return EnvironmentProblem(
+        f"{missing.name} is not installed, which `rollbridge {command}` needs; nothing was done; "
+        f"pip install 'rollbridge[{extra}]' brings it"
+    )
 
 
 def _global_options_first(arguments: Sequence[str]) -> list[str]:
@@ -135,7 +158,7 @@ def _global_options_first(arguments: Sequence[str]) -> list[str]:
 @click.option(
     "-v", "--verbose", count=True, help="Log to standard error, and show where errors come from; -vv for more."
 )
-@click.version_option(version("rollbridge"))
+@click.version_option(__version__)
 @click.pass_context
 def rollbridge(
     ctx: click.Context,
@@ -160,7 +183,7 @@ def rollbridge(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (see ``bridge.cli.exit_codes``) and raises nothing but ``SystemExit``."""
+    """Run one command; returns its exit code (``rollbridge.cli.exit_codes``) and raises nothing but ``SystemExit``."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     said = arguments[: arguments.index("--")] if "--" in arguments else arguments
     verbosity = sum({"-v": 1, "--verbose": 1, "-vv": 2}.get(argument, 0) for argument in said)

@@ -14,15 +14,15 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-import bridge
-from bridge.cli import values
-from bridge.cli.connecting import connected
-from bridge.cli.context import CliContext
-from bridge.cli.tables import counted
-from bridge.client.transaction import Transaction
-from bridge.errors import InvalidRequestError, RecordTooLargeError, RollbridgeError
-from bridge.kafka.batches import Compression
-from bridge.model.names import StreamName
+from rollbridge.cli import values
+from rollbridge.cli.connecting import connected
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.tables import counted
+from rollbridge.client.options import ClientOptions
+from rollbridge.client.transaction import Transaction
+from rollbridge.errors import InvalidRequestError, RecordTooLargeError, RollbridgeError
+from rollbridge.kafka.batches import Compression
+from rollbridge.model.names import StreamName
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest line that is looked at: far above any record limit, so that a file without line ends can not fill memory."""
@@ -71,7 +71,7 @@ def produce(
     separator = None if key_separator is None else key_separator.encode("utf-8", "surrogateescape")
     shown = sys.stderr.isatty() and not context.json if progress is None else progress
     began = time.monotonic()
-    with connected(context, bridge.ClientOptions(compression=compression)) as b:
+    with connected(context, ClientOptions(compression=compression)) as b:
         txn = b.begin(stream_name, timeout=timeout, label=label)
         with _progress(file, shown) as source:
             try:

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import click
 
-from bridge.message import Record
+from rollbridge.consumer.records import Headers, Record
+from rollbridge.errors import CorruptDataError
 
 Line = Callable[[Record], bytes]
 
@@ -27,9 +28,7 @@ _FIELDS: Final[dict[str, Callable[[Record], bytes | None]]] = {
     "local_sequence": lambda record: _given(record.local_sequence),
     "commit_position": lambda record: _given(record.commit_position),
     "committed": lambda record: b"yes" if record.committed else b"no",
-    "headers": lambda record: b",".join(
-        name.encode() + b"=" + (b"" if value is None else value) for name, value in record.headers
-    ),
+    "headers": lambda record: _headers_text(record),
 }
 FIELDS: Final = tuple(_FIELDS)
 """What a format may name."""
@@ -70,7 +69,7 @@ def json_line(record: Record) -> bytes:
 
 def record_document(record: Record) -> dict[str, Any]:
     """What JSON says of a record."""
-    sn, transaction = record.sn, record.transaction_id
+    sn, transaction, headers = record.sn, record.transaction_id, _headers(record)
     return {
         "dlsn": None if sn is None else str(sn.dlsn),
         "sequence_id": None if sn is None else sn.sequence_id,
@@ -85,8 +84,23 @@ def record_document(record: Record) -> dict[str, Any]:
         "committed": record.committed,
         **_text("key", record.key),
         **_text("value", record.value),
-        "headers": [{"name": name, **_text("value", value)} for name, value in record.headers],
+        "headers": None if headers is None else [{"name": name, **_text("value", value)} for name, value in headers],
     }
+
+
+def _headers(record: Record) -> Headers | None:
+    """The headers; None if a stranger has given them names that can not be printed."""
+    try:
+        return record.headers
+    except CorruptDataError:
+        return None
+
+
+def _headers_text(record: Record) -> bytes | None:
+    headers = _headers(record)
+    if headers is None:
+        return None
+    return b",".join(name.encode() + b"=" + (b"" if value is None else value) for name, value in headers)
 
 
 def _given(value: object) -> bytes:

@@ -6,12 +6,12 @@ import time
 
 import click
 
-from bridge.cli.context import CliContext
-from bridge.cli.exit_codes import ExitCode
-from bridge.model.repair import plan
-from bridge.repairing import carry_out, gather_evidence, lost_groups, outdated_groups, read_nodes
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.doctor.repair import carry_out, gather_evidence, lost_groups, outdated_groups, read_nodes
+from rollbridge.model.repair import plan
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 
 @click.command()

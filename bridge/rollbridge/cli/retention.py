@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import click
 
-from bridge.cli.tables import counted
-from bridge.cli.values import duration, size
-from bridge.model.records import FOREVER, Retention
+from rollbridge.cli.tables import counted
+from rollbridge.cli.values import duration, size
+from rollbridge.model.records import FOREVER, Retention
 
 NONE: Final = "none"
 

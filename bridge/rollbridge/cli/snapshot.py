@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from bridge.cli.connecting import connected
-from bridge.cli.context import CliContext
-from bridge.cli.tables import counted, moment, table
-from bridge.errors import CorruptDataError
-from bridge.model.names import StreamName
-from bridge.snapshots import BufferSnapshot, SnapshotReader
+from rollbridge.cli.connecting import connected
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.tables import counted, moment, table
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader
+from rollbridge.model.names import StreamName
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
 
@@ -33,7 +33,11 @@ def list_snapshots(context: CliContext, scope: str | None) -> None:
     """List the snapshots of all buffers, one line for each partition."""
     with connected(context) as b:
         streams = b.admin.list_streams(scope)
-    readers = {name: SnapshotReader(context.settings(), name) for name in {item.name.scope for item in streams}}
+    settings = context.settings()
+    readers = {
+        name: SnapshotReader(settings.bootstrap_servers, settings.kafka, name)
+        for name in {item.name.scope for item in streams}
+    }
     found = [item for stream in streams for item in readers[stream.name.scope].of(stream)]
     rows = [
         (
@@ -123,7 +127,8 @@ def _of(context: CliContext, stream_name: str) -> tuple[SnapshotReader, list[Buf
     name = StreamName.parse(stream_name)
     with connected(context) as b:
         config = b.admin.describe(str(name)).config
-    reader = SnapshotReader(context.settings(), name.scope)
+    settings = context.settings()
+    reader = SnapshotReader(settings.bootstrap_servers, settings.kafka, name.scope)
     return reader, list(reader.of(config))
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from bridge.admin import StreamDescription
-from bridge.cli.connecting import connected
-from bridge.cli.context import CliContext
-from bridge.cli.lineage_svg import lineage_svg
-from bridge.cli.retention import (
+from rollbridge.cli.connecting import connected
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.lineage_svg import lineage_svg
+from rollbridge.cli.retention import (
     NONE,
     RETENTION_BYTES,
     RETENTION_GROUP,
@@ -24,17 +23,18 @@ from bridge.cli.retention import (
     retention_document,
     retention_text,
 )
-from bridge.cli.tables import counted, moment, table
-from bridge.cli.txn import transaction_document, transaction_table
-from bridge.cli.values import key_range, segment_numbers
-from bridge.errors import EnvironmentProblem, InvalidRangesError
-from bridge.model.epochs import EpochHistory, EpochRecord, Segment
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange, even_ranges
-from bridge.model.lineage import lineage
-from bridge.model.names import DEFAULT_GROUP, StreamName
-from bridge.model.position import parse_start
-from bridge.model.records import StreamConfig
+from rollbridge.cli.tables import counted, moment, table
+from rollbridge.cli.txn import transaction_document, transaction_table
+from rollbridge.cli.values import key_range, segment_numbers
+from rollbridge.client.admin import StreamDescription
+from rollbridge.errors import EnvironmentProblem, InvalidRangesError
+from rollbridge.model.epochs import EpochHistory, EpochRecord, Segment
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.lineage import lineage
+from rollbridge.model.names import DEFAULT_GROUP, StreamName
+from rollbridge.model.position import parse_start
+from rollbridge.model.records import StreamConfig
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import click
 
-from bridge.cli import values
-from bridge.cli.connecting import connected
-from bridge.cli.context import CliContext
-from bridge.cli.tables import duration, moment, printable, table
-from bridge.client.results import Outcome, TransactionStory
-from bridge.connection import Bridge
-from bridge.errors import CorruptDataError, RollbridgeError, TransactionNotFound
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName
-from bridge.model.records import TransactionRecord
-from bridge.model.transaction import State
+from rollbridge.cli import values
+from rollbridge.cli.connecting import connected
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.tables import duration, moment, printable, table
+from rollbridge.client.results import Outcome, TransactionStory
+from rollbridge.connection import Bridge
+from rollbridge.errors import CorruptDataError, RollbridgeError, TransactionNotFound
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import TransactionRecord
+from rollbridge.model.transaction import State
 
 _STATES = [State.OPEN.value, State.COMMITTING.value, State.ABORTING.value]
 _STORY_S = 5.0

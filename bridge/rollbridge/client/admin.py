@@ -14,7 +14,9 @@ from enum import Enum
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from bridge.errors import (
+from rollbridge.calls.within import answers_within
+from rollbridge.consumer.start import beginning, cut_before
+from rollbridge.errors import (
     InvalidRequestError,
     RollbridgeError,
     ScopeNotFound,
@@ -22,19 +24,17 @@ from bridge.errors import (
     TransactionClosed,
     TransactionNotFound,
 )
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.model.epochs import EpochHistory, EpochRecord
-from bridge.model.faults import StreamFault
-from bridge.model.identifiers import SegmentId, TransactionId
-from bridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
-from bridge.model.lineage import lineage
-from bridge.model.names import DEFAULT_GROUP, GroupName, StreamName
-from bridge.model.position import ReadPosition, StartLike, parse_start
-from bridge.model.records import FOREVER, Retention, StreamConfig, StreamState, TransactionRecord
-from bridge.model.requests import Answer, Request, RequestKind
-from bridge.starting import beginning, cut_before
-from bridge.within import answers_within
-from bridge.zookeeper.metadata import Metadata
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.model.epochs import EpochHistory, EpochRecord
+from rollbridge.model.faults import StreamFault
+from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
+from rollbridge.model.lineage import lineage
+from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from rollbridge.model.position import ReadPosition, StartLike, parse_start
+from rollbridge.model.records import FOREVER, Retention, StreamConfig, StreamState, TransactionRecord
+from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.zookeeper.metadata import Metadata
 
 RangeLike = KeyRange | tuple[float, float]
 

@@ -2,7 +2,7 @@
 
 Each group has a count of its own, and so has each session, if the connection has several. What a number waits for are
 the commits before it that may be under way: those whose outcome is not known here. See
-:mod:`bridge.model.commit_order`, which is the other side.
+:mod:`rollbridge.model.commit_order`, which is the other side.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from bridge.client.futures import Completion
-from bridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitOrder
-from bridge.model.names import GroupName
+from rollbridge.client.futures import Completion
+from rollbridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitOrder
+from rollbridge.model.names import GroupName
 
 TELL_AGAIN_S: Final = 1.0
 """For how long the first of the commits under way has had no answer when its frame is sent once more."""
@@ -113,10 +113,10 @@ class CommitLine:
 class CommitLines:
     """The numbers of one connection. Safe to use from several threads."""
 
-    def __init__(self, next_counter: Callable[[], int]) -> None:
-        """``next_counter`` gives transaction counters, of which one names this connection."""
+    def __init__(self, next_counter: Callable[[GroupName], int]) -> None:
+        """``next_counter`` gives transaction counters of a group, of which one names this connection there."""
         self._next_counter = next_counter
-        self._connection: int | None = None
+        self._connections: dict[GroupName, int] = {}
         self._lines: dict[tuple[GroupName, int], CommitLine] = {}
         self._lock = threading.Lock()
 
@@ -130,9 +130,10 @@ class CommitLines:
         if line is not None:
             return line
         with self._lock:
-            if self._connection is None:
-                self._connection = self._next_counter() & CONNECTION_MAX
-            return self._lines.setdefault((group, epoch), CommitLine(self._connection, epoch))
+            connection = self._connections.get(group)
+            if connection is None:
+                connection = self._connections[group] = self._next_counter(group) & CONNECTION_MAX
+            return self._lines.setdefault((group, epoch), CommitLine(connection, epoch))
 
     def look(self) -> None:
         """See :meth:`CommitLine.look`."""

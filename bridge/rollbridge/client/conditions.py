@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bridge.cas.arguments import Expected, as_scope, as_sn
-from bridge.client.runtime import Plan, Runtime
-from bridge.errors import InvalidRequestError, UnavailableError
-from bridge.model.cas import Condition, Scope, place_of
-from bridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
-from bridge.model.course import Course
-from bridge.model.epochs import EpochHistory
-from bridge.model.keyspace import position_of
+from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.errors import InvalidRequestError, UnavailableError
+from rollbridge.model.cas import Condition, Scope, place_of
+from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
+from rollbridge.model.course import Course
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.expectations import Expected, as_scope, as_sn
+from rollbridge.model.keyspace import position_of
 
 
 def new_condition(

@@ -1,17 +1,23 @@
-"""Transaction counters: numbers that nobody else has, from blocks reserved in ZooKeeper, one write per thousands."""
+"""Transaction counters: numbers that nobody else has, from blocks reserved in ZooKeeper, one write per thousands.
+
+Each group has its own, see :mod:`rollbridge.model.counters`.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
-from bridge.errors import RollbridgeError
+from rollbridge.errors import RollbridgeError
+from rollbridge.model.names import GroupName
 
 logger = logging.getLogger(__name__)
 
-BLOCK: Final = 5_000
+BLOCK: Final = 50_000
+"""How many are reserved at once; the leader looks at the counter once for each block."""
 
 
 class CounterSupply:
@@ -73,3 +79,34 @@ class CounterSupply:
     def _begin(self, block: range) -> None:
         self._low = block.start + len(block) // 2
         self._current = iter(block)
+
+
+class GroupCounters:
+    """Gives out numbers of each group, as :class:`CounterSupply` does."""
+
+    def __init__(
+        self, reserve: Callable[[GroupName, int], range], poke: Callable[[], None], block: int = BLOCK
+    ) -> None:
+        """Start without blocks; ``reserve`` reserves so many numbers of a group."""
+        self._reserve = reserve
+        self._poke = poke
+        self._block = block
+        self._supplies: dict[GroupName, CounterSupply] = {}
+
+    def next(self, group: GroupName) -> int:
+        """See :meth:`CounterSupply.next`."""
+        supply = self._supplies.get(group)
+        if supply is None:
+            fresh = CounterSupply(partial(self._reserve, group), self._poke, self._block)
+            supply = self._supplies.setdefault(group, fresh)
+        return supply.next()
+
+    def refill(self) -> None:
+        """See :meth:`CounterSupply.refill`."""
+        for supply in list(self._supplies.values()):
+            supply.refill()
+
+    def drop(self) -> None:
+        """See :meth:`CounterSupply.drop`."""
+        for supply in list(self._supplies.values()):
+            supply.drop()

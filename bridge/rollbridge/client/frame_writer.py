@@ -16,17 +16,17 @@ from typing import Final
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from xxhash import xxh64_intdigest
 
-from bridge.client.futures import Completion, WriteFuture
-from bridge.client.manifest_room import ManifestRoom, piece_bytes
-from bridge.client.results import Piece
-from bridge.client.routing import Route
-from bridge.client.slots import FrameLimits, HeaderList, Headers, Lane, Slot, no_batch
-from bridge.errors import InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
-from bridge.model.control import CONTROL_RECORD_BYTES_MAX, FRAMES_HARMLESS, is_too_scattered, scattered_reason
-from bridge.model.frames import HEADER, MAGIC, VERSION, FrameKind, PieceKey
-from bridge.model.identifiers import local_sequence
-from bridge.model.keyspace import HASH_SEED
-from bridge.model.sequence import HEADER_VALUE, RECORD_HEADER
+from rollbridge.client.futures import Completion
+from rollbridge.client.manifest_room import ManifestRoom, piece_bytes
+from rollbridge.client.results import Piece
+from rollbridge.client.slots import FrameLimits, HeaderList, Headers, Lane, Slot, WriteFuture, no_batch
+from rollbridge.errors import InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
+from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, FRAMES_HARMLESS, is_too_scattered, scattered_reason
+from rollbridge.model.frames import HEADER, MAGIC, VERSION, FrameKind, PieceKey
+from rollbridge.model.identifiers import local_sequence
+from rollbridge.model.keyspace import HASH_SEED
+from rollbridge.model.routing import Route
+from rollbridge.model.sequence import HEADER_VALUE, RECORD_HEADER
 
 Emit = Callable[[int, bytes, bytes], None]
 """Takes the place of the stream, the key and the value of a frame. It may raise; then it is called again later."""

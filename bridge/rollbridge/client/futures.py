@@ -1,8 +1,9 @@
 """Futures that cost next to nothing: thousands of writes share the one outcome of their transaction.
 
 A :class:`Completion` is what a transaction has one of: settled by the commit log, waited for by anybody. A
-:class:`WriteFuture` is three references; its DLSN is computed from the commit record when somebody asks for it. So all
-futures of a transaction resolve, or fail, in the same instant, and there never are some of each.
+:class:`~rollbridge.client.slots.WriteFuture` is three references; its DLSN is computed from the commit record when
+somebody asks for it. So all futures of a transaction resolve, or fail, in the same instant, and there never are some of
+each.
 
 Source: DistributedLog transactions, "all the write futures will be satisfied with their written DLSNs […] failed
 together. there is no partial failure state".
@@ -11,13 +12,15 @@ together. there is no partial failure state".
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from bridge.errors import (
+from rollbridge.calls.forks import module_lock
+from rollbridge.calls.futures import LightFuture
+from rollbridge.calls.user_code import call_back
+from rollbridge.errors import (
     CorruptDataError,
     Fenced,
     IncompleteError,
@@ -29,9 +32,8 @@ from bridge.errors import (
     TransactionExpired,
     TransactionRefused,
 )
-from bridge.futures import LightFuture
-from bridge.model.avro import encode_text
-from bridge.model.control import (
+from rollbridge.model.avro import encode_text
+from rollbridge.model.control import (
     EXPIRED,
     FENCED,
     ControlKind,
@@ -41,21 +43,28 @@ from bridge.model.control import (
     owner_of,
     peek_kind,
 )
-from bridge.model.identifiers import OWNER_PART, TransactionId
-from bridge.model.sequence import DLSN
-from bridge.user_code import call_back
-
-if TYPE_CHECKING:
-    from bridge.client.slots import Slot
-    from bridge.client.writing import Writing
+from rollbridge.model.identifiers import OWNER_PART, TransactionId
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _NAME_AT = 2
 """Where the client name stands in a control record that has no reason: behind the kind and an empty text."""
-_creation = threading.Lock()
+_creation: Final = module_lock()
 """Guards the creation of events and callback lists, which most transactions never need."""
+
+
+class Author(Protocol):
+    """Whoever writes a transaction in this process."""
+
+    def cut_older(self, than_s: float) -> None:
+        """Send the batches that were started before ``than_s``, in monotonic seconds."""
+
+    def leave(self) -> None:
+        """Let go, in a forked process."""
+
+    def release(self) -> None:
+        """Let go: the outcome is known."""
 
 
 class Completion:
@@ -91,7 +100,7 @@ class Completion:
         self.closed = False
         self.settled = False
         self.failure: Exception | None = None
-        self.writers: tuple[Writing, ...] = ()
+        self.writers: tuple[Author, ...] = ()
         self.offset = -1
         self._value: bytes | None = None
         self._record: ControlRecord | None = None
@@ -263,15 +272,6 @@ class Completion:
             writer.release()
 
 
-def _renew() -> None:
-    global _creation
-    _creation = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
-
-
 class OutcomeFuture(LightFuture[T]):
     """The answer of something that ends with its transaction."""
 
@@ -312,29 +312,3 @@ class OutcomeFuture(LightFuture[T]):
         It runs on the thread that tails the commit log and must not block; its exceptions are logged.
         """
         self._completion.when_settled(lambda: callback(self))
-
-
-class WriteFuture(OutcomeFuture[DLSN]):
-    """Where one record will stand: its DLSN after the commit, an error after the abort."""
-
-    # Set by the frame writer, without an __init__: this object is made a million times a second.
-    __slots__ = ("count", "index", "slot")
-
-    slot: Slot
-    """The segment that holds the record, as its part writes to it."""
-    index: int
-    """Number of the record among those of its part in the segment, from 0."""
-    count: int
-    """Number of the record among all those of its part, from 0."""
-
-    @property
-    def local_sequence(self) -> int:
-        """The record's local sequence number in its transaction, known at once."""
-        return self.slot.local_sequence(self.count)
-
-    @property
-    def _completion(self) -> Completion:
-        return self.slot.completion
-
-    def _value(self) -> DLSN:
-        return self.slot.locate(self.index, self.count)

@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from rollbridge.errors import RollbridgeError
+
 logger = logging.getLogger(__name__)
 
 
@@ -44,5 +46,7 @@ class Housekeeper:
                     return
                 try:
                     chore()
+                except RollbridgeError as fault:  # such as a node that holds garbage
+                    logger.warning("housekeeping failed and will be tried again: %s", fault)
                 except Exception:
-                    logger.exception("housekeeping failed and will be tried again")
+                    logger.exception("housekeeping met a defect and will be tried again")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Final
 
-from bridge.admin import refusal
-from bridge.client.results import Outcome, TransactionStory
-from bridge.errors import (
+from rollbridge.client.admin import refusal
+from rollbridge.client.results import Outcome, TransactionStory
+from rollbridge.errors import (
     CorruptDataError,
     NotFoundError,
     OutcomeExpired,
@@ -22,12 +22,12 @@ from bridge.errors import (
     TransactionPreserverClosed,
     UnavailableError,
 )
-from bridge.model.identifiers import TransactionId
-from bridge.model.known import KnownTransaction
-from bridge.model.names import GroupName
-from bridge.model.requests import Request, RequestKind, Story
-from bridge.zookeeper.errors import UnknownWriteError, ZooKeeperDenied
-from bridge.zookeeper.metadata import Metadata
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.known import KnownTransaction
+from rollbridge.model.names import GroupName
+from rollbridge.model.requests import Request, RequestKind, Story
+from rollbridge.zookeeper.errors import UnknownWriteError, ZooKeeperDenied
+from rollbridge.zookeeper.metadata import Metadata
 
 _ASKED_AT_ONCE: Final = 16
 

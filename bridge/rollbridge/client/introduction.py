@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 
-from bridge.config import ConnectionSettings
-from bridge.errors import KafkaUnavailable
-from bridge.kafka.topics import TopicAdmin
+from rollbridge.config import ConnectionSettings
+from rollbridge.errors import KafkaUnavailable
+from rollbridge.kafka.topics import TopicAdmin
 
 
 def own_name() -> str:

@@ -1,6 +1,6 @@
 """Joint transactions as their processes see them: agree on one, write parts of it, and end it, each in any process.
 
-Which transaction it is stands in the record of the client's session, see :mod:`bridge.client.shared`. Everybody who
+Which transaction it is stands in the record of the client's session, see :mod:`rollbridge.client.shared`. Everybody who
 writes a part sends the BEGIN frames before it, so that nobody has to wait for whoever came first; the leader takes the
 first ones, and drops those that come when the transaction has ended.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bridge.client.futures import Completion
-from bridge.client.runtime import Plan, Runtime
-from bridge.client.transaction import Transaction
-from bridge.client.writing import Part
-from bridge.errors import TransactionClosed
-from bridge.model.frames import FrameHeader, FrameKind
-from bridge.model.identifiers import OWNER_PART, TransactionId
-from bridge.model.joint import JointWork, label_of
-from bridge.model.names import GroupName
+from rollbridge.client.futures import Completion
+from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.transaction import Transaction
+from rollbridge.client.writing import Part
+from rollbridge.errors import TransactionClosed
+from rollbridge.model.frames import FrameHeader, FrameKind
+from rollbridge.model.identifiers import OWNER_PART, TransactionId
+from rollbridge.model.joint import JointWork, label_of
+from rollbridge.model.names import GroupName
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,21 @@ class JointTicket:
 
 
 class JointTransaction:
-    """A transaction that several processes write; for several threads, too. Made by :meth:`bridge.SharedClient.joint`.
+    """A transaction that several processes write; for several threads, too. Made by
+    :meth:`rollbridge.SharedClient.joint`.
 
     Attributes:
         ticket: What another process needs to end it.
         committed: Whether an earlier session has committed it: then there is nothing left to do.
+        content: What that has committed; None if it was not said, as by older versions.
     """
 
     def __init__(self, group: GroupName, work: JointWork, new_part: Callable[[], Part], *, committed: bool) -> None:
-        """See :meth:`bridge.SharedClient.joint`; ``new_part`` makes a part with a number of its own."""
+        """See :meth:`rollbridge.SharedClient.joint`; ``new_part`` makes a part with a number of its own."""
         self._new_part = new_part
         self.ticket = JointTicket(group, work.series, work.number, work.transaction)
         self.committed = committed
+        self.content = work.content
 
     @property
     def id(self) -> TransactionId:

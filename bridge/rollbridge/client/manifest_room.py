@@ -7,14 +7,16 @@ topic, all that was written before would be lost with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from bridge.errors import TransactionTooLargeError
-from bridge.model.conditions import StreamCondition
-from bridge.model.frames import PieceKey
-from bridge.model.group_offsets import GroupOffsets
-from bridge.model.identifiers import COUNT_MAX
-from bridge.model.records import RECORD_BYTES_MAX_DEFAULT
+from rollbridge.errors import TransactionTooLargeError
+from rollbridge.model.conditions import StreamCondition
+from rollbridge.model.control import FRAMES_HARMLESS, is_too_scattered
+from rollbridge.model.frames import PieceKey
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.identifiers import COUNT_MAX
+from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT
 
 _BLOCK_BYTES: Final = 6
 """What the counts of an array take at most: one in front of its items, and a zero behind them."""
@@ -71,6 +73,38 @@ class ManifestRoom:
 def piece_bytes(key: PieceKey) -> int:
     """What a piece takes in a manifest at most, however many records it will have."""
     return sum(map(long_bytes, key)) + _RECORDS_BYTES
+
+
+def check_parts(parts: int, segments: Sequence[tuple[int, int]], each: int | None, limit: int) -> None:
+    """Refuse so many parts if each of them writes to all segments and they can not be committed together.
+
+    Args:
+        parts: How many there are at least.
+        segments: Stream, by its place, and number of each segment.
+        each: To how many of these a part writes at most, if that is known.
+        limit: How large the manifest may get.
+
+    Raises:
+        TransactionTooLargeError: their manifest, or the record of their commit, would be too large.
+    """
+    wanted = len(segments) if each is None else min(each, len(segments))
+    pieces = parts * wanted
+    size = fewest_bytes(parts, segments, wanted)
+    if size <= limit and not is_too_scattered(pieces, pieces):
+        return
+    raise TransactionTooLargeError(
+        f"a commit names each segment that each part has written to: {parts} parts with {wanted} segments each are "
+        f"{pieces} names and take at least {size} bytes; {FRAMES_HARMLESS} names and {limit} bytes are possible",
+        limit_bytes=limit,
+    )
+
+
+def fewest_bytes(parts: int, segments: Sequence[tuple[int, int]], each: int) -> int:
+    """What parts take in a manifest at least that write to so many of the segments each."""
+    of_part = sum(sorted(long_bytes(stream) + long_bytes(number) + 1 for stream, number in segments)[:each])
+    # Of the numbers from 1 on, those from 64 on take another byte, those from 8,192 on one more, and so on.
+    of_numbers = parts + sum(max(parts + 1 - (1 << 7 * more - 1), 0) for more in range(1, 5))
+    return parts * of_part + of_numbers * each
 
 
 def condition_bytes(item: StreamCondition) -> int:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from bridge.client.slots import FRAME_BYTES_DEFAULT
-from bridge.errors import ConfigError
-from bridge.kafka.batches import Compression
+from rollbridge.config import KIB, MIB, positive_faults
+from rollbridge.errors import ConfigError
+from rollbridge.kafka.batches import Compression, compression_faults
+from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 
-KIB: Final = 1024
-MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 
 
@@ -79,18 +78,3 @@ class ClientOptions:
         )
         if not timedelta(0) < self.lease <= self.lease_max:
             yield f"lease: {self.lease} is not positive, or longer than lease_max, {self.lease_max}"
-
-
-def compression_faults(name: str) -> Iterable[str]:
-    """What is wrong with the name of a codec."""
-    try:
-        Compression.named(name)
-    except ValueError as fault:
-        yield f"compression: {fault}"
-
-
-def positive_faults(options: object, *names: str) -> Iterable[str]:
-    """Which of the options are not positive."""
-    for name in names:
-        if getattr(options, name) <= 0:
-            yield f"{name}: {getattr(options, name)} is not positive"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from bridge.model.frames import BUNDLE_BYTES_MAX, BUNDLED_FRAME_BYTES, FrameKind, pack_bundle
+from rollbridge.model.frames import BUNDLE_BYTES_MAX, BUNDLED_FRAME_BYTES, FrameKind, pack_bundle
 
 HOLD_S: Final = 0.1
 """How long frames may wait in an outbox, to within the interval of housekeeping."""

@@ -15,18 +15,18 @@ from typing import Final
 
 from confluent_kafka import Message, TopicPartition
 
-from bridge.client.futures import Completion
-from bridge.errors import KafkaUnavailable, NotFoundError
-from bridge.inherited import hold, refusal
-from bridge.kafka.clients import assign_more, consumer_config, open_consumer
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.quiet import limited
-from bridge.kafka.standstill import Lookout, Partition, places_of, positions_of
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.control import ControlKind, peek_kind
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName
-from bridge.within import patience_s
+from rollbridge.calls.forks import hold, refusal
+from rollbridge.calls.within import patience_s
+from rollbridge.client.futures import Completion
+from rollbridge.errors import KafkaUnavailable, NotFoundError
+from rollbridge.kafka.clients import assign_more, consumer_config, open_consumer
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.quiet import limited
+from rollbridge.kafka.standstill import Lookout, Partition, places_of, positions_of
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.control import ControlKind, peek_kind
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName
 
 logger = limited(logging.getLogger(__name__))
 

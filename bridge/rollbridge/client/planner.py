@@ -6,15 +6,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from bridge.client.catalog import Catalog
-from bridge.client.options import ClientOptions
-from bridge.client.outcomes import OutcomeTail
-from bridge.client.runtime import Plan
-from bridge.client.sessions import ClientSessions
-from bridge.errors import GroupMismatchError, InvalidRequestError, InvalidTimeoutError, UnavailableError
-from bridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
-from bridge.model.names import GroupName
-from bridge.model.terminated import RETAIN_DEFAULT
+from rollbridge.client.options import ClientOptions
+from rollbridge.client.outcomes import OutcomeTail
+from rollbridge.client.runtime import Plan
+from rollbridge.client.sessions import ClientSessions
+from rollbridge.errors import GroupMismatchError, InvalidRequestError, InvalidTimeoutError, UnavailableError
+from rollbridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
+from rollbridge.model.names import GroupName
+from rollbridge.model.terminated import RETAIN_DEFAULT
+from rollbridge.zookeeper.catalog import Catalog
 
 _PLANS_MAX: Final = 1_000
 _Wanted = tuple[tuple[str, ...], timedelta | None, str | None, timedelta | None]
@@ -46,7 +46,7 @@ class Planner:
     def plan(
         self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
     ) -> Plan:
-        """The plan of a transaction; raises as :meth:`bridge.Bridge.begin` does."""
+        """The plan of a transaction; raises as :meth:`rollbridge.Bridge.begin` does."""
         wanted = (streams, timeout, label, retain)
         plan = self._plans.get(wanted)
         if plan is None or plan.generation != self._catalog.generation:

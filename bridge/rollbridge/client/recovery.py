@@ -7,24 +7,24 @@ import time
 from abc import ABC, abstractmethod
 from typing import Final
 
-from bridge.client.catalog import Catalog
-from bridge.client.futures import Completion
-from bridge.client.inquiry import Inquiry, outcome_of
-from bridge.client.options import ClientOptions
-from bridge.client.outcomes import OutcomeTail
-from bridge.client.results import Outcome, TransactionStory
-from bridge.client.resumed import ResumedTransaction, settled
-from bridge.client.runtime import Plan, Runtime
-from bridge.client.sessions import ClientSessions
-from bridge.errors import InvalidRequestError, NotFoundError, UnavailableError
-from bridge.model.frames import BeginFrame
-from bridge.model.identifiers import TransactionId
-from bridge.model.known import KnownTransaction
-from bridge.model.names import GroupName
-from bridge.model.transaction import State
-from bridge.timeouts import Timeout, as_seconds
-from bridge.within import answers_within
-from bridge.zookeeper.metadata import Metadata
+from rollbridge.calls.timeouts import Timeout, as_seconds
+from rollbridge.calls.within import answers_within
+from rollbridge.client.futures import Completion
+from rollbridge.client.inquiry import Inquiry, outcome_of
+from rollbridge.client.options import ClientOptions
+from rollbridge.client.outcomes import OutcomeTail
+from rollbridge.client.results import Outcome, TransactionStory
+from rollbridge.client.resumed import ResumedTransaction, settled
+from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.sessions import ClientSessions
+from rollbridge.errors import InvalidRequestError, NotFoundError, UnavailableError
+from rollbridge.model.frames import BeginFrame
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.known import KnownTransaction
+from rollbridge.model.names import GroupName
+from rollbridge.model.transaction import State
+from rollbridge.zookeeper.catalog import Catalog
+from rollbridge.zookeeper.metadata import Metadata
 
 logger = logging.getLogger(__name__)
 

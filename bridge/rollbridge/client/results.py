@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bridge.model.chronicle import TransactionEvent
-from bridge.model.control import ControlRecord
-from bridge.model.frames import PieceKey
-from bridge.model.identifiers import TransactionId, local_sequence
-from bridge.model.names import GroupName
-from bridge.model.sequence import DLSN
-from bridge.model.transaction import State
+from rollbridge.model.chronicle import TransactionEvent
+from rollbridge.model.control import ControlRecord
+from rollbridge.model.frames import PieceKey
+from rollbridge.model.identifiers import TransactionId, local_sequence
+from rollbridge.model.names import GroupName
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.transaction import State
 
 
 class Piece(NamedTuple):

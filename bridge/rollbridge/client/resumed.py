@@ -11,22 +11,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from bridge.client.futures import Completion
-from bridge.client.manifest_room import piece_bytes
-from bridge.client.results import Ends, Piece, find_ends
-from bridge.client.runtime import Plan, Runtime
-from bridge.client.transaction import Transaction
-from bridge.model.control import FENCED, ControlKind, ControlRecord
-from bridge.model.frames import FrameKind
-from bridge.model.known import KnownTransaction
-from bridge.model.transaction import State
+from rollbridge.client.futures import Completion
+from rollbridge.client.manifest_room import piece_bytes
+from rollbridge.client.results import Ends, Piece, find_ends
+from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.transaction import Transaction
+from rollbridge.model.control import FENCED, ControlKind, ControlRecord
+from rollbridge.model.frames import FrameKind
+from rollbridge.model.known import KnownTransaction
+from rollbridge.model.transaction import State
 
 _OF_A_FENCED_SESSION: Final = "its session was fenced by a newer one"
 """Only that session itself is told that it is fenced."""
 
 
 class ResumedTransaction(Transaction):
-    """A transaction to go on with, and to commit or abort. Made by :meth:`bridge.Bridge.resume`.
+    """A transaction to go on with, and to commit or abort. Made by :meth:`rollbridge.Bridge.resume`.
 
     If it has ended before, its commit and its abort give the same answer as the first time.
     """

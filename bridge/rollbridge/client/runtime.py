@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from bridge.client.catalog import Catalog
-from bridge.client.commit_line import CommitLines
-from bridge.client.outcomes import OutcomeTail
-from bridge.client.routing import Route
-from bridge.client.sender import Sender
-from bridge.client.slots import FrameLimits
-from bridge.model.frames import BeginFrame
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName
+from rollbridge.client.commit_line import CommitLines
+from rollbridge.client.outcomes import OutcomeTail
+from rollbridge.client.sender import Sender
+from rollbridge.client.slots import FrameLimits
+from rollbridge.model.frames import BeginFrame
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName
+from rollbridge.model.routing import Route
+from rollbridge.zookeeper.catalog import Catalog
 
 
 @dataclass(frozen=True, slots=True)

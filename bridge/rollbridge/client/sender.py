@@ -23,11 +23,11 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from bridge.errors import BackpressureError, RollbridgeError
-from bridge.inherited import hold
-from bridge.kafka.clients import library_logger, producer_config
-from bridge.kafka.quiet import limited
-from bridge.kafka.translate import kafka_error, translate
+from rollbridge.calls.forks import hold
+from rollbridge.errors import BackpressureError, RollbridgeError
+from rollbridge.kafka.clients import library_logger, producer_config
+from rollbridge.kafka.quiet import limited
+from rollbridge.kafka.translate import kafka_error, translate
 
 logger = limited(logging.getLogger(__name__))
 

@@ -19,13 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from bridge.errors import Fenced, UnavailableError
-from bridge.model import paths
-from bridge.model.names import GroupName
-from bridge.model.records import ClientSession, next_session
-from bridge.model.requests import Request, RequestKind
-from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
-from bridge.zookeeper.metadata import Metadata
+from rollbridge.errors import Fenced, UnavailableError
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import ClientSession, next_session
+from rollbridge.model.requests import Request, RequestKind
+from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
+from rollbridge.zookeeper.metadata import Metadata
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A client name that several processes share: they agree on the transactions that they write together, and end them.
 
-Which transaction that is stands in the record of the client's session, see :mod:`bridge.model.joint`. It is only
+Which transaction that is stands in the record of the client's session, see :mod:`rollbridge.model.joint`. It is only
 changed if nobody else has changed it since it was read; whoever loses reads again, and joins.
 """
 
@@ -11,19 +11,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Final
 
-from bridge.client.catalog import Catalog
-from bridge.client.counters import CounterSupply
-from bridge.client.joint import JointEnding, JointPart, JointTicket, JointTransaction
-from bridge.client.planner import Planner
-from bridge.client.results import CommitResult, PartHandle
-from bridge.client.runtime import Plan, Runtime
-from bridge.client.sessions import ClientSessions
-from bridge.client.writing import Part
-from bridge.errors import (
+from rollbridge.calls.timeouts import Timeout, as_seconds
+from rollbridge.calls.within import answers_within, patience_s
+from rollbridge.client.counters import GroupCounters
+from rollbridge.client.joint import JointEnding, JointPart, JointTicket, JointTransaction
+from rollbridge.client.planner import Planner
+from rollbridge.client.recovery import Resumer
+from rollbridge.client.results import CommitResult, PartHandle
+from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.sessions import ClientSessions
+from rollbridge.client.writing import Part
+from rollbridge.errors import (
     AlreadyCommitted,
     ConflictError,
     Fenced,
+    InvalidRequestError,
     OutcomeExpired,
     OutcomeUnknown,
     RollbridgeError,
@@ -31,24 +35,37 @@ from bridge.errors import (
     TransactionNotFound,
     TransactionPreserverClosed,
 )
-from bridge.model import paths
-from bridge.model.frames import BeginFrame
-from bridge.model.identifiers import TransactionId
-from bridge.model.joint import JointState, JointWork, Step, decide_step, label_of
-from bridge.model.names import GroupName
-from bridge.model.records import ClientSession
-from bridge.model.transaction import State
-from bridge.resuming import Resumer
-from bridge.timeouts import Timeout, as_seconds
-from bridge.within import answers_within, patience_s
-from bridge.zookeeper.errors import NodeMissing, NodeVersionMismatch, UnknownWriteError
-from bridge.zookeeper.metadata import Metadata
+from rollbridge.model import paths
+from rollbridge.model.frames import BeginFrame
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.joint import (
+    SERIES_BYTES,
+    SERIES_KEPT_MS,
+    SESSION_BYTES_MAX,
+    JointContent,
+    JointState,
+    JointWork,
+    Step,
+    decide_again,
+    decide_step,
+    label_of,
+)
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import ClientSession
+from rollbridge.model.transaction import State
+from rollbridge.zookeeper.catalog import Catalog
+from rollbridge.zookeeper.errors import NodeMissing, NodeVersionMismatch, UnknownWriteError
+from rollbridge.zookeeper.metadata import Metadata
 
 logger = logging.getLogger(__name__)
 
+_ANY_LEASE: Final = timedelta(milliseconds=1)
+"""Of what is not begun."""
+_KEPT_DAYS: Final = SERIES_KEPT_MS // (24 * 3_600_000)
+
 
 class SharedClient:
-    """A client name as several processes use it at once, in one session. Made by :meth:`bridge.Bridge.share`.
+    """A client name as several processes use it at once, in one session. Made by :meth:`rollbridge.Bridge.share`.
 
     Safe to use from several threads.
     """
@@ -61,7 +78,7 @@ class SharedClient:
         runtime: Runtime,
         sessions: ClientSessions,
         planner: Planner,
-        counters: CounterSupply,
+        counters: GroupCounters,
         resumer: Resumer,
         connect_timeout_s: float,
     ) -> None:
@@ -83,57 +100,75 @@ class SharedClient:
         lease: timedelta | None = None,
         retain: timedelta | None = None,
         timeout: Timeout = None,
+        once: bool = False,
     ) -> JointTransaction:
         """A transaction that processes of this session write together: whoever asks first begins it, the others join.
 
         All of them name the same streams, series and number. The numbers of a series never fall, and one that was
         committed is never written again: not by this session, and not by a later one, which is told that there is
-        nothing left to do. What an earlier session has left open is aborted first, and written anew.
+        nothing left to do. What an earlier session has left open is aborted first, and written anew; so is what is open
+        of another series, since a client works at one at a time.
 
         Args:
             streams: ``scope/stream``, one or more of one transaction group.
             series: What the number counts in.
             number: Which transaction of the series.
-            lease, retain: As ``timeout`` and ``retain`` of :meth:`bridge.Bridge.begin`.
+            lease, retain: As ``timeout`` and ``retain`` of :meth:`rollbridge.Bridge.begin`.
             timeout: How long to wait for the leader, if an earlier session has left something behind.
+            once: Whether nobody will ask for this series again, so that it need not be remembered.
 
         Raises:
             Fenced: a newer session of this client name has begun; nothing was written.
             TransactionClosed: this session has ended that number.
             ConflictError: a later number has been begun.
-            OutcomeExpired: an earlier session has left that number behind so long ago that nobody knows its outcome.
-            And as :meth:`bridge.Bridge.begin`.
+            OutcomeExpired: an earlier session has left that number behind so long ago that nobody knows its outcome, or
+                the series may have been written so long ago that it has been forgotten.
+            InvalidRequestError: the client has written too many series within 30 days.
+            And as :meth:`rollbridge.Bridge.begin`.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
         with answers_within(timeout_s):
-            return self._begun(streams, series, number, lease, retain, time.monotonic() + timeout_s)
+            plan = self._planner.plan(streams, lease, label_of(series, number), retain)
+            found = self._agreed(plan, series, number, time.monotonic() + timeout_s, begin=True, once=once)
+        assert found is not None
+        return found
 
-    def _begun(
-        self,
-        streams: tuple[str, ...],
-        series: str,
-        number: int,
-        lease: timedelta | None,
-        retain: timedelta | None,
-        deadline: float,
-    ) -> JointTransaction:
-        plan = self._planner.plan(streams, lease, label_of(series, number), retain)
+    def committed(self, *streams: str, series: str, number: int, timeout: Timeout = None) -> JointTransaction | None:
+        """What :meth:`joint` would find to be committed by an earlier session, for who has nothing to write; else None.
+
+        What an earlier session has left open is given an outcome before. Raises as :meth:`joint` does.
+        """
+        timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
+        with answers_within(timeout_s):
+            group = self._catalog.view(streams[0]).config.group
+            node = self._metadata.session.get(paths.session(group, self._client_name))
+            work = None if node is None else ClientSession.from_json(node.value).work
+            if work is None or (work.series == series and work.number < number):
+                return None  # the usual case costs one look
+            plan = self._planner.plan(streams, _ANY_LEASE, label_of(series, number), None)
+            return self._agreed(plan, series, number, time.monotonic() + timeout_s, begin=False, once=False)
+
+    def _agreed(
+        self, plan: Plan, series: str, number: int, deadline: float, *, begin: bool, once: bool
+    ) -> JointTransaction | None:
+        """The transaction of a number; None if nobody has committed it, and none is to be begun."""
         epoch = plan.begin.client_epoch
         while True:
             session, version = self._session(plan.group)
             work = session.work
-            match decide_step(work, epoch=epoch, series=series, number=number):
+            step = decide_step(work, epoch=epoch, series=series, number=number)
+            if step is Step.LOOK and work is not None:
+                step, work = self._look_back(plan, session, work, series, number, deadline, once=once)
+            match step:
                 case Step.BEGIN:
-                    if work is not None and work.series != series:
-                        before = self._committed_before(plan.group, label_of(series, number), deadline)
-                        if before is not None:
-                            done = replace(work, series=series, number=number, transaction=before)
-                            return self._joint(plan, done, committed=True)
-                    work = self._new_work(plan, series, number)
-                    if self._record(plan.group, session, version, work):
-                        return self._joint(plan, work)
+                    if not begin:
+                        return None
+                    fresh = self._new_work(plan, series, number, once=once)
+                    self._check_room(session, fresh)
+                    if self._record(plan.group, session, version, fresh):
+                        return self._joint(plan, fresh)
                 case Step.JOIN if work is not None:
-                    return self._joint(self._plan_of(plan.group, work), work)
+                    return self._joint(self._plan_of(plan.group, work), work) if begin else None
                 case Step.SKIP if work is not None:
                     return self._joint(plan, work, committed=True)
                 case Step.SETTLE if work is not None:
@@ -151,17 +186,70 @@ class SharedClient:
                         "checkpoint was wound back goes on under a new checkpoint"
                     )
 
-    def commit(self, ticket: JointTicket, parts: Sequence[PartHandle], timeout: Timeout = None) -> CommitResult:
-        """Commit a joint transaction, in whichever process of the session; as :meth:`bridge.Transaction.commit`.
+    def _look_back(
+        self,
+        plan: Plan,
+        session: ClientSession,
+        work: JointWork,
+        series: str,
+        number: int,
+        deadline: float,
+        *,
+        once: bool,
+    ) -> tuple[Step, JointWork]:
+        """What to do about a series that is not the one on record, and what is known of it.
+
+        Raises:
+            OutcomeExpired: it may have been written so long ago that nobody remembers.
+        """
+        shared = session.shared
+        assert shared is not None
+        former = shared.former_series(series)
+        if former is not None:
+            known = replace(work, series=series, number=former.number, transaction=former.transaction)
+            return decide_again(former, number), replace(known, content=former.content)
+        if once:
+            return Step.BEGIN, work
+        if shared.has_forgotten(series):
+            raise _forgotten(self._client_name, series, f"it was written more than {_KEPT_DAYS} days ago")
+        if not shared.complete:
+            before = self._committed_before(plan.group, series, number, deadline)
+            if before is not None:
+                return Step.SKIP, replace(work, series=series, number=number, transaction=before, content=None)
+        return Step.BEGIN, work
+
+    def _check_room(self, session: ClientSession, fresh: JointWork) -> None:
+        """Refuse a series that could not be remembered in its turn."""
+        if session.work is None or session.work.series == fresh.series or fresh.once:
+            return
+        size = len(session.with_work(fresh, int(time.time() * 1000)).to_json()) + SERIES_BYTES
+        if size > SESSION_BYTES_MAX:
+            raise InvalidRequestError(
+                f"{fresh.label} can not be written: client {self._client_name} has written so many labels, or series, "
+                f"within {_KEPT_DAYS} days that no other one could be remembered ({SESSION_BYTES_MAX} bytes); nothing "
+                "was written: use several client names, or one label with numbers that rise"
+            )
+
+    def commit(
+        self,
+        ticket: JointTicket,
+        parts: Sequence[PartHandle],
+        timeout: Timeout = None,
+        *,
+        content: JointContent | None = None,
+    ) -> CommitResult:
+        """Commit a joint transaction, in whichever process of the session; as :meth:`rollbridge.Transaction.commit`.
 
         Who has the result calls :meth:`note_committed`; otherwise a later session has to ask for the outcome.
+        ``content`` says what the parts hold: it is on record before the commit is asked for, so that whoever comes
+        with this number again can tell whether it is the same, wherever this process may die.
 
         Raises:
             TransactionClosed: it is not the one on record for its number, or its end was asked for before.
-            And as :meth:`bridge.Transaction.commit`.
+            And as :meth:`rollbridge.Transaction.commit`.
         """
         with answers_within(as_seconds(timeout, self._runtime.commit_timeout_s)):
-            ending = self._ending(ticket)
+            ending = self._ending(ticket, content)
             try:
                 return ending.commit(parts, timeout)
             except OutcomeUnknown:
@@ -184,7 +272,7 @@ class SharedClient:
         """Abort a joint transaction, unless it is committed or may be: False then, and nothing was asked for.
 
         Raises:
-            As :meth:`bridge.Transaction.abort`, but for AlreadyCommitted.
+            As :meth:`rollbridge.Transaction.abort`, but for AlreadyCommitted.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
         with answers_within(timeout_s):
@@ -229,19 +317,25 @@ class SharedClient:
         except RollbridgeError as fault:
             logger.warning("the session of client %s could not be forgotten: %s", self._client_name, fault)
 
-    def _ending(self, ticket: JointTicket) -> JointEnding:
-        """What ends the transaction of a ticket, if that is the one on record."""
+    def _ending(self, ticket: JointTicket, content: JointContent | None = None) -> JointEnding:
+        """What ends the transaction of a ticket, if that is the one on record; its content is, too, if it is given."""
         self._sessions.epoch(ticket.group, self._connect_timeout_s)
         self._metadata.session.sync()  # it may just have been put on record, by another process
-        session, _ = self._session(ticket.group)
-        work = session.work
-        if work is None or work.transaction != ticket.transaction or work.state is not JointState.OPEN:
-            known = "not the one on record" if work is None or work.transaction != ticket.transaction else work.state
-            raise TransactionClosed(
-                f"transaction {ticket.transaction} of {label_of(ticket.series, ticket.number)} is {known}; its end "
-                "was not asked for: its outcome can be asked for by its id",
-                transaction=str(ticket.transaction),
-            )
+        while True:
+            session, version = self._session(ticket.group)
+            work = session.work
+            if work is None or work.transaction != ticket.transaction or work.state is not JointState.OPEN:
+                known = (
+                    "not the one on record" if work is None or work.transaction != ticket.transaction else work.state
+                )
+                raise TransactionClosed(
+                    f"transaction {ticket.transaction} of {label_of(ticket.series, ticket.number)} is {known}; its end "
+                    "was not asked for: its outcome can be asked for by its id",
+                    transaction=str(ticket.transaction),
+                )
+            if content in (None, work.content):
+                break
+            self._record(ticket.group, session, version, replace(work, content=content))
         self._runtime.outcomes.follow(ticket.group, self._connect_timeout_s)
         return JointEnding(self._runtime, self._plan_of(ticket.group, work), ticket.transaction)
 
@@ -282,29 +376,32 @@ class SharedClient:
             # Denied, say, or what is on record can not be read: none of that undoes what has become of it.
             logger.warning("that transaction %s is %s could not be put on record: %s", ticket.transaction, state, fault)
 
-    def _committed_before(self, group: GroupName, label: str, deadline: float) -> TransactionId | None:
-        """The committed transaction of a series that is not the latest one on record."""
+    def _committed_before(self, group: GroupName, series: str, number: int, deadline: float) -> TransactionId | None:
+        """The committed transaction of a number that an older version has written, which the leader may remember."""
         left = max(deadline - time.monotonic(), 0.0)
         try:
-            outcome = self._resumer.outcome(None, label, self._client_name, group, left)
-        except (TransactionNotFound, OutcomeExpired, TransactionPreserverClosed):
+            outcome = self._resumer.outcome(None, label_of(series, number), self._client_name, group, left)
+        except TransactionNotFound:
             return None
+        except (OutcomeExpired, TransactionPreserverClosed) as fault:
+            raise _forgotten(self._client_name, series, str(fault)) from fault
         return outcome.transaction if outcome.committed else None
 
     def look(self) -> None:
         """Let those go who wait for what a newer session keeps from being carried out; called now and then."""
         self._resumer.look_at_sessions()
 
-    def _new_work(self, plan: Plan, series: str, number: int) -> JointWork:
+    def _new_work(self, plan: Plan, series: str, number: int, *, once: bool) -> JointWork:
         begin = plan.begin
         return JointWork(
             series=series,
             number=number,
-            transaction=TransactionId(plan.id_prefix | self._counters.next()),
+            transaction=TransactionId(plan.id_prefix | self._counters.next(plan.group)),
             epoch=begin.client_epoch,
             streams=begin.streams,
             lease_ms=begin.lease_ms,
             retain_ms=begin.retain_ms,
+            once=once,
         )
 
     def _plan_of(self, group: GroupName, work: JointWork) -> Plan:
@@ -354,3 +451,10 @@ class SharedClient:
                 logger.info("transaction %s is looked at again: %s", work.transaction, fault)
             else:
                 return JointState.ABORTED
+
+
+def _forgotten(client: str, series: str, why: str) -> OutcomeExpired:
+    return OutcomeExpired(
+        f"whether {series} was committed before by client {client} is not remembered any more ({why}); nothing was "
+        "written. If it was, there is nothing to do; if it was not, write it under another label or a new client name"
+    )

@@ -8,16 +8,15 @@ from typing import Final
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from bridge.client.futures import Completion
-from bridge.client.routing import Route
-from bridge.model.identifiers import SegmentId, local_sequence
-from bridge.model.sequence import DLSN
+from rollbridge.client.futures import Completion, OutcomeFuture
+from rollbridge.model.frames import FRAME_BYTES_DEFAULT
+from rollbridge.model.identifiers import SegmentId, local_sequence
+from rollbridge.model.routing import Route
+from rollbridge.model.sequence import DLSN
 
 Headers = Sequence[tuple[str, bytes | None]]
 HeaderList = list[tuple[str, bytes | None]]
 
-FRAME_BYTES_DEFAULT: Final = 896 * 1024
-"""As large as the default limits of brokers and streams allow: what a frame costs is shared by more records."""
 FRAME_BYTES_MIN: Final = 16 * 1024
 """Below it a frame's own overhead outweighs what it carries. Segments take batches this much larger than a record."""
 
@@ -138,3 +137,29 @@ class Lane:
         self.frame_bytes = min(limits.frame_bytes, max(self.record_bytes_max, FRAME_BYTES_MIN))
         self.slots: list[Slot | None] = [None] * len(route.numbers)
         self.sticky = sticky % len(route.numbers)
+
+
+class WriteFuture(OutcomeFuture[DLSN]):
+    """Where one record will stand: its DLSN after the commit, an error after the abort."""
+
+    # Set by the frame writer, without an __init__: this object is made a million times a second.
+    __slots__ = ("count", "index", "slot")
+
+    slot: Slot
+    """The segment that holds the record, as its part writes to it."""
+    index: int
+    """Number of the record among those of its part in the segment, from 0."""
+    count: int
+    """Number of the record among all those of its part, from 0."""
+
+    @property
+    def local_sequence(self) -> int:
+        """The record's local sequence number in its transaction, known at once."""
+        return self.slot.local_sequence(self.count)
+
+    @property
+    def _completion(self) -> Completion:
+        return self.slot.completion
+
+    def _value(self) -> DLSN:
+        return self.slot.locate(self.index, self.count)

@@ -18,16 +18,16 @@ from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from bridge.cas.arguments import Expected
-from bridge.client.commit_line import AskedCommit
-from bridge.client.conditions import new_condition, with_condition
-from bridge.client.futures import Completion, OutcomeFuture
-from bridge.client.manifest_room import condition_bytes, offsets_bytes, piece_bytes
-from bridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
-from bridge.client.runtime import Plan, Runtime
-from bridge.client.sender import Delivered
-from bridge.client.writing import Writing
-from bridge.errors import (
+from rollbridge.calls.timeouts import Timeout
+from rollbridge.client.commit_line import AskedCommit
+from rollbridge.client.conditions import new_condition, with_condition
+from rollbridge.client.futures import Completion, OutcomeFuture
+from rollbridge.client.manifest_room import condition_bytes, offsets_bytes, piece_bytes
+from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
+from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.sender import Delivered
+from rollbridge.client.writing import Writing
+from rollbridge.errors import (
     AlreadyAborted,
     AlreadyCommitted,
     Fenced,
@@ -40,11 +40,12 @@ from bridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from bridge.model.cas import Scope
-from bridge.model.commit_order import CommitOrder
-from bridge.model.conditions import StreamCondition
-from bridge.model.control import CONTROL_RECORD_BYTES_MAX, is_too_scattered, scattered_reason
-from bridge.model.frames import (
+from rollbridge.model.cas import Scope
+from rollbridge.model.commit_order import CommitOrder
+from rollbridge.model.conditions import StreamCondition
+from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, is_too_scattered, scattered_reason
+from rollbridge.model.expectations import Expected
+from rollbridge.model.frames import (
     HEADER,
     MAGIC,
     REASON_CHARACTERS_MAX,
@@ -54,9 +55,8 @@ from bridge.model.frames import (
     PieceKey,
     encode_abort,
 )
-from bridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
-from bridge.model.identifiers import OWNER_PART
-from bridge.timeouts import Timeout
+from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
+from rollbridge.model.identifiers import OWNER_PART
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class _Wish(Enum):
 class Transaction(Writing):
     """An open transaction. Safe to use from several threads.
 
-    Made by :meth:`bridge.Bridge.begin`. Nothing of it is visible before :meth:`commit`, and then all of it is.
+    Made by :meth:`rollbridge.Bridge.begin`. Nothing of it is visible before :meth:`commit`, and then all of it is.
     """
 
     __slots__ = ("_asked", "_conditions", "_held", "_offsets", "_pieces", "_result", "_wish")
@@ -133,7 +133,8 @@ class Transaction(Writing):
         """Make everything visible, all or nothing, and return where it stands.
 
         Asking again gives the same answer, or waits on; so does asking from another process, see
-        :meth:`bridge.Bridge.resume` and :meth:`bridge.Bridge.outcome`. What passes is tried again until the time is up.
+        :meth:`rollbridge.Bridge.resume` and :meth:`rollbridge.Bridge.outcome`. What passes is tried again until the
+        time is up.
 
         Args:
             parts: What other processes have finished; parts that are not named leave nothing behind.
@@ -174,8 +175,8 @@ class Transaction(Writing):
 
         Args:
             offsets: confluent-kafka's ``TopicPartition`` objects, or (topic, partition) to the offset of the next
-                record to read. The names that a :class:`bridge.Consumer`'s message has are understood: a stream, and
-                the partition number of a segment.
+                record to read. The names that a :class:`rollbridge.Consumer`'s message has are understood: a stream,
+                and the partition number of a segment.
             group_metadata: What ``consumer_group_metadata()`` of the consumer gives; or the name of a consumer group
                 that has no members.
 
@@ -225,7 +226,7 @@ class Transaction(Writing):
 
         It is looked at by the leader, when it merges the transaction: nobody else's record can come between the look
         and the records of this transaction. Own records do not count. If it does not hold, the transaction ends as
-        aborted, and the commit raises :class:`~bridge.errors.TransactionRefused` with the SN that is there. Several
+        aborted, and the commit raises :class:`~rollbridge.errors.TransactionRefused` with the SN that is there. Several
         conditions must all hold.
 
         Args:
@@ -476,7 +477,7 @@ class Transaction(Writing):
             unknown.tell(self._runtime.events(self._plan.group, self.id))
             raise unknown from None
 
-    # On the delivery thread; these take no lock, see bridge.client.sender.
+    # On the delivery thread; these take no lock, see rollbridge.client.sender.
 
     def _first_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
         self._delivered(fault, message)

@@ -9,20 +9,21 @@ from collections.abc import Iterable
 
 from confluent_kafka import KafkaError, Message
 
-from bridge.client.frame_writer import PartWriter
-from bridge.client.futures import Completion, WriteFuture
-from bridge.client.outbox import HOLD_S, Outbox
-from bridge.client.results import PartHandle
-from bridge.client.runtime import Plan, Runtime
-from bridge.client.sender import Delivered
-from bridge.client.slots import Headers, Lane
-from bridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
-from bridge.inherited import GONE
-from bridge.kafka.batches import Compression
-from bridge.kafka.translate import translate
-from bridge.model.identifiers import TransactionId
-from bridge.timeouts import Timeout, as_seconds
-from bridge.user_code import next_chunk
+from rollbridge.calls.forks import GONE
+from rollbridge.calls.timeouts import Timeout, as_seconds
+from rollbridge.calls.user_code import in_chunks
+from rollbridge.client.frame_writer import PartWriter
+from rollbridge.client.futures import Completion
+from rollbridge.client.manifest_room import check_parts
+from rollbridge.client.outbox import HOLD_S, Outbox
+from rollbridge.client.results import PartHandle
+from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.sender import Delivered
+from rollbridge.client.slots import Headers, Lane, WriteFuture
+from rollbridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
+from rollbridge.kafka.batches import Compression
+from rollbridge.kafka.translate import translate
+from rollbridge.model.identifiers import TransactionId
 
 logger = logging.getLogger(__name__)
 
@@ -128,19 +129,14 @@ class Writing:
             As :meth:`write`; the records before the one at fault were written. What the iterator raises; what it gave
                 before was written.
         """
-        iterator = iter(records)
-        written = 0
-        while True:
-            chunk, fault = next_chunk(iterator)
+
+        def write(some: list[tuple[bytes | None, bytes | None]]) -> None:
             with self._lock:
                 if self._finished or self._completion.closed:
                     raise self._refusal()
-                self._writer.write_some(stream, chunk)
-            written += len(chunk)
-            if fault is not None:
-                raise fault
-            if not chunk:
-                return written
+                self._writer.write_some(stream, some)
+
+        return in_chunks(records, write)
 
     def flush(self, timeout: Timeout = None) -> None:
         """Return once the brokers have acknowledged everything that was written so far.
@@ -236,7 +232,7 @@ class Writing:
         self._runtime.sender.send(*self._buffers[0], *whole, delivered)
         self._outbox.clear()
 
-    # On the delivery thread; these take no lock, see bridge.client.sender.
+    # On the delivery thread; these take no lock, see rollbridge.client.sender.
 
     def _delivered(self, fault: KafkaError | None, _: Message | None) -> None:
         if fault is not None:
@@ -259,7 +255,7 @@ class Writing:
 
 
 class Part(Writing):
-    """What one process writes of a transaction that another began. Made by :meth:`bridge.Bridge.join`.
+    """What one process writes of a transaction that another began. Made by :meth:`rollbridge.Bridge.join`.
 
     Nothing of it counts unless the commit names its handle, so a process that dies or is retried leaves nothing behind.
     """
@@ -283,6 +279,16 @@ class Part(Writing):
     def lane(self, stream: str) -> Lane:
         """One of the streams as this part writes to it: its segments and limits; for :meth:`put_batch`."""
         return self._writer.lanes[stream]
+
+    def check_parts(self, parts: int, each: int | None = None) -> None:
+        """Refuse so many parts, this one included, if each writes to all segments, or to so many at most.
+
+        Raises:
+            TransactionTooLargeError: they could not be committed together.
+        """
+        lanes = self._writer.lanes.values()
+        segments = [(lane.place, number) for lane in lanes for number in lane.route.numbers]
+        check_parts(parts, segments, each, self._writer.room.limit)
 
     def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
         """Write records that stand in a ready-made batch already; see :meth:`PartWriter.put_batch`.

@@ -10,15 +10,15 @@ from contextlib import suppress
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
 
-from bridge.consumer_message import Message
-from bridge.consumer_places import Places
-from bridge.consumer_settings import ConsumerSettings
-from bridge.errors import InvalidRequestError, KafkaUnavailable, TruncatedError
-from bridge.group_commits import Committed, GroupCommits
-from bridge.kafka.metadata import CodeError
-from bridge.kafka.quiet import limited
-from bridge.membership import Membership, Owned, Phase
-from bridge.model.group_offsets import parse_group_metadata
+from rollbridge.consumer.group import Membership, Owned, Phase
+from rollbridge.consumer.message import Message
+from rollbridge.consumer.places import Places
+from rollbridge.consumer.settings import ConsumerSettings
+from rollbridge.errors import InvalidRequestError, KafkaUnavailable, TruncatedError
+from rollbridge.kafka.group_commits import Committed, GroupCommits
+from rollbridge.kafka.metadata import CodeError
+from rollbridge.kafka.quiet import limited
+from rollbridge.model.group_offsets import parse_group_metadata
 
 logger = limited(logging.getLogger(__name__))
 

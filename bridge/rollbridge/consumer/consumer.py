@@ -1,8 +1,8 @@
-"""``bridge.Consumer``: a member of a consumer group, with confluent-kafka's names, that keeps each key's order.
+"""``rollbridge.Consumer``: a member of a consumer group, with confluent-kafka's names, that keeps each key's order.
 
 ::
 
-    consumer = bridge.Consumer({"bootstrap.servers": "...", "zookeeper": "...", "group.id": "billing"})
+    consumer = rollbridge.Consumer({"bootstrap.servers": "...", "zookeeper": "...", "group.id": "billing"})
     consumer.subscribe(["sales/orders"])
     while True:
         message = consumer.poll(1.0)
@@ -12,7 +12,7 @@ what it continues to the sealed end, whoever read that. So who commits by hand h
 every so many records: after a seal nothing else may come until that is done.
 
 Errors of the group protocol are confluent-kafka's ``KafkaException``, so that code which handles them goes on to do so;
-everything else is one of :mod:`bridge.errors`.
+everything else is one of :mod:`rollbridge.errors`.
 
 Where partitions are taken, ``TopicPartition("sales/orders", 3)`` means the segment that ``message.topic()`` and
 ``message.partition()`` name so: partition numbers count the segments of a stream, and name the same ones for as long as
@@ -38,24 +38,24 @@ from confluent_kafka import (
 )
 from confluent_kafka import Message as KafkaMessage
 
-from bridge.consumer_commits import Commits, Rebalances
-from bridge.consumer_message import Message
-from bridge.consumer_places import Places
-from bridge.consumer_settings import consumer_settings
-from bridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
-from bridge.group_commits import GroupCommits
-from bridge.inherited import hold, is_gone, refusal
-from bridge.kafka.clients import TICK_S, open_consumer
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.patience import Deadline
-from bridge.kafka.quiet import limited
-from bridge.kafka.translate import translate
-from bridge.membership import Membership, Owned, Phase
-from bridge.message import Origin, last_offsets
-from bridge.model.epochs import EpochHistory
-from bridge.model.names import StreamName, parse_segment_topic
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
+from rollbridge.calls.forks import check, hold, is_gone
+from rollbridge.consumer.commits import Commits, Rebalances
+from rollbridge.consumer.group import Membership, Owned, Phase
+from rollbridge.consumer.message import Message
+from rollbridge.consumer.places import Places
+from rollbridge.consumer.records import Origin, last_offsets
+from rollbridge.consumer.settings import consumer_settings
+from rollbridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
+from rollbridge.kafka.clients import TICK_S, open_consumer
+from rollbridge.kafka.group_commits import GroupCommits
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.patience import Deadline
+from rollbridge.kafka.quiet import limited
+from rollbridge.kafka.translate import translate
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 logger = limited(logging.getLogger(__name__))
 
@@ -75,7 +75,7 @@ class Consumer:
         """Connect; a subscription or an assignment comes next.
 
         Args:
-            config: confluent-kafka's settings, as far as :mod:`bridge.consumer_settings` allows them, and
+            config: confluent-kafka's settings, as far as :mod:`rollbridge.consumer.settings` allows them, and
                 ``zookeeper`` (``host:port,...``) and ``zookeeper.root``.
             logger: Where librdkafka's messages go.
 
@@ -451,8 +451,7 @@ class Consumer:
     # Inside ----------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if is_gone(self._consumer):
-            raise refusal()
+        check(self._consumer)
         if self._closed:
             raise RuntimeError("Consumer closed")  # what confluent-kafka raises
 

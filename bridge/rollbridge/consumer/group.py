@@ -1,6 +1,6 @@
 """One member of a consumer group: which of its segments it may read, and what it commits when one has been read.
 
-The decisions are those of :mod:`bridge.model.sharing`; here they are carried out. A segment that was assigned stays
+The decisions are those of :mod:`rollbridge.model.sharing`; here they are carried out. A segment that was assigned stays
 paused until it may be read. It is *opened* by a commit of the offset at which it begins, then resumed. Once all of it
 has been handed out and committed its sealed end is committed, which lets its successors be opened by whoever owns
 them.
@@ -19,7 +19,7 @@ from typing import Final
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
 
-from bridge.errors import (
+from rollbridge.errors import (
     ConflictError,
     InvalidNameError,
     InvalidRequestError,
@@ -29,17 +29,17 @@ from bridge.errors import (
     StreamRecreated,
     UnavailableError,
 )
-from bridge.group_commits import Committed, GroupCommits
-from bridge.kafka.errands import Errand
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.quiet import limited
-from bridge.kafka.translate import kafka_error, translate
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.lineage import Lineage, lineage
-from bridge.model.names import StreamName, parse_segment_topic
-from bridge.model.sharing import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
+from rollbridge.kafka.errands import Errand
+from rollbridge.kafka.group_commits import Committed, GroupCommits
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.quiet import limited
+from rollbridge.kafka.translate import kafka_error, translate
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.lineage import Lineage, lineage
+from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.sharing import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
 
 logger = limited(logging.getLogger(__name__))
 

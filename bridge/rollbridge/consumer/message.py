@@ -1,12 +1,11 @@
-"""What :class:`bridge.Consumer` hands out: a message with confluent-kafka's methods."""
+"""What :class:`rollbridge.Consumer` hands out: a message with confluent-kafka's methods."""
 
 from __future__ import annotations
 
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as KafkaMessage
 
-from bridge.errors import InvalidRequestError
-from bridge.message import (
+from rollbridge.consumer.records import (
     OWN_HEADERS,
     Headers,
     Origin,
@@ -18,13 +17,14 @@ from bridge.message import (
     sn_of,
     source_of,
 )
-from bridge.model.identifiers import SegmentId, TransactionId
-from bridge.model.sequence import DLSN
-from bridge.model.sn import SN
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import SN
 
 
 class Message:
-    """A record as :class:`bridge.Consumer` hands it out, with confluent-kafka's methods and some attributes more.
+    """A record as :class:`rollbridge.Consumer` hands it out, with confluent-kafka's methods and some attributes more.
 
     ``topic()`` is the stream's name and ``partition()`` what names the segment in it, for as long as the stream lives;
     the topic that holds it in Kafka is :attr:`segment_topic`.
@@ -68,7 +68,11 @@ class Message:
         return self._raw.value()
 
     def headers(self) -> Headers | None:
-        """The headers as the writer gave them; None if there are none."""
+        """The headers as the writer gave them; None if there are none.
+
+        Raises:
+            CorruptDataError: a stranger has written the record with a header whose name is not UTF-8.
+        """
         return [item for item in headers_of(self._raw) if item[0] not in OWN_HEADERS] or None
 
     def timestamp(self) -> tuple[int, int]:
@@ -132,7 +136,7 @@ class Message:
 
     @property
     def commit_position(self) -> int | None:
-        """Nothing: a consumer does not read the commit log; :meth:`bridge.Bridge.transactions` does."""
+        """Nothing: a consumer does not read the commit log; :meth:`rollbridge.Bridge.transactions` does."""
         return self._origin.commit_position
 
     def __repr__(self) -> str:

@@ -8,15 +8,15 @@ from typing import Final
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
 
-from bridge.consumer_settings import ConsumerSettings
-from bridge.errors import InvalidNameError, InvalidRequestError
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.metadata import Isolation
-from bridge.membership import LoadHistory, Membership
-from bridge.model.epochs import EpochHistory
-from bridge.model.lineage import lineage, segment_of_partition
-from bridge.model.names import StreamName, parse_segment_topic
-from bridge.model.sharing import Reset
+from rollbridge.consumer.group import LoadHistory, Membership
+from rollbridge.consumer.settings import ConsumerSettings
+from rollbridge.errors import InvalidNameError, InvalidRequestError
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.lineage import topic_of_partition
+from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.sharing import Reset
 
 _TIMEOUT_S: Final = 30.0
 _nobody: Callable[[], None] = lambda: None  # noqa: E731
@@ -54,10 +54,7 @@ class Places:
             name = StreamName.parse(place.topic)
         except InvalidNameError as fault:
             raise InvalidRequestError(f"{place.topic!r} names no segment: {fault}") from None
-        history = self.learn(name)
-        if place.partition > max(lineage(history).segments):
-            history = self._members.known[name] = self._load(name, _nobody, None)
-        return name.segment_topic(segment_of_partition(history, name, place.partition))
+        return topic_of_partition(name, place.partition, self.learn(name), lambda: self._read(name))
 
     def learn(self, stream: StreamName) -> EpochHistory:
         """The epochs of a stream as they were last seen; read if they never were.
@@ -65,9 +62,10 @@ class Places:
         Raises:
             StreamNotFound, ZooKeeperUnavailable.
         """
-        history = self._members.known.get(stream)
-        if history is None:
-            history = self._members.known[stream] = self._load(stream, _nobody, None)
+        return self._members.known.get(stream) or self._read(stream)
+
+    def _read(self, stream: StreamName) -> EpochHistory:
+        history = self._members.known[stream] = self._load(stream, _nobody, None)
         return history
 
     def absolute(self, topic: str, offset: int) -> int:

@@ -17,8 +17,12 @@ from typing import Final, Literal, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from bridge.config import ConnectionSettings
-from bridge.errors import (
+from rollbridge.calls.forks import hold
+from rollbridge.config import ConnectionSettings
+from rollbridge.consumer.preview import PreviewTail
+from rollbridge.consumer.records import Batch, Origin, Preview, Record, last_offsets, record_of, records_of
+from rollbridge.consumer.start import locate, readable_ends
+from rollbridge.errors import (
     InvalidRequestError,
     KafkaUnavailable,
     NotFoundError,
@@ -26,22 +30,18 @@ from bridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from bridge.inherited import hold
-from bridge.kafka.clients import TICK_S, assign_more, consumer_config, open_consumer
-from bridge.kafka.errands import Errand
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.quiet import limited
-from bridge.kafka.standstill import Lookout, Partition
-from bridge.kafka.translate import translate
-from bridge.message import Batch, Origin, Preview, Record, last_offsets, record_of, records_of
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import StreamName
-from bridge.model.position import ReadPosition, StartLike, parse_start
-from bridge.model.reading import ReadingPlan
-from bridge.previewing import PreviewTail
-from bridge.starting import locate, readable_ends
+from rollbridge.kafka.clients import TICK_S, assign_more, consumer_config, open_consumer
+from rollbridge.kafka.errands import Errand
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.quiet import limited
+from rollbridge.kafka.standstill import Lookout, Partition
+from rollbridge.kafka.translate import translate
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import StreamName
+from rollbridge.model.position import ReadPosition, StartLike, parse_start
+from rollbridge.model.reading import ReadingPlan
 
 logger = limited(logging.getLogger(__name__))
 
@@ -93,13 +93,13 @@ class Reader:
         stalled_s: float = 30.0,
         preview: PreviewTail | None = None,
     ) -> None:
-        """Look up where to begin and, unless it follows, where to stop; see :meth:`bridge.Bridge.reader`.
+        """Look up where to begin and, unless it follows, where to stop; see :meth:`rollbridge.Bridge.reader`.
 
         Args:
             settings: How to reach Kafka.
             stream: What to read.
             load: Reads its epochs.
-            start: Where to begin, see :mod:`bridge.model.position`.
+            start: Where to begin, see :mod:`rollbridge.model.position`.
             isolation: Whether records of open transactions are previewed, by ``preview``.
             follow: Go on with what is committed later, in epochs that are made later; otherwise stop where the
                 active segments end now.

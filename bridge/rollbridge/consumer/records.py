@@ -6,6 +6,7 @@ record, so headers are looked at when they are asked for, and never otherwise.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import repeat
@@ -13,13 +14,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast, overload
 
 from confluent_kafka import Message as KafkaMessage
 
-from bridge.errors import InvalidRequestError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId, TransactionId
-from bridge.model.lineage import lineage
-from bridge.model.names import StreamName, parse_segment_topic
-from bridge.model.sequence import DLSN, RECORD_HEADER, TRANSACTION_ID_HEADER, unpack_record_header
-from bridge.model.sn import SN, sequence_bases, unpack_transaction_id
+from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.lineage import lineage
+from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.sequence import DLSN, RECORD_HEADER, TRANSACTION_ID_HEADER, unpack_record_header
+from rollbridge.model.sn import SN, sequence_bases, unpack_transaction_id
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -65,7 +66,7 @@ class Origin:
         return None if base is None else base + offset
 
     def partition(self, stream: StreamName, segment: SegmentId) -> int | None:
-        """The partition number of a segment, see :class:`bridge.model.lineage.Life`; None where it was never known."""
+        """The partition number of a segment, see :class:`.Life`; None where it was never known."""
         found = self._partitions.get((stream, segment))
         if found is None and (history := self._history_of(stream)) is not None:
             # Kept when a segment, or its stream, has gone: somebody may still hold what was read of it.
@@ -129,7 +130,7 @@ _Fields = tuple[bytes | None, bytes | None, KafkaMessage | Preview, Origin]
 
 
 class Record(_Fields):
-    """A record as :meth:`bridge.Bridge.reader` hands it out; its fields are attributes.
+    """A record as :meth:`rollbridge.Bridge.reader` hands it out; its fields are attributes.
 
     Attributes:
         key: The key; None if there is none.
@@ -186,7 +187,11 @@ class Record(_Fields):
 
     @property
     def headers(self) -> Headers:
-        """The headers as the writer gave them."""
+        """The headers as the writer gave them.
+
+        Raises:
+            CorruptDataError: a stranger has written the record with a header whose name is not UTF-8.
+        """
         return [item for item in headers_of(self.raw) if item[0] not in OWN_HEADERS]
 
     @property
@@ -287,15 +292,47 @@ def record_of(raw: KafkaMessage | Preview, origin: Origin) -> Record:
     return Record((raw.key(), raw.value(), raw, origin))
 
 
+# Where a name is not UTF-8, confluent-kafka gives a list whose tuples have holes, and an exception with it: whoever
+# looks into the list ends the process (SIGSEGV), and so does whoever asks the message again. The interpreter notices
+# the exception only where it does not take the short way for calls of methods, which it does not through this one.
+_get_headers = operator.methodcaller("headers")
+_UNREADABLE: Final[list[tuple[str, str | bytes | None]]] = [("", None)]
+"""Stands for headers that confluent-kafka can not give."""
+
+
 def headers_of(raw: KafkaMessage | Preview) -> Headers:
+    """The headers of a message, ours included.
+
+    Raises:
+        CorruptDataError: a name is not UTF-8, which confluent-kafka does not give; such a record is none of ours.
+    """
+    try:
+        found = _get_headers(raw)
+    except (SystemError, UnicodeDecodeError):
+        assert not isinstance(raw, Preview)
+        raw.set_headers(_UNREADABLE)
+        found = _UNREADABLE
+    if found is _UNREADABLE:
+        raise CorruptDataError(
+            f"the headers of the record at {raw.topic()}, offset {raw.offset()}, can not be given, as a name is not "
+            "UTF-8; key and value can be read without them"
+        )
     # What a consumer hands out is narrower than the type that it shares with what a producer takes.
-    return cast("Headers", raw.headers() or [])
+    return cast("Headers", found or [])
+
+
+def _own_headers(raw: KafkaMessage | Preview) -> Headers:
+    """The headers among which ours may be."""
+    try:
+        return headers_of(raw)
+    except CorruptDataError:
+        return []
 
 
 def source_of(raw: KafkaMessage | Preview) -> tuple[TransactionId, int] | tuple[None, None]:
     if isinstance(raw, Preview):
         return raw.transaction_id, raw.local_sequence
-    for name, value in headers_of(raw):
+    for name, value in _own_headers(raw):
         if name == RECORD_HEADER and value is not None:
             try:
                 return unpack_record_header(value)
@@ -306,7 +343,7 @@ def source_of(raw: KafkaMessage | Preview) -> tuple[TransactionId, int] | tuple[
 
 def given_id_of(raw: KafkaMessage | Preview) -> int | None:
     """The transaction id that the writer gave the record."""
-    for name, value in headers_of(raw):
+    for name, value in _own_headers(raw):
         if name == TRANSACTION_ID_HEADER and value is not None:
             try:
                 return unpack_transaction_id(value)

@@ -1,4 +1,4 @@
-"""The configuration of :class:`bridge.Consumer`: confluent-kafka's names, checked against a list of those allowed.
+"""The configuration of :class:`rollbridge.Consumer`: confluent-kafka's names, checked against a list of those allowed.
 
 Settings that load code (``plugin.library.paths``) or undo what is promised are refused by name, all at once.
 """
@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from bridge.config import ConnectionSettings, load_settings
-from bridge.errors import ConfigError
-from bridge.kafka.clients import CONSUMER_KEYS, Config, consumer_config
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.security import SECURITY_KEYS
-from bridge.model.sharing import Reset
-from bridge.zookeeper.security import PREFIXED_KEYS, take_prefixed
+from rollbridge.config import ConnectionSettings, load_settings
+from rollbridge.errors import ConfigError
+from rollbridge.kafka.clients import CONSUMER_KEYS, Config, consumer_config
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.model.sharing import Reset
+from rollbridge.security.kafka import SECURITY_KEYS
+from rollbridge.security.zookeeper import PREFIXED_KEYS, take_prefixed
 
 _RESETS: Final = {
     **dict.fromkeys(("earliest", "smallest", "beginning"), Reset.EARLIEST),
@@ -74,7 +74,7 @@ class ConsumerSettings:
 
 
 def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
-    """Check a configuration; addresses that are missing come from where :func:`bridge.connect` finds them.
+    """Check a configuration; addresses that are missing come from where :func:`rollbridge.connect` finds them.
 
     Raises:
         ConfigError: settings that are unknown, not allowed or wrong; all are named.

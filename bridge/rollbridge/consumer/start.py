@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from bridge.errors import InvalidRequestError, TruncatedError
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.metadata import Isolation
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import StreamName
-from bridge.model.position import At, Earliest, Latest, ReadPosition, Since, Start
-from bridge.model.truncation import consistent, descendants, frontier
+from rollbridge.errors import InvalidRequestError, TruncatedError
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import StreamName
+from rollbridge.model.position import At, Earliest, Latest, ReadPosition, Since, Start
+from rollbridge.model.truncation import consistent, descendants, frontier
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What a :class:`~bridge.model.reading.ReadingPlan` is to begin with."""
+    """What a :class:`~rollbridge.model.reading.ReadingPlan` is to begin with."""
 
     start: Mapping[SegmentId, int] | None = None
     floor: Mapping[SegmentId, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
 
 
 def cut_before(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start: Start) -> Mapping[SegmentId, int]:
-    """The cut that takes away what a reader which begins there leaves out; see :mod:`bridge.model.truncation`.
+    """The cut that takes away what a reader which begins there leaves out; see :mod:`rollbridge.model.truncation`.
 
     Raises:
         InvalidRequestError: that is nothing.

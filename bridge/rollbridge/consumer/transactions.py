@@ -20,8 +20,10 @@ from typing import Final, Self
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from bridge.config import ConnectionSettings
-from bridge.errors import (
+from rollbridge.calls.forks import hold
+from rollbridge.config import ConnectionSettings
+from rollbridge.consumer.records import Origin, Record, record_of
+from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
     KafkaUnavailable,
@@ -29,17 +31,15 @@ from bridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from bridge.inherited import hold
-from bridge.kafka.clients import Config, assign_more, consumer_config, open_consumer
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.quiet import limited
-from bridge.kafka.translate import translate
-from bridge.message import Origin, Record, record_of
-from bridge.model.control import ControlKind, ControlRecord, Run, decode_control
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName, StreamName
-from bridge.model.position import Latest, LogPosition, Since, parse_log_start
+from rollbridge.kafka.clients import Config, assign_more, consumer_config, open_consumer
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.quiet import limited
+from rollbridge.kafka.translate import translate
+from rollbridge.model.control import ControlKind, ControlRecord, Run, decode_control
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.position import Latest, LogPosition, Since, parse_log_start
 
 logger = limited(logging.getLogger(__name__))
 
@@ -138,7 +138,7 @@ class TransactionReader:
         follow: bool = True,
         stalled_s: float = 30.0,
     ) -> None:
-        """See :meth:`bridge.Bridge.transactions`.
+        """See :meth:`rollbridge.Bridge.transactions`.
 
         Raises:
             InvalidRequestError, TruncatedError: it can not begin there.

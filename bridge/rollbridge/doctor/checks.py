@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from bridge.doctor.durability import check_compacted_topics, check_outcomes, check_snapshots
-from bridge.doctor.facts import ClusterFacts, Finding, problem, warning
-from bridge.errors import InvalidNameError
-from bridge.model.epochs import check_chain
-from bridge.model.faults import SUSPENDED
-from bridge.model.names import (
+from rollbridge.doctor.durability import check_compacted_topics, check_outcomes, check_snapshots
+from rollbridge.doctor.facts import ClusterFacts, Finding, problem, warning
+from rollbridge.errors import InvalidNameError
+from rollbridge.model.epochs import check_chain
+from rollbridge.model.faults import SUSPENDED
+from rollbridge.model.names import (
     is_compacted_topic,
     parse_segment_topic,
     snapshot_indexes_topic,
     snapshot_segments_topic,
     snapshot_topic,
 )
-from bridge.model.records import StreamState
-from bridge.model.rights import coordinator_operations
-from bridge.model.transaction import State
+from rollbridge.model.records import StreamState
+from rollbridge.model.rights import coordinator_operations
+from rollbridge.model.transaction import State
 
 TRANSACTIONS_V2: Final = 2
 SLOW: Final = timedelta(minutes=1)

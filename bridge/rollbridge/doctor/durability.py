@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from bridge.doctor.facts import ClusterFacts, Finding, problem, warning
-from bridge.model.control import CONTROL_RECORD_BYTES_MAX
-from bridge.model.names import is_compacted_topic
-from bridge.model.records import Coordinator
-from bridge.model.snapshots import partition_name
+from rollbridge.doctor.facts import ClusterFacts, Finding, problem, warning
+from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX
+from rollbridge.model.names import is_compacted_topic
+from rollbridge.model.records import Coordinator
+from rollbridge.model.snapshots import partition_name
 
 LATE: Final = timedelta(minutes=1)
 """So much later than its settings say a snapshot may be taken."""

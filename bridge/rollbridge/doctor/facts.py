@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from bridge.model.epochs import EpochHistory
-from bridge.model.faults import StreamFault
-from bridge.model.late import LateNotes
-from bridge.model.names import GroupName
-from bridge.model.records import Coordinator, Group, StreamConfig, TransactionRecord
-from bridge.snapshots import BufferSnapshot, EndedSince
+from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.faults import StreamFault
+from rollbridge.model.late import LateNotes
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import Coordinator, Group, StreamConfig, TransactionRecord
 
 
 class Severity(IntEnum):

@@ -14,8 +14,8 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
-from bridge.config import ConnectionSettings
-from bridge.doctor.facts import (
+from rollbridge.config import ConnectionSettings
+from rollbridge.doctor.facts import (
     BrokerFacts,
     ClusterFacts,
     GroupFacts,
@@ -24,26 +24,26 @@ from bridge.doctor.facts import (
     StreamFacts,
     TopicFacts,
 )
-from bridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, RollbridgeError
-from bridge.kafka.compacted import read_latest
-from bridge.kafka.errors import NotAuthorizedError
-from bridge.kafka.metadata import Broker, Cluster
-from bridge.kafka.topic_requests import RESOURCE_BROKER, ask_to_describe_configs
-from bridge.kafka.topics import TopicAdmin
-from bridge.kafka.translate import refusal
-from bridge.kafka.views import view_cluster, view_topics
-from bridge.model import paths
-from bridge.model.epochs import EpochHistory
-from bridge.model.journal import split
-from bridge.model.late import LateNotes
-from bridge.model.names import GroupName, is_compacted_topic
-from bridge.model.records import ControllerEpoch, StreamConfig, StreamState
-from bridge.model.terminated import decode_terminated
-from bridge.model.under_way import Committing, Scaling, works_of
-from bridge.snapshots import SnapshotReader
-from bridge.zookeeper.access import open_nodes
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import Node, ZooKeeperSession
+from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, RollbridgeError
+from rollbridge.kafka.compacted import read_latest
+from rollbridge.kafka.errors import NotAuthorizedError
+from rollbridge.kafka.metadata import Broker, Cluster
+from rollbridge.kafka.snapshots import SnapshotReader
+from rollbridge.kafka.topic_requests import RESOURCE_BROKER, ask_to_describe_configs
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.translate import refusal
+from rollbridge.kafka.views import view_cluster, view_topics
+from rollbridge.model import paths
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.journal import split
+from rollbridge.model.late import LateNotes
+from rollbridge.model.names import GroupName, is_compacted_topic
+from rollbridge.model.records import ControllerEpoch, StreamConfig, StreamState
+from rollbridge.model.terminated import decode_terminated
+from rollbridge.model.under_way import Committing, Scaling, works_of
+from rollbridge.zookeeper.access import open_nodes
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import Node, ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def _snapshots(settings: ConnectionSettings, streams: Sequence[StreamFacts]) -> 
             by_scope.setdefault(stream.config.name.scope, []).append(stream.config)
     for scope, configs in by_scope.items():
         try:
-            reader = SnapshotReader(settings, scope)
+            reader = SnapshotReader(settings.bootstrap_servers, settings.kafka, scope)
             for config in configs:
                 try:
                     found = list(reader.of(config))

@@ -1,24 +1,25 @@
-"""The shell of ``rollbridge repair``: reads ZooKeeper and Kafka, and does what :mod:`bridge.model.repair` plans."""
+"""The shell of ``rollbridge repair``: reads ZooKeeper and Kafka, and does what :mod:`rollbridge.model.repair` plans."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from bridge.config import ConnectionSettings
-from bridge.errors import CorruptDataError
-from bridge.kafka.compacted import read_all, read_latest
-from bridge.kafka.topics import TopicAdmin
-from bridge.model import paths
-from bridge.model.control import ControlKind, peek_kind
-from bridge.model.frames import FrameKind, decode_begin, unpack_bundle, unpack_header
-from bridge.model.identifiers import TransactionId
-from bridge.model.journal import Journal, is_deleted, split, streams_of
-from bridge.model.names import GroupName, group_of_terminated
-from bridge.model.records import StreamConfig
-from bridge.model.repair import GroupEvidence, Step
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
+from rollbridge.config import ConnectionSettings
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.compacted import read_all, read_latest
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model import paths
+from rollbridge.model.control import ControlKind, peek_kind
+from rollbridge.model.counters import shared_count
+from rollbridge.model.frames import FrameKind, decode_begin, unpack_bundle, unpack_header
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.journal import Journal, is_deleted, split, streams_of
+from rollbridge.model.names import GroupName, group_of_terminated
+from rollbridge.model.records import StreamConfig
+from rollbridge.model.repair import GroupEvidence, Step
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def outdated_groups(session: ZooKeeperSession) -> list[GroupName]:
 def read_nodes(session: ZooKeeperSession) -> dict[str, bytes]:
     """Everything that stands in ZooKeeper about streams and groups, by path."""
     root = session.get(paths.CLUSTER)
-    waiting = [paths.SCOPES, paths.GROUPS, paths.TRANSACTION_COUNTER]
+    waiting = [paths.SCOPES, paths.GROUPS, paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS]
     found: dict[str, bytes] = {} if root is None else {paths.CLUSTER: root.value}
     while waiting:
         values = session.get_many(waiting)
@@ -98,7 +99,7 @@ def _evidence(settings: ConnectionSettings, name: GroupName, topics: dict[str, s
             if len(key) != 16:
                 continue
             transaction = TransactionId.from_bytes(key)
-            counter = max(counter, transaction.counter)
+            counter = max(counter, shared_count(transaction.bytes))
             kind = peek_kind(message.value())
             if kind is ControlKind.BEGIN:
                 ongoing.add(transaction)
@@ -130,7 +131,7 @@ def _read_buffers(settings: ConnectionSettings, journal: Journal, topics: dict[s
                     is_bundle = header.kind is FrameKind.BUNDLE
                     frames = unpack_bundle(header, value) if is_bundle else [(header, 0, value)]
                     for inner, _, content in frames:
-                        counter = max(counter, int.from_bytes(inner.transaction[4:], "big"))
+                        counter = max(counter, shared_count(inner.transaction))
                         if inner.kind is FrameKind.BEGIN:
                             begin = decode_begin(content)
                             sessions[begin.client_name] = max(sessions.get(begin.client_name, 0), begin.client_epoch)

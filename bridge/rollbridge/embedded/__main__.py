@@ -1,7 +1,7 @@
-"""``python -m bridge.embedded prepare|reap``: what the Makefile and ``EmbeddedCluster`` call.
+"""``python -m rollbridge.embedded prepare|reap``: what the Makefile and ``EmbeddedCluster`` call.
 
 ``prepare [SET ...]`` checks that there is a Java and fetches sets of jars (default: those of the servers), so that
-later starts need not. ``reap HOME`` is the watcher of ``bridge.embedded.reaper``.
+later starts need not. ``reap HOME`` is the watcher of ``rollbridge.embedded.reaper``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bridge.embedded.jars import JarCache
-from bridge.embedded.java import find_java
-from bridge.embedded.reaper import reap_when_orphaned
-from bridge.embedded.servers import KAFKA, ZOOKEEPER
-from bridge.errors import RollbridgeError
+from rollbridge.embedded.jars import JarCache
+from rollbridge.embedded.java import find_java
+from rollbridge.embedded.reaper import reap_when_orphaned
+from rollbridge.embedded.servers import KAFKA, ZOOKEEPER
+from rollbridge.errors import RollbridgeError
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """Start, look at and stop an embedded cluster: bring what runs in line with what is wanted.
 
 ``up`` starts only what does not run, so it is also how a part that died comes back. Whoever changes a cluster holds
-its lock, and the operating system is asked what runs (``bridge.embedded.processes``), so repeated, concurrent and
+its lock, and the operating system is asked what runs (``rollbridge.embedded.processes``), so repeated, concurrent and
 half-failed starts are no special cases.
 """
 
@@ -16,14 +16,14 @@ from typing import Final
 
 import psutil
 
-from bridge.embedded import processes
-from bridge.embedded.jars import JarCache
-from bridge.embedded.java import keep_recordings, records_classes
-from bridge.embedded.launch import Launcher, PortLost, Report
-from bridge.embedded.plan import Wishes, decide, refuse_foreign_directory
-from bridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
-from bridge.embedded.state import Home, State
-from bridge.errors import EnvironmentProblem, NotFoundError
+from rollbridge.embedded import processes
+from rollbridge.embedded.jars import JarCache
+from rollbridge.embedded.java import keep_recordings, records_classes
+from rollbridge.embedded.launch import Launcher, PortLost, Report
+from rollbridge.embedded.plan import Wishes, decide, refuse_foreign_directory
+from rollbridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
+from rollbridge.embedded.state import Home, State
+from rollbridge.errors import EnvironmentProblem, NotFoundError
 
 _log = logging.getLogger(__name__)
 

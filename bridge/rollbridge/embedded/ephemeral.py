@@ -4,7 +4,7 @@
 
     with EmbeddedCluster() as cluster:
         coordinator = cluster.start_coordinator(crash_at="finish_roll/Seal:after")
-        ... bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper) ...
+        ... rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper) ...
         coordinator.wait_exit(30)
         cluster.restart("kafka")
 """
@@ -23,15 +23,15 @@ from typing import Final, Self
 
 import psutil
 
-from bridge.embedded import processes
-from bridge.embedded.cluster import STOP_SECONDS, Cluster
-from bridge.embedded.jars import JarCache
-from bridge.embedded.plan import Wishes
-from bridge.embedded.ports import LOOPBACK, free_port
-from bridge.embedded.reaper import Reaper
-from bridge.embedded.servers import COORDINATOR_PREFIX, KAFKA
-from bridge.embedded.state import Home, State
-from bridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge.embedded import processes
+from rollbridge.embedded.cluster import STOP_SECONDS, Cluster
+from rollbridge.embedded.jars import JarCache
+from rollbridge.embedded.plan import Wishes
+from rollbridge.embedded.ports import LOOPBACK, free_port
+from rollbridge.embedded.reaper import Reaper
+from rollbridge.embedded.servers import COORDINATOR_PREFIX, KAFKA
+from rollbridge.embedded.state import Home, State
+from rollbridge.errors import EnvironmentProblem, RollbridgeError
 
 CRASH_VARIABLE: Final = "ROLLBRIDGE_CRASH_AT"
 """Environment variable with the point at which a coordinator kills itself."""
@@ -252,7 +252,7 @@ class EmbeddedCluster:
 
         Args:
             env: Environment variables on top of this process's.
-            crash_at: The point at which it kills itself, as ``coordinator.shell.crash`` writes it.
+            crash_at: The point at which it kills itself, as ``rollbridge_coordinator.shell.crash`` writes it.
         """
         cluster, _ = self._running()
         name = f"{COORDINATOR_PREFIX}{len(self._coordinators) + 1}"

@@ -31,7 +31,7 @@ import platformdirs
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from bridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge.errors import EnvironmentProblem, RollbridgeError
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bridge.errors import EnvironmentProblem
+from rollbridge.errors import EnvironmentProblem
 
 JAVA_MAJOR_MIN: Final = 17
 """Brokers of Kafka 4 need Java 17."""

@@ -11,10 +11,10 @@ from typing import Final
 
 import psutil
 
-from bridge.embedded import probes, processes
-from bridge.embedded.jars import JarCache
-from bridge.embedded.java import ClassArchive, Java, Jvm, find_java, forget_recordings
-from bridge.embedded.servers import (
+from rollbridge.embedded import probes, processes
+from rollbridge.embedded.jars import JarCache
+from rollbridge.embedded.java import ClassArchive, Java, Jvm, find_java, forget_recordings
+from rollbridge.embedded.servers import (
     COORDINATOR_PREFIX,
     KAFKA,
     ZOOKEEPER,
@@ -27,8 +27,8 @@ from bridge.embedded.servers import (
     telling_line,
     zookeeper_answers,
 )
-from bridge.embedded.state import Home, State
-from bridge.errors import EnvironmentProblem
+from rollbridge.embedded.state import Home, State
+from rollbridge.errors import EnvironmentProblem
 
 START_SECONDS: Final = 90.0
 """How long a server may take until it answers; a broker that was killed reads its logs again first."""

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from bridge.embedded.ports import demand_port, free_port, is_free
-from bridge.embedded.servers import KAFKA, ZOOKEEPER
-from bridge.embedded.state import Home, Ports, State
-from bridge.errors import EnvironmentProblem
+from rollbridge.embedded.ports import demand_port, free_port, is_free
+from rollbridge.embedded.servers import KAFKA, ZOOKEEPER
+from rollbridge.embedded.state import Home, Ports, State
+from rollbridge.errors import EnvironmentProblem
 
 _HEAP = re.compile(r"[1-9][0-9]*[kKmMgG]")
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable
 from typing import Final
 
-from bridge.errors import EnvironmentProblem
+from rollbridge.errors import EnvironmentProblem
 
 LOOPBACK: Final = "127.0.0.1"
 """The embedded servers have no authentication, so they listen nowhere else."""

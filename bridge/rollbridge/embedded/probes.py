@@ -12,17 +12,17 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
-from bridge.errors import RollbridgeError
-from bridge.kafka.metadata import Cluster
-from bridge.kafka.patience import Deadline
-from bridge.kafka.views import view_cluster
-from bridge.zookeeper.security import ZooKeeperSecurity
+from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.patience import Deadline
+from rollbridge.kafka.views import view_cluster
+from rollbridge.security.zookeeper import ZooKeeperSecurity
 
 _TIMEOUT_SECONDS = 2.0
 ZOOKEEPER_ROOT: Final = "/rollbridge"
 """Where the coordinators of an embedded cluster register."""
 
-_quiet = logging.getLogger("bridge.embedded.probes.quiet")
+_quiet = logging.getLogger("rollbridge.embedded.probes.quiet")
 _quiet.disabled = True
 """That a server does not answer yet is an expected answer here, not news."""
 

@@ -1,6 +1,6 @@
 """The watcher that ends an ephemeral cluster when the process that uses it has died.
 
-``python -m bridge.embedded reap HOME`` waits until its standard input ends, which it does when the last process
+``python -m rollbridge.embedded reap HOME`` waits until its standard input ends, which it does when the last process
 that holds the other end of the pipe is gone, SIGKILL included; then it kills what is left of the cluster and removes
 its directory. Unlike PR_SET_PDEATHSIG this does not depend on the thread that started the servers, and it also cleans
 up the files.
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bridge.embedded import processes
+from rollbridge.embedded import processes
 
 
 class Reaper:
@@ -22,7 +22,7 @@ class Reaper:
     def __init__(self, home: Path) -> None:
         # Not among the cluster's own processes: it must outlive them.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bridge.embedded", "reap", str(home)],
+            [sys.executable, "-m", "rollbridge.embedded", "reap", str(home)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from bridge.embedded import probes, processes
-from bridge.embedded.java import ClassArchive, Jvm
-from bridge.embedded.ports import LOOPBACK
-from bridge.embedded.state import Home, State, write_privately
-from bridge.errors import EnvironmentProblem
+from rollbridge.embedded import probes, processes
+from rollbridge.embedded.java import ClassArchive, Jvm
+from rollbridge.embedded.ports import LOOPBACK
+from rollbridge.embedded.state import Home, State, write_privately
+from rollbridge.errors import EnvironmentProblem
 
 KAFKA: Final = "kafka"
 ZOOKEEPER: Final = "zookeeper"
@@ -249,7 +249,7 @@ class CoordinatorDaemon:
         return [
             sys.executable,
             "-m",
-            "coordinator",
+            "rollbridge_coordinator",
             "--bootstrap-servers",
             self.state.bootstrap_servers,
             "--zookeeper",

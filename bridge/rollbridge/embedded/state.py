@@ -1,7 +1,7 @@
 """Where an embedded cluster lives, and the state file by which every command finds it.
 
 The state file holds what was decided (addresses, identity, how many coordinators), not what runs: the operating system
-is asked that each time (``bridge.embedded.processes``), so a stale file can mislead nobody.
+is asked that each time (``rollbridge.embedded.processes``), so a stale file can mislead nobody.
 """
 
 from __future__ import annotations
@@ -13,23 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
-import platformdirs
-
-from bridge.embedded.ports import LOOPBACK
-from bridge.errors import EnvironmentProblem
-
-HOME_VARIABLE: Final = "ROLLBRIDGE_HOME"
-"""Environment variable with the directory of the embedded cluster."""
-
-_FORMAT = 1
-
-
-def default_home(environ: Mapping[str, str] | None = None) -> Path:
-    """The directory of the embedded cluster that is meant when none is named."""
-    named = (os.environ if environ is None else environ).get(HOME_VARIABLE)
-    return Path(named).expanduser() if named else Path(platformdirs.user_data_dir("rollbridge"))
+from rollbridge.config import ADDRESSES_FILE, ADDRESSES_FORMAT
+from rollbridge.embedded.ports import LOOPBACK
+from rollbridge.errors import EnvironmentProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +68,7 @@ class State:
     def to_json(self) -> str:
         """The content of the state file; the addresses stand in it for programs in other languages."""
         document = {
-            "format": _FORMAT,
+            "format": ADDRESSES_FORMAT,
             "bootstrap_servers": self.bootstrap_servers,
             "zookeeper": self.zookeeper,
             **asdict(self),
@@ -95,8 +83,8 @@ class State:
             ValueError: it is not that.
         """
         document: Any = json.loads(text)
-        if not isinstance(document, dict) or document.get("format") != _FORMAT:
-            raise ValueError(f"it does not say that its format is {_FORMAT}")
+        if not isinstance(document, dict) or document.get("format") != ADDRESSES_FORMAT:
+            raise ValueError(f"it does not say that its format is {ADDRESSES_FORMAT}")
         try:
             return cls(
                 kafka_cluster_id=document["kafka_cluster_id"],
@@ -129,7 +117,7 @@ class Home:
     @property
     def state_file(self) -> Path:
         """What is decided."""
-        return self.path / "cluster.json"
+        return self.path / ADDRESSES_FILE
 
     @property
     def logs(self) -> Path:

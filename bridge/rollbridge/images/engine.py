@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from bridge.errors import EnvironmentProblem
-from bridge.images import names
-from bridge.images.tree import Tree
+from rollbridge.errors import EnvironmentProblem
+from rollbridge.images import names
+from rollbridge.images.tree import Tree
 
 try:
     import docker
@@ -18,7 +18,7 @@ try:
     import requests.exceptions
 except ImportError as fault:
     raise EnvironmentProblem(
-        "the Docker library for Python is missing; it comes with `pip install 'rollbridge[containers]'`"
+        "Docker's library for Python is not installed; nothing was done; pip install 'rollbridge[containers]' brings it"
     ) from fault
 
 BUILD_S: Final = 600
@@ -33,6 +33,8 @@ class Image:
     id: str
     labels: Mapping[str, str]
     size_bytes: int
+    digests: frozenset[str] = frozenset()
+    """Under which registries have it."""
 
 
 class PullFailed(Exception):
@@ -70,24 +72,27 @@ class Engine:
                 found = self._client.images.get(name)
             except docker.errors.ImageNotFound:
                 return None
-        return Image(str(found.id), dict(found.labels or {}), int(found.attrs["Size"]))
+        digests = frozenset(str(item).partition("@")[2] for item in found.attrs.get("RepoDigests") or ())
+        return Image(str(found.id), dict(found.labels or {}), int(found.attrs["Size"]), digests)
 
-    def pull(self, name: str, patience_s: float) -> None:
-        """Fetch the image from its registry.
+    def pull(self, name: str, digest: str, patience_s: float) -> None:
+        """Fetch the image of this digest from its registry, which the engine checks, and give it the name.
 
         Args:
-            name: With its tag.
+            name: With its tag, which the registry is not asked for.
+            digest: ``sha256:...`` of its manifest or index.
             patience_s: Longest silence of the registry.
 
         Raises:
             PullFailed: it could not be had.
         """
-        repository, _, tag = name.rpartition(":")
+        repository = name.rpartition(":")[0]
         client = docker.from_env(timeout=patience_s)
         try:
-            for event in client.api.pull(repository, tag, stream=True, decode=True):
+            for event in client.api.pull(repository, digest, stream=True, decode=True):
                 if "error" in event:
                     raise PullFailed(str(event["error"]), unreachable=False)
+            self.name(f"{repository}@{digest}", name)
         except docker.errors.NotFound as fault:
             raise PullFailed(_said(fault), unreachable=False) from fault
         except (docker.errors.DockerException, requests.exceptions.RequestException) as fault:
@@ -137,7 +142,7 @@ class Engine:
         return made
 
     def name(self, image_id: str, name: str) -> None:
-        """Let the image have this name, whichever had it before."""
+        """Let the image of this id, or other name, have this name, whichever had it before."""
         repository, _, tag = name.rpartition(":")
         with _translated(f"{name} can not be named"):
             self._client.api.tag(image_id, repository, tag, force=True)

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from bridge.embedded.java import find_java
-from bridge.errors import EnvironmentProblem
-from bridge.images.tree import Tree
+from rollbridge.embedded.java import find_java
+from rollbridge.errors import EnvironmentProblem
+from rollbridge.images.tree import Tree
 
 SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEFINITIONS: Final = Path(__file__).with_name("definitions")

@@ -29,6 +29,15 @@ JAVA: Final = f"rollbridge/java:{VERSION}"
 
 OFFICIAL: Final = frozenset({KAFKA, ZOOKEEPER, PYTHON})
 """Of these, what rollbridge builds is a stand-in."""
+DIGESTS: Final[Mapping[str, str]] = {
+    KAFKA: "sha256:9516fb7634bad307d17c33b589fde9023003b0cb761374f500002b980a3149b9",
+    ZOOKEEPER: "sha256:4c6f15fbd5491a3e01b0108c046891125553329a4956848ba3014cedff5386ee",
+    "python:3.11-slim": "sha256:c8271b1f627d0068857dce5b53e14a9558603b527e46f1f901722f935b786a39",
+    "python:3.12-slim": "sha256:f3fa41d74a768c2fce8016b98c191ae8c1bacd8f1152870a3f9f87d350920b7c",
+    "python:3.13-slim": "sha256:2b9c9803c6a287cafa0a8c917211dddd23dcd2016f049690ee5219f5d3f1636e",
+}
+"""Of the official images, by name: what is pulled has this digest, whatever the tag says by then. It is that of the
+index, so it holds for each architecture."""
 
 IN_USE: Final = (KAFKA, ZOOKEEPER, COORDINATOR, TOOLBOX)
 """What tests and ``compose.yaml`` use; what these stand on is made when it is needed."""
@@ -52,3 +61,9 @@ def is_ours(name: str, labels: Mapping[str, str]) -> bool:
 def is_stand_in(name: str, labels: Mapping[str, str]) -> bool:
     """Whether the image that has this name and these labels is our stand-in for an official one."""
     return name in OFFICIAL and is_ours(name, labels)
+
+
+def pinned(name: str) -> str | None:
+    """The name with its digest, as ``compose.yaml`` and ``docker pull`` take it; None if there is none for it."""
+    digest = DIGESTS.get(name)
+    return None if digest is None else f"{name}@{digest}"

@@ -1,5 +1,7 @@
 """Make sure that images are there: what is present is used; what is not is pulled if it can be, and built if not.
 
+Official images are pulled by digest, so that a tag which somebody moves brings nothing else.
+
 An image that rollbridge has not built is never replaced, whatever is in it. One that it has built is built anew when
 what it was built from has changed.
 """
@@ -16,12 +18,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
 
-from bridge.embedded.jars import default_cache
-from bridge.errors import EnvironmentProblem
-from bridge.images import names
-from bridge.images.engine import Engine, Image, PullFailed
-from bridge.images.recipes import RECIPES, digest
-from bridge.images.tree import Tree
+from rollbridge.embedded.jars import default_cache
+from rollbridge.errors import EnvironmentProblem
+from rollbridge.images import names
+from rollbridge.images.engine import Engine, Image, PullFailed
+from rollbridge.images.recipes import RECIPES, digest
+from rollbridge.images.tree import Tree
 
 PULL_S: Final = 15.0
 """How long a registry may be silent before it counts as unreachable."""
@@ -44,6 +46,8 @@ class Provided:
     origin: Origin
     stand_in: bool
     """It has an official image's name and contract, but was built by rollbridge."""
+    pinned: bool
+    """It is the official image whose digest rollbridge knows."""
     size_bytes: int
 
 
@@ -57,7 +61,7 @@ def provide(
     """Make sure that these images are there, and say which they are.
 
     Args:
-        wanted: Names of :mod:`bridge.images.names`.
+        wanted: Names of :mod:`rollbridge.images.names`.
         pull: Whether a registry may be asked for what is missing.
         rebuild: Build anew what rollbridge has built before, even if nothing has changed.
         report: Is told, line by line, what takes time.
@@ -83,10 +87,10 @@ def look(wanted: Sequence[str] = names.IN_USE) -> dict[str, Provided | None]:
 
 
 class Store(Protocol):
-    """Where images are: what is used of :class:`bridge.images.engine.Engine`, which says what each promises."""
+    """Where images are: what is used of :class:`rollbridge.images.engine.Engine`, which says what each promises."""
 
     def find(self, name: str) -> Image | None: ...
-    def pull(self, name: str, patience_s: float) -> None: ...
+    def pull(self, name: str, digest: str, patience_s: float) -> None: ...
     def build(self, context: Tree, arguments: Mapping[str, str], labels: Mapping[str, str]) -> str: ...
     def name(self, image_id: str, name: str) -> None: ...
     def forget(self, image_id: str) -> None: ...
@@ -113,7 +117,7 @@ class Provider:
         present = self._engine.find(name)
         if present is not None and not names.is_ours(name, present.labels):
             return _provided(name, present, Origin.PRESENT)
-        if present is None and name in names.OFFICIAL and self._pulled(name):
+        if present is None and name in names.DIGESTS and self._pulled(name):
             return _provided(name, self._known(name), Origin.PULLED)
         if not self._rebuild and present is not None and present.labels.get(names.LABEL_INPUTS) == self._digest(name):
             return _provided(name, present, Origin.PRESENT)
@@ -137,7 +141,7 @@ class Provider:
             return False
         try:
             self._report(f"{name}: asking its registry")
-            self._engine.pull(name, PULL_S)
+            self._engine.pull(name, names.DIGESTS[name], PULL_S)
         except PullFailed as fault:
             self._report(f"{name}: can not be pulled, so a stand-in is built: {fault}")
             # Others would keep us waiting for as long.
@@ -177,7 +181,10 @@ class Provider:
 
 def _provided(name: str, image: Image, origin: Origin) -> Provided:
     stand_in = names.is_stand_in(name, image.labels)
-    return Provided(name=name, id=image.id, origin=origin, stand_in=stand_in, size_bytes=image.size_bytes)
+    pinned = names.DIGESTS.get(name) in image.digests
+    return Provided(
+        name=name, id=image.id, origin=origin, stand_in=stand_in, pinned=pinned, size_bytes=image.size_bytes
+    )
 
 
 @contextmanager

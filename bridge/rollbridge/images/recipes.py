@@ -15,23 +15,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from bridge.embedded.jars import JarCache
-from bridge.errors import EnvironmentProblem
-from bridge.images import host, names
-from bridge.images.tree import Tree
+from rollbridge.embedded.jars import JarCache
+from rollbridge.errors import EnvironmentProblem
+from rollbridge.images import host, names
+from rollbridge.images.tree import Tree
 
 DOCKERFILE: Final = "Dockerfile"
-PROJECT: Final = Path(__file__).parents[2]
+PROJECT: Final = Path(__file__).parents[3]
 """The checkout of rollbridge that this module belongs to, if it belongs to one."""
 PROJECT_FILES: Final = (
     "LICENSE",
     "README.md",
     "pyproject.toml",
-    "requirements/base.lock",
+    "requirements/coordinator.lock",
     "bridge",
     "coordinator",
-    "pyspark_rollbridge",
-    "pyspark_rollbridge_transactions",
     "schemas",
 )
 """What the coordinator's image is built from; ``.dockerignore`` lists the same."""
@@ -157,7 +155,7 @@ def _coordinator_inputs() -> Iterator[str]:
 
 def _coordinator_context(_: Path) -> Tree:
     context = _project()
-    context.add(_wheels(PROJECT / "requirements" / "base.lock", JarCache.default().directory), "wheels")
+    context.add(_wheels(PROJECT / "requirements" / "coordinator.lock", JarCache.default().directory), "wheels")
     return context
 
 

@@ -2,7 +2,7 @@
 
 librdkafka speaks transactions v1 only, where a delayed EndTxn can end the transaction after its own (KAFKA-17754).
 Here every end raises the producer epoch, so that a straggler of any kind is refused. What may be done when is in
-:mod:`bridge.kafka.states`; requests to leaders are in ``pipeline``, those to the coordinator in ``coordination``.
+:mod:`rollbridge.kafka.states`; requests to leaders are in ``pipeline``, those to the coordinator in ``coordination``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final, Self, assert_never
 
 from kio.schema.errors import ErrorCode
 
-from bridge.errors import ConfigError
-from bridge.kafka import codes
-from bridge.kafka.codes import Meaning
-from bridge.kafka.coordination import Coordination, RequestRefused, Standing
-from bridge.kafka.errors import (
+from rollbridge.errors import ConfigError
+from rollbridge.kafka import codes
+from rollbridge.kafka.codes import Meaning
+from rollbridge.kafka.coordination import Coordination, RequestRefused, Standing
+from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
     InvalidStateError,
@@ -27,10 +27,10 @@ from bridge.kafka.errors import (
     NotAuthorizedError,
     ProducerFencedError,
 )
-from bridge.kafka.group_offsets import send_group_offsets
-from bridge.kafka.metadata import Cluster, Isolation
-from bridge.kafka.offsets import read_end_offset
-from bridge.kafka.pipeline import (
+from rollbridge.kafka.group_offsets import send_group_offsets
+from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.offsets import read_end_offset
+from rollbridge.kafka.pipeline import (
     IN_FLIGHT_MAX,
     Addressed,
     PartitionRefused,
@@ -39,8 +39,8 @@ from bridge.kafka.pipeline import (
     Session,
     TopicPartition,
 )
-from bridge.kafka.states import AFTER, PERMISSIONS, Operation, Permission, Result, State
-from bridge.model.group_offsets import GroupMember
+from rollbridge.kafka.states import AFTER, PERMISSIONS, Operation, Permission, Result, State
+from rollbridge.model.group_offsets import GroupMember
 
 logger = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 from kio.schema.produce.v12 import ProduceResponse
 
-from bridge.kafka import codes
-from bridge.kafka.batches import HEADER_BYTES, BatchBuilder, stamped_header
-from bridge.kafka.codes import Meaning
-from bridge.kafka.coordination import Coordination, RequestRefused
-from bridge.kafka.errors import KafkaUnavailable, NotAuthorizedError
-from bridge.kafka.metadata import Cluster
-from bridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, Producer, produce_body, request_start
-from bridge.kafka.wire import Connection
+from rollbridge.kafka import codes
+from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, stamped_header
+from rollbridge.kafka.codes import Meaning
+from rollbridge.kafka.coordination import Coordination, RequestRefused
+from rollbridge.kafka.errors import KafkaUnavailable, NotAuthorizedError
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, Producer, produce_body, request_start
+from rollbridge.kafka.wire import Connection
 
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 _BROKER_TIMEOUT_MS: Final = 5_000

@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from crc32c import crc32c
 
-from bridge.errors import CorruptDataError
-from bridge.kafka.inflate import decompress
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.inflate import decompress
 
 Batch = bytes | bytearray | memoryview
 Headers = Sequence[tuple[str, bytes | None]]
@@ -66,6 +66,14 @@ class Compression(IntEnum):
             return cls[name.upper()]
         except KeyError:
             raise ValueError(f"unknown compression {name!r}; known: {', '.join(c.name.lower() for c in cls)}") from None
+
+
+def compression_faults(name: str) -> Iterable[str]:
+    """What is wrong with the name of a codec."""
+    try:
+        Compression.named(name)
+    except ValueError as fault:
+        yield f"compression: {fault}"
 
 
 class BatchHeader(NamedTuple):
@@ -446,6 +454,8 @@ def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compressio
         header = parse_header(batch)
         if header.attributes & _COMPRESSION_MASK == Compression.NONE:
             bound = len(batch) - HEADER_BYTES + header.record_count * _REBATCH_GROWTH_BYTES
+        elif _is_larger(header, batch, max_bytes):
+            bound = max_bytes  # a bomb perhaps: it stays as it is, and brokers look into it
         else:
             bound = sum(record_size_max(r.key, r.value, r.headers) for r in read_records(batch))
         if waiting_bytes + bound > max_bytes:
@@ -457,6 +467,20 @@ def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compressio
         ends.append(count)
     close()
     return merged
+
+
+def _is_larger(header: BatchHeader, batch: Batch, limit_bytes: int) -> bool:
+    """Whether a compressed batch holds more than ``limit_bytes``; its records are not made for that.
+
+    Raises:
+        CorruptDataError: It does not decompress, or is larger than any may be.
+    """
+    try:
+        uncompressed(header, batch, limit_bytes=limit_bytes)
+    except CorruptDataError:
+        uncompressed(header, batch)
+        return True
+    return False
 
 
 def _join(batches: Sequence[Batch], ends: Sequence[int], bound: int, compression: Compression) -> bytes:

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from bridge.errors import ConfigError
-from bridge.kafka.metadata import Isolation, parse_bootstrap
-from bridge.kafka.patience import Deadline
-from bridge.kafka.quiet import limited, limited_child
-from bridge.kafka.security import SECURITY_KEYS, Security
-from bridge.kafka.translate import translate
+from rollbridge.errors import ConfigError
+from rollbridge.kafka.metadata import Isolation, parse_bootstrap
+from rollbridge.kafka.patience import Deadline
+from rollbridge.kafka.quiet import limited, limited_child
+from rollbridge.kafka.translate import translate
+from rollbridge.security.kafka import SECURITY_KEYS, Security
 
 # `list_topics` would import this on whichever thread asks first, and who forks meanwhile leaves the child waiting for
 # that import without end.
@@ -32,7 +32,7 @@ TICK_S: Final = 0.001
 _LEADERS_ASKED_MAX: Final = 8
 _LEADERS_TIMEOUT_S: Final = 0.5
 
-library_logger: Final = logging.getLogger("bridge.kafka.librdkafka")
+library_logger: Final = logging.getLogger("rollbridge.kafka.librdkafka")
 """Takes what librdkafka itself has to say."""
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Final, NamedTuple
 
-from bridge.errors import CorruptDataError
-from bridge.kafka.batches import BatchHeader, Record, complete_batches, parse_header, read_records
-from bridge.kafka.foreign_names import read_any_records
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.batches import BatchHeader, Record, complete_batches, parse_header, read_records
+from rollbridge.kafka.foreign_names import read_any_records
 
 _CONTROL_KEY: Final = struct.Struct(">hh")
 _ABORT: Final = 0
@@ -36,11 +36,13 @@ class Committed(NamedTuple):
         records: The records.
         end: The offset up to which the log has been looked at.
         aborted: How many batches of aborted records are among it.
+        epoch: Leader epoch under which its last batch was appended; -1 if it has none.
     """
 
     records: list[Record]
     end: int
     aborted: int
+    epoch: int
 
 
 def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) -> Committed:
@@ -55,13 +57,14 @@ def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) ->
         CorruptDataError: It is no sequence of batches, or a record does not parse.
     """
     records: list[Record] = []
-    end, aborted_batches = start, 0
+    end, aborted_batches, epoch = start, 0, -1
     for header, batch, standing in judged_batches(raw, aborted):
         if standing is Standing.COMMITTED:
             records.extend(record for record in read_any_records(batch) if record.offset >= start)
         aborted_batches += standing is Standing.ABORTED
         end = max(end, header.base_offset + header.last_offset_delta + 1)
-    return Committed(records, end, aborted_batches)
+        epoch = header.partition_leader_epoch
+    return Committed(records, end, aborted_batches, epoch)
 
 
 class Standing(Enum):

@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from bridge.errors import KafkaUnavailable
-from bridge.kafka.clients import consumer_config, open_consumer
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.patience import Backoff, Deadline
-from bridge.kafka.quiet import limited
-from bridge.kafka.translate import translate
+from rollbridge.errors import KafkaUnavailable
+from rollbridge.kafka.clients import consumer_config, open_consumer
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.patience import Backoff, Deadline
+from rollbridge.kafka.quiet import limited
+from rollbridge.kafka.translate import translate
 
 logger = limited(logging.getLogger(__name__))
 

@@ -25,13 +25,13 @@ from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerId
 from kio.schema.types import ProducerId, TransactionalId
 from kio.static.primitive import i16, i32Timedelta
 
-from bridge.kafka import codes
-from bridge.kafka.codes import Meaning
-from bridge.kafka.describe import DescribeTransactionsResponse
-from bridge.kafka.errors import KafkaUnavailable, UnsupportedBrokerError
-from bridge.kafka.metadata import Cluster, CodeError, CoordinatorType
-from bridge.kafka.pipeline import Producer, Session
-from bridge.kafka.wire import Connection
+from rollbridge.kafka import codes
+from rollbridge.kafka.codes import Meaning
+from rollbridge.kafka.describe import DescribeTransactionsResponse
+from rollbridge.kafka.errors import KafkaUnavailable, UnsupportedBrokerError
+from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType
+from rollbridge.kafka.pipeline import Producer, Session
+from rollbridge.kafka.wire import Connection
 
 logger = logging.getLogger(__name__)
 

@@ -31,12 +31,12 @@ class Errand(Generic[T]):
         """Whether what was begun can be taken."""
         return self._outcome is not None
 
-    def begin(self, run: Callable[[], T]) -> None:
-        """Run a function; the one before must have been taken."""
+    def begin(self, run: Callable[[], T], then: Callable[[], object] = lambda: None) -> None:
+        """Run a function; the one before must have been taken. ``then`` is called on its thread once it is done."""
         if self._thread is not None:
             raise RuntimeError(f"{self._name}: the errand before has not been taken")
         self._outcome = None
-        self._thread = threading.Thread(target=self._run, args=(run,), name=self._name, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(run, then), name=self._name, daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
@@ -54,8 +54,9 @@ class Errand(Generic[T]):
             raise fault
         return value
 
-    def _run(self, run: Callable[[], T]) -> None:
+    def _run(self, run: Callable[[], T], then: Callable[[], object]) -> None:
         try:
             self._outcome = run(), None
         except Exception as fault:
             self._outcome = None, fault
+        then()

@@ -1,6 +1,6 @@
 """Errors of the Kafka adapter, sorted by the one question that matters: is it in the log, and what now?
 
-They hang below the tree of :mod:`bridge.errors`::
+They hang below the tree of :mod:`rollbridge.errors`::
 
     RollbridgeError
     ├─ AppendRefusedError          definite: the broker refused; nothing of this transaction can be committed: abort
@@ -28,7 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.errors import (
+from rollbridge.errors import (
+    AuthenticationError,
     ConflictError,
     FencedError,
     InvalidRequestError,
@@ -143,12 +144,6 @@ class NotAuthorizedError(InvalidRequestError):
     def __init__(self, message: str, *, resource: str) -> None:
         super().__init__(f"{message}; nothing was written; docs/security.md says which rights each role needs")
         self.resource = resource
-
-
-class AuthenticationError(InvalidRequestError):
-    """TLS or SASL failed: one side refused the other's identity; nothing was written."""
-
-    code = "authentication"
 
 
 class UnsupportedBrokerError(InvalidRequestError):

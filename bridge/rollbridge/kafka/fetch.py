@@ -4,11 +4,17 @@ A consumer of librdkafka prefetches on a thread of its own and takes millisecond
 the batches after an offset, the aborted transactions among them, the last stable offset and the high watermark. With
 ``wait_ms`` the broker holds the answer back until something beyond the offset has been decided, so that waiting for
 earlier transactions to end costs one request, and no polling.
+
+A log may lose its end, where the power fails or an election is unclean, and grow again beyond what was read of it. Each
+batch names the leader epoch in which it was appended, and of one epoch there is but one leader; so who goes on reading
+says in which epoch what he read last was appended, and the broker says if that epoch has ended before (KIP-320,
+KIP-595). It does so for every client, not for replicas alone.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -19,17 +25,39 @@ from kio.schema.fetch.v12.response import PartitionData
 from kio.schema.types import TopicName
 from kio.static.primitive import i8, i32, i32Timedelta, i64
 
-from bridge.errors import CorruptDataError, KafkaUnavailable
-from bridge.kafka.batches import Record
-from bridge.kafka.committed import AbortedSpan, committed_records
-from bridge.kafka.metadata import Cluster, CodeError, Isolation
-from bridge.kafka.offsets import ask_first_offset, read_end_offset, read_patiently
-from bridge.kafka.wire import Connection
+from rollbridge.errors import CorruptDataError, KafkaUnavailable
+from rollbridge.kafka.batches import Record
+from rollbridge.kafka.committed import AbortedSpan, committed_records
+from rollbridge.kafka.metadata import Cluster, CodeError, Isolation
+from rollbridge.kafka.offsets import ask_first_offset, read_end_offset, read_patiently
+from rollbridge.kafka.wire import Connection
 
 logger = logging.getLogger(__name__)
 
 FETCH_BYTES: Final = 1 << 20
 """Bytes asked for at once; the first batch comes whole even if it is larger."""
+NO_EPOCH: Final = -1
+"""A leader epoch that is not known, and is not looked at."""
+
+
+class Wanted(NamedTuple):
+    """What a Fetch request asks of one partition.
+
+    Attributes:
+        topic: Its topic.
+        partition: Its number.
+        offset: The first offset that is wanted.
+        last_epoch: Leader epoch of what was read before ``offset``; ``NO_EPOCH`` not to have it looked at.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    last_epoch: int = NO_EPOCH
+
+
+class LogDivergedError(CorruptDataError):
+    """What was read of a log is not in it any more: it has lost its end, and others have written since."""
 
 
 class Stretch(NamedTuple):
@@ -41,6 +69,7 @@ class Stretch(NamedTuple):
         records: The committed records among them, in order.
         high_watermark: Where the partition ends.
         aborted: How many batches of aborted records are among it.
+        epoch: Leader epoch under which its last batch was appended; ``NO_EPOCH`` if it has none.
     """
 
     start: int
@@ -48,6 +77,7 @@ class Stretch(NamedTuple):
     records: list[Record]
     high_watermark: int
     aborted: int = 0
+    epoch: int = NO_EPOCH
 
 
 class RawStretch(NamedTuple):
@@ -75,7 +105,7 @@ class LogReader:
         self._cluster = cluster
         self._retry_timeout_s = retry_timeout_s
         self._unknown_topic_timeout_s = unknown_topic_timeout_s
-        self._asked: tuple[tuple[str, int], Connection] | None = None
+        self._asked: tuple[Wanted, Connection] | None = None
 
     def close(self) -> None:
         """Drop the connections."""
@@ -96,18 +126,21 @@ class LogReader:
             unknown_topic_timeout_s=self._unknown_topic_timeout_s,
         )
 
-    def ask(self, topic: str, offset: int, *, wait_ms: int, max_bytes: int = FETCH_BYTES) -> None:
+    def ask(
+        self, topic: str, offset: int, *, wait_ms: int, max_bytes: int = FETCH_BYTES, last_epoch: int = NO_EPOCH
+    ) -> None:
         """Send the request of a :meth:`fetch` that is to follow, so that the broker works on it meanwhile.
 
         If no fetch of this offset follows, the answer is lost, with its connection. Faults are left to the fetch, too.
         """
         try:
             connection = self._cluster.connection(self._cluster.leader(topic, 0))
-            connection.send(_request(topic, 0, offset, wait_ms, Isolation.READ_COMMITTED, max_bytes))
+            wanted = Wanted(topic, 0, offset, last_epoch)
+            connection.send(fetch_request([wanted], wait_ms, Isolation.READ_COMMITTED, max_bytes))
         except (CodeError, KafkaUnavailable) as fault:
             logger.debug("topic %s is not asked in advance: %s", topic, fault)
         else:
-            self._asked = (topic, offset), connection
+            self._asked = wanted, connection
 
     def unask(self) -> None:
         """Forget what was asked in advance: an answer that comes now would say what was, not what is."""
@@ -122,20 +155,29 @@ class LogReader:
         partition: int = 0,
         isolation: Isolation = Isolation.READ_COMMITTED,
         max_bytes: int = FETCH_BYTES,
+        last_epoch: int = NO_EPOCH,
     ) -> Stretch:
         """What is there from ``offset`` on, up to the last stable offset, at most about ``max_bytes``.
 
-        With nothing there, an empty stretch after ``wait_ms``.
+        With nothing there, an empty stretch after ``wait_ms``. ``last_epoch`` is the leader epoch of what was read
+        below ``offset``, if that is to be there still.
 
         Raises:
             TopicNotFound, NotAuthorizedError, KafkaUnavailable
+            LogDivergedError: It is not.
             CorruptDataError: The log ends before ``offset``, or does not parse.
         """
         raw = self.fetch_raw(
-            topic, offset, wait_ms=wait_ms, partition=partition, isolation=isolation, max_bytes=max_bytes
+            topic,
+            offset,
+            wait_ms=wait_ms,
+            partition=partition,
+            isolation=isolation,
+            max_bytes=max_bytes,
+            last_epoch=last_epoch,
         )
-        committed = committed_records(raw.batches, raw.start, raw.aborted)
-        return Stretch(raw.start, committed.end, committed.records, raw.high_watermark, committed.aborted)
+        found = committed_records(raw.batches, raw.start, raw.aborted)
+        return Stretch(raw.start, found.end, found.records, raw.high_watermark, found.aborted, found.epoch)
 
     def fetch_raw(
         self,
@@ -146,68 +188,82 @@ class LogReader:
         partition: int = 0,
         isolation: Isolation = Isolation.READ_COMMITTED,
         max_bytes: int = FETCH_BYTES,
+        last_epoch: int = NO_EPOCH,
     ) -> RawStretch:
         """The same as :meth:`fetch`, not looked into."""
         return read_patiently(
             self._cluster,
             topic,
-            lambda: self._fetch_once(topic, partition, offset, wait_ms, isolation, max_bytes),
+            lambda: self._fetch_once(Wanted(topic, partition, offset, last_epoch), wait_ms, isolation, max_bytes),
             "topic",
             retry_timeout_s=self._retry_timeout_s,
             unknown_topic_timeout_s=self._unknown_topic_timeout_s,
         )
 
-    def _fetch_once(
-        self, topic: str, partition: int, offset: int, wait_ms: int, isolation: Isolation, max_bytes: int
-    ) -> RawStretch:
+    def _fetch_once(self, wanted: Wanted, wait_ms: int, isolation: Isolation, max_bytes: int) -> RawStretch:
         while True:
+            topic, partition, offset, last_epoch = wanted
             try:
                 asked, self._asked = self._asked, None
-                if asked is not None and asked[0] == (topic, offset):
+                if asked is not None and asked[0] == wanted:
                     found = _answer(topic, asked[1])
                 else:
-                    found = ask_batches(self._cluster, topic, partition, offset, wait_ms, isolation, max_bytes)
+                    found = ask_batches(self._cluster, wanted, wait_ms, isolation, max_bytes)
             except CodeError as exc:
                 if exc.code != ErrorCode.offset_out_of_range:
                     raise
                 first = ask_first_offset(self._cluster, topic, partition)
                 if offset >= first:
+                    if last_epoch != NO_EPOCH:  # or the leader has heard of no such epoch
+                        raise _diverged(topic, offset) from exc
                     raise CorruptDataError(f"topic {topic} ends before offset {offset}, which was written") from exc
-                offset = first
+                wanted = Wanted(topic, partition, first)
                 continue
+            if found.diverging_epoch.end_offset >= 0:
+                raise _diverged(topic, offset)
             spans = [AbortedSpan(item.producer_id, item.first_offset) for item in found.aborted_transactions or ()]
             return RawStretch(offset, found.records or b"", spans, found.high_watermark)
 
 
+def _diverged(topic: str, offset: int) -> LogDivergedError:
+    return LogDivergedError(f"topic {topic} has lost what was read of it before offset {offset}, or part of that")
+
+
 def ask_batches(
-    cluster: Cluster,
-    topic: str,
-    partition: int,
-    offset: int,
-    wait_ms: int,
-    isolation: Isolation,
-    max_bytes: int = FETCH_BYTES,
+    cluster: Cluster, wanted: Wanted, wait_ms: int, isolation: Isolation, max_bytes: int = FETCH_BYTES
 ) -> PartitionData:
     """The answer of the partition's leader to one Fetch request; see :meth:`LogReader.fetch` for the arguments.
+
+    If the log is another one than was known below ``offset``, the answer brings no records, but the ``diverging_epoch``
+    up to the end of which it may still be the same.
 
     Raises:
         CodeError, ConnectionLostError
     """
-    connection = cluster.connection(cluster.leader(topic, partition))
-    connection.send(_request(topic, partition, offset, wait_ms, isolation, max_bytes))
-    return _answer(topic, connection)
+    connection = cluster.connection(cluster.leader(wanted.topic, wanted.partition))
+    connection.send(fetch_request([wanted], wait_ms, isolation, max_bytes))
+    return _answer(wanted.topic, connection)
 
 
-def _request(
-    topic: str, partition: int, offset: int, wait_ms: int, isolation: Isolation, max_bytes: int
-) -> FetchRequest:
-    wanted = FetchPartition(partition=i32(partition), fetch_offset=i64(offset), partition_max_bytes=i32(max_bytes))
+def fetch_request(wanted: Iterable[Wanted], wait_ms: int, isolation: Isolation, max_bytes: int) -> FetchRequest:
+    """A Fetch request for partitions of one leader, with at most about ``max_bytes`` of each and of all."""
+    topics: dict[str, list[FetchPartition]] = {}
+    for topic, partition, offset, last_epoch in wanted:
+        asked = FetchPartition(
+            partition=i32(partition),
+            fetch_offset=i64(offset),
+            partition_max_bytes=i32(max_bytes),
+            last_fetched_epoch=i32(last_epoch),
+        )
+        topics.setdefault(topic, []).append(asked)
     return FetchRequest(
         max_wait=i32Timedelta.parse(timedelta(milliseconds=wait_ms)),
         min_bytes=i32(1),
         max_bytes=i32(max_bytes),
         isolation_level=i8(isolation.value),
-        topics=(FetchTopic(topic=TopicName(topic), partitions=(wanted,)),),
+        topics=tuple(
+            FetchTopic(topic=TopicName(topic), partitions=tuple(partitions)) for topic, partitions in topics.items()
+        ),
         forgotten_topics_data=(),
     )
 

@@ -24,13 +24,13 @@ from kio.schema.write_txn_markers.v1 import WriteTxnMarkersRequest, WriteTxnMark
 from kio.schema.write_txn_markers.v1.request import WritableTxnMarker, WritableTxnMarkerTopic
 from kio.static.primitive import i16, i32
 
-from bridge.kafka import codes
-from bridge.kafka.codes import Meaning
-from bridge.kafka.coordination import Coordination, RequestRefused
-from bridge.kafka.errors import KafkaUnavailable, NotAuthorizedError
-from bridge.kafka.metadata import Cluster, CodeError, NodeId
-from bridge.kafka.views import view_cluster
-from bridge.model.foreign import ForeignTransaction, Leaderless, Obstacle
+from rollbridge.kafka import codes
+from rollbridge.kafka.codes import Meaning
+from rollbridge.kafka.coordination import Coordination, RequestRefused
+from rollbridge.kafka.errors import KafkaUnavailable, NotAuthorizedError
+from rollbridge.kafka.metadata import Cluster, CodeError, NodeId
+from rollbridge.kafka.views import view_cluster
+from rollbridge.model.foreign import ForeignTransaction, Leaderless, Obstacle
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,12 @@ Source: Kafka's documentation, "Record Batch" and "Record".
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
-from bridge.errors import CorruptDataError
-from bridge.kafka.batches import (
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.batches import (
+    DECOMPRESSED_BYTES_MAX,
     HEADER_BYTES,
     Batch,
     Compression,
@@ -23,7 +25,7 @@ from bridge.kafka.batches import (
     read_records,
     uncompressed,
 )
-from bridge.model.avro import encode_long
+from rollbridge.model.avro import encode_long
 
 _HOW: Final = "surrogateescape"
 _NONE: Final = -1
@@ -35,12 +37,25 @@ def read_any_records(batch: Batch) -> list[Record]:
     Raises:
         CorruptDataError: something does not parse, or is larger than allowed.
     """
+    return list(iterate_any_records(batch))
+
+
+def iterate_any_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
+    """The same one by one: a batch of a megabyte can hold millions of records.
+
+    Raises:
+        CorruptDataError: while iterating: something does not parse, or is larger than ``limit_bytes``.
+    """
+    given = 0
     try:
-        return list(read_records(batch))
+        for record in read_records(batch, limit_bytes=limit_bytes):
+            yield record
+            given += 1
+        return
     except CorruptDataError as fault:
         if not isinstance(fault.__cause__, UnicodeDecodeError):
             raise
-    return list(_parse(batch))
+    yield from islice(_parse(batch, limit_bytes), given, None)
 
 
 def is_plain(headers: Headers) -> bool:
@@ -61,9 +76,9 @@ def batch_of_one(timestamp: int, key: bytes | None, value: bytes | None, headers
     return framed(record, codec=Compression.NONE, count=1, base_timestamp=timestamp, max_timestamp=timestamp)
 
 
-def _parse(batch: Batch) -> Iterator[Record]:
+def _parse(batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
     header = parse_header(batch)
-    data = bytes(memoryview(uncompressed(header, batch))[HEADER_BYTES:])
+    data = bytes(memoryview(uncompressed(header, batch, limit_bytes=limit_bytes))[HEADER_BYTES:])
     place = 0
     try:
         for _ in range(header.record_count):

@@ -16,11 +16,11 @@ from kio.schema.offset_fetch.v9.request import OffsetFetchRequestGroup, OffsetFe
 from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i32, i64
 
-from bridge.errors import KafkaUnavailable
-from bridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
-from bridge.kafka.patience import Backoff, Deadline
-from bridge.kafka.translate import is_definite, refusal
-from bridge.model.group_offsets import GroupMember
+from rollbridge.errors import KafkaUnavailable
+from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
+from rollbridge.kafka.patience import Backoff, Deadline
+from rollbridge.kafka.translate import is_definite, refusal
+from rollbridge.model.group_offsets import GroupMember
 
 T = TypeVar("T")
 

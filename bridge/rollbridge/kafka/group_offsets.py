@@ -13,12 +13,12 @@ from kio.schema.txn_offset_commit.v5.request import TxnOffsetCommitRequestPartit
 from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
 from kio.static.primitive import i16, i32, i64
 
-from bridge.kafka import codes
-from bridge.kafka.coordination import ask_coordinator
-from bridge.kafka.metadata import Cluster, CoordinatorType
-from bridge.kafka.pipeline import Producer, Session, TopicPartition
-from bridge.kafka.wire import Connection
-from bridge.model.group_offsets import GroupMember
+from rollbridge.kafka import codes
+from rollbridge.kafka.coordination import ask_coordinator
+from rollbridge.kafka.metadata import Cluster, CoordinatorType
+from rollbridge.kafka.pipeline import Producer, Session, TopicPartition
+from rollbridge.kafka.wire import Connection
+from rollbridge.model.group_offsets import GroupMember
 
 _DONE = (ErrorCode.none, None)
 

@@ -16,14 +16,15 @@ from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerId
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16, i32Timedelta
 
-from bridge.kafka import codes
-from bridge.kafka.batches import complete_batches, parse_header
-from bridge.kafka.codes import Meaning
-from bridge.kafka.errors import KafkaUnavailable, NotAuthorizedError, TopicNotFound
-from bridge.kafka.fetch import ask_batches
-from bridge.kafka.metadata import Cluster, CodeError, Isolation
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka import codes
+from rollbridge.kafka.batches import complete_batches, parse_header
+from rollbridge.kafka.codes import Meaning
+from rollbridge.kafka.errors import KafkaUnavailable, NotAuthorizedError, TopicNotFound
+from rollbridge.kafka.fetch import NO_EPOCH, Wanted, ask_batches
+from rollbridge.kafka.metadata import Cluster, CodeError, Isolation
+from rollbridge.kafka.offsets import ask_first_offset
 
-_FETCH_BYTES: Final = 4 << 20
 _WAIT_MS: Final = 500
 
 
@@ -110,41 +111,94 @@ def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int
         time.sleep(_PAUSE_S)
 
 
-def own_batches(cluster: Cluster, topic: str, start: int, end: int, producer_id: int) -> dict[int, int]:
-    """Where the batches of a producer stand in a topic of one partition: base offset by base sequence.
+class OwnBatches:
+    """Looks up where the batches of a producer stand in a sealed log of one partition, part by part.
 
-    Args:
-        cluster: Used for nothing else meanwhile.
-        topic: It has one partition, and nothing is appended below ``end`` any more.
-        start: First offset to look at.
-        end: Offset before which to stop.
-        producer_id: Whose batches are looked for.
+    The log may have lost its beginning, which is a gap, or its end: where it does not go on as it was known, it is read
+    from where it differs.
 
-    Raises:
-        KafkaUnavailable: no answer, or not now; ask again.
-        TopicNotFound, NotAuthorizedError
+    Attributes:
+        found: Base offset by base sequence, as far as was looked.
+        gap: The offsets that were to be read and are deleted, from the first one to the last one and 1; what stood
+            there nobody can tell. None if there are none.
     """
-    found: dict[int, int] = {}
-    while start < end:
-        after = start
-        for batch in complete_batches(_fetch(cluster, topic, start)):
+
+    def __init__(self, topic: str, start: int, end: int, producer_id: int, epoch: int = NO_EPOCH) -> None:
+        """Nothing is read yet.
+
+        Args:
+            topic: It has one partition, and nothing is appended below ``end`` any more.
+            start: First offset to look at.
+            end: Offset before which to stop.
+            producer_id: Whose batches are looked for.
+            epoch: Leader epoch under which something below ``start`` was known to stand.
+        """
+        self.found: dict[int, int] = {}
+        self.gap: tuple[int, int] | None = None
+        self._topic = topic
+        self._next = start
+        self._end = end
+        self._producer_id = producer_id
+        self._epoch = epoch
+
+    def read_on(self, cluster: Cluster) -> bool:
+        """Read one part, about a megabyte at most; whether the end was reached. After an error, it can be called again.
+
+        Args:
+            cluster: Used for nothing else meanwhile.
+
+        Raises:
+            KafkaUnavailable: no answer, or not now; ask again.
+            CorruptDataError: the log ends before ``end``.
+            TopicNotFound, NotAuthorizedError
+        """
+        if self._next >= self._end:
+            return True
+        raw = self._fetch(cluster)
+        if raw is None:
+            return self._next >= self._end
+        after = self._next
+        for batch in complete_batches(raw):
             header = parse_header(batch)
             after = max(after, header.base_offset + header.last_offset_delta + 1)
-            if header.producer_id == producer_id and header.base_offset < end:
-                found[header.base_sequence] = header.base_offset
-        if after == start:
-            raise KafkaUnavailable(f"offset {start} of {topic} could not be read")
-        start = after
-    return found
+            if header.producer_id == self._producer_id and header.base_offset < self._end:
+                self.found[header.base_sequence] = header.base_offset
+        if after == self._next:
+            raise KafkaUnavailable(f"offset {self._next} of {self._topic} could not be read")
+        self._next = after
+        return after >= self._end
 
+    def _fetch(self, cluster: Cluster) -> bytes | None:
+        """What stands at the next offset; None if it is another one now."""
+        topic, start, epoch = self._topic, self._next, self._epoch
+        try:
+            try:
+                answer = ask_batches(cluster, Wanted(topic, 0, start, epoch), _WAIT_MS, Isolation.READ_UNCOMMITTED)
+            except CodeError as exc:
+                if exc.code is not ErrorCode.offset_out_of_range:
+                    raise
+                self._skip_to(ask_first_offset(cluster, topic, 0))
+                return None
+        except CodeError as exc:
+            cluster.forget_leader(topic)
+            raise _read_error(topic, exc.code) from exc
+        if answer.diverging_epoch.end_offset >= 0:
+            # It has lost what was known, and others have written since: what is looked for may stand among that.
+            self._next, self._epoch = min(start, answer.diverging_epoch.end_offset), NO_EPOCH
+            return None
+        self._epoch = NO_EPOCH
+        return answer.records or b""
 
-def _fetch(cluster: Cluster, topic: str, start: int) -> bytes:
-    try:
-        found = ask_batches(cluster, topic, 0, start, _WAIT_MS, Isolation.READ_UNCOMMITTED, _FETCH_BYTES)
-    except CodeError as exc:
-        cluster.forget_leader(topic)
-        raise _read_error(topic, exc.code) from exc
-    return found.records or b""
+    def _skip_to(self, first: int) -> None:
+        """Go on at the first offset of a log that has not the next one."""
+        if first > self._next:
+            low, high = self.gap or (self._next, first)
+            self.gap = min(low, self._next), max(high, first)
+        elif self._epoch == NO_EPOCH:
+            raise CorruptDataError(
+                f"topic {self._topic} ends before offset {self._next}, and was sealed at {self._end}"
+            )
+        self._next, self._epoch = first, NO_EPOCH
 
 
 def _read_error(topic: str, code: ErrorCode) -> Exception:

@@ -8,7 +8,7 @@ from typing import Final
 
 import cramjam
 
-from bridge.errors import CorruptDataError
+from rollbridge.errors import CorruptDataError
 
 # xerial's framing of snappy, which Kafka's clients in Java use: a header of 16 bytes, then blocks with their lengths.
 _XERIAL: Final = b"\x82SNAPPY\0"

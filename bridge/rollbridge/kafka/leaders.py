@@ -14,13 +14,13 @@ from typing import Final, NamedTuple, TypeVar
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import Payload
 
-from bridge.errors import KafkaUnavailable, NotFoundError
-from bridge.kafka import codes
-from bridge.kafka.codes import Meaning
-from bridge.kafka.metadata import Cluster, CodeError, NodeId
-from bridge.kafka.patience import Backoff, Deadline
-from bridge.kafka.translate import is_definite, refusal
-from bridge.kafka.wire import Connection
+from rollbridge.errors import KafkaUnavailable, NotFoundError
+from rollbridge.kafka import codes
+from rollbridge.kafka.codes import Meaning
+from rollbridge.kafka.metadata import Cluster, CodeError, NodeId
+from rollbridge.kafka.patience import Backoff, Deadline
+from rollbridge.kafka.translate import is_definite, refusal
+from rollbridge.kafka.wire import Connection
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
-from bridge.kafka import codes
-from bridge.kafka.errors import ConnectionLostError, KafkaUnavailable, NotAuthorizedError
-from bridge.kafka.metadata import Cluster, CodeError
+from rollbridge.kafka import codes
+from rollbridge.kafka.errors import ConnectionLostError, KafkaUnavailable, NotAuthorizedError
+from rollbridge.kafka.metadata import Cluster, CodeError
 
 
 def leader_bytes(cluster: Cluster, topics: Iterable[str]) -> dict[str, int]:

@@ -13,10 +13,10 @@ from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i8, i32, i64
 from kio.static.protocol import Payload
 
-from bridge.kafka.leaders import Place, Question, ask_leaders
-from bridge.kafka.metadata import Cluster, Clusters, Isolation
-from bridge.kafka.patience import Deadline
-from bridge.within import patience_s
+from rollbridge.calls.within import patience_s
+from rollbridge.kafka.leaders import Place, Question, ask_leaders
+from rollbridge.kafka.metadata import Cluster, Clusters, Isolation
+from rollbridge.kafka.patience import Deadline
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -110,10 +110,11 @@ def list_offsets(
 
 def offsets_question(timestamp: int, isolation: Isolation) -> Question:
     """The question for the offset of a time; see :func:`list_offsets`."""
-    return Question(partial(_request, timestamp, isolation), ListOffsetsResponse, _answers)
+    return Question(partial(offsets_request, timestamp, isolation), ListOffsetsResponse, _answers)
 
 
-def _request(timestamp: int, isolation: Isolation, places: list[Place]) -> ListOffsetsRequest:
+def offsets_request(timestamp: int, isolation: Isolation, places: Iterable[Place]) -> ListOffsetsRequest:
+    """The request for the offset of a time, or of an end, in partitions of one leader."""
     by_topic: dict[str, list[ListOffsetsPartition]] = {}
     for topic, partition in places:
         asked = ListOffsetsPartition(partition_index=i32(partition), timestamp=i64(timestamp))

@@ -26,11 +26,11 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8
 from kio.static.protocol import Payload
 
-from bridge.errors import ConfigError
-from bridge.kafka.errors import ConnectionLostError, KafkaUnavailable
-from bridge.kafka.patience import Backoff, Deadline
-from bridge.kafka.security import Security
-from bridge.kafka.wire import Connection
+from rollbridge.errors import ConfigError
+from rollbridge.kafka.errors import ConnectionLostError, KafkaUnavailable
+from rollbridge.kafka.patience import Backoff, Deadline
+from rollbridge.kafka.wire import Connection
+from rollbridge.security.kafka import Security
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from kio.schema.list_offsets.v7.request import ListOffsetsPartition, ListOffsets
 from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i8, i32, i64
 
-from bridge.kafka import codes
-from bridge.kafka.codes import Meaning
-from bridge.kafka.errors import ConnectionLostError, KafkaUnavailable, NotAuthorizedError, TopicNotFound
-from bridge.kafka.metadata import Cluster, CodeError, Isolation
+from rollbridge.kafka import codes
+from rollbridge.kafka.codes import Meaning
+from rollbridge.kafka.errors import ConnectionLostError, KafkaUnavailable, NotAuthorizedError, TopicNotFound
+from rollbridge.kafka.metadata import Cluster, CodeError, Isolation
 
 logger = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from typing import Final, NamedTuple
 from kio.schema.errors import ErrorCode
 from kio.schema.produce.v12 import ProduceResponse
 
-from bridge.kafka import codes
-from bridge.kafka.batches import HEADER_BYTES, Batch, next_sequence, parse_header, stamped_header
-from bridge.kafka.codes import Meaning
-from bridge.kafka.errors import ConnectionLostError
-from bridge.kafka.metadata import Cluster, CodeError, NodeId
-from bridge.kafka.wire import Buffer, Connection
+from rollbridge.kafka import codes
+from rollbridge.kafka.batches import HEADER_BYTES, Batch, next_sequence, parse_header, stamped_header
+from rollbridge.kafka.codes import Meaning
+from rollbridge.kafka.errors import ConnectionLostError
+from rollbridge.kafka.metadata import Cluster, CodeError, NodeId
+from rollbridge.kafka.wire import Buffer, Connection
 
 PRODUCE_KEY: Final = 0
 PRODUCE_VERSION: Final = 12

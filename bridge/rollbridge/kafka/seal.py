@@ -17,12 +17,12 @@ unit, so one probe stands for both.
 
 Where a sealed topic ends is told by a marker, not by time: an append that was past the look at its size when the limit
 came into force may hold the log's lock, or wait for it, for as long as a disk stands still. So once the limit is in
-force, the partition joins a native transaction of the sealer's own (:mod:`bridge.kafka.barrier`), and that is aborted.
-Its marker takes the same lock, so whatever was inside stands below it; and what takes the lock after it, with settings
-that are in force, is compressed there, looked at once more, and refused. This holds for everything but batches that
-come compressed with gzip, which are not looked at again: one that was past the first look, and for which the lock was
-free only after the marker had it, comes in behind the end. Nothing can rule that out, so leaders look behind ends for a
-while (``coordinator/procedures/late.py``).
+force, the partition joins a native transaction of the sealer's own (:mod:`rollbridge.kafka.barrier`), and that is
+aborted. Its marker takes the same lock, so whatever was inside stands below it; and what takes the lock after it, with
+settings that are in force, is compressed there, looked at once more, and refused. This holds for everything but batches
+that come compressed with gzip, which are not looked at again: one that was past the first look, and for which the lock
+was free only after the marker had it, comes in behind the end. Nothing can rule that out, so leaders look behind ends
+for a while (``coordinator/rollbridge_coordinator/procedures/late.py``).
 
 All of this must have happened under one leader of the partition, since another one may hear of the settings later: it
 is begun again where the leader epoch at the end is not the one of the beginning.
@@ -45,13 +45,13 @@ from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceDat
 from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import Records, i8, i16, i32, i32Timedelta, i64
 
-from bridge.errors import InvalidRequestError
-from bridge.kafka import codes
-from bridge.kafka.barrier import Barrier, corrupt_batch
-from bridge.kafka.codes import Meaning
-from bridge.kafka.errors import KafkaUnavailable, NotAuthorizedError, SealTimeoutError, TopicNotFound
-from bridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
-from bridge.kafka.wire import Connection
+from rollbridge.errors import InvalidRequestError
+from rollbridge.kafka import codes
+from rollbridge.kafka.barrier import Barrier, corrupt_batch
+from rollbridge.kafka.codes import Meaning
+from rollbridge.kafka.errors import KafkaUnavailable, NotAuthorizedError, SealTimeoutError, TopicNotFound
+from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
+from rollbridge.kafka.wire import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Sealer:
     def seal(self, topics: Iterable[str], foreign_s: float | None = None) -> dict[str, int]:
         """Seal ``topics`` and return their end offsets: no record will be at or after them, only markers.
 
-        But for what :mod:`bridge.kafka.seal` says of batches that were compressed with gzip. Each topic must have
+        But for what :mod:`rollbridge.kafka.seal` says of batches that were compressed with gzip. Each topic must have
         exactly one partition. Left out are those on which native transactions are open ``foreign_s`` after all others
         have been sealed; they are closed, too. With that bound, leaders that are away are waited for some seconds only.
 

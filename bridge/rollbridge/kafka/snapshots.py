@@ -9,17 +9,16 @@ from typing import Final
 
 from confluent_kafka import Message
 
-from bridge.config import ConnectionSettings
-from bridge.errors import CorruptDataError
-from bridge.kafka.compacted import Latest, read_all, read_latest, read_values
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.buffered import Partition
-from bridge.model.control import ControlKind, peek_kind
-from bridge.model.frames import FrameKind, unpack_bundle, unpack_header
-from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
-from bridge.model.ongoing import Ongoing, OngoingTransactions, choose_ongoing, ongoing_keys
-from bridge.model.records import StreamConfig
-from bridge.model.snapshots import Choice, Snapshot, choose, index_keys, segment_of
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.compacted import Latest, read_all, read_latest, read_values
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.buffered import Partition
+from rollbridge.model.control import ControlKind, peek_kind
+from rollbridge.model.frames import FrameKind, unpack_bundle, unpack_header
+from rollbridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from rollbridge.model.ongoing import Ongoing, OngoingTransactions, choose_ongoing, ongoing_keys
+from rollbridge.model.records import StreamConfig
+from rollbridge.model.snapshots import Choice, Snapshot, choose, index_keys, segment_of
 
 SEGMENTED: Final = "segmented"
 SINGLE: Final = "single"
@@ -102,20 +101,19 @@ class EndedSince:
 class SnapshotReader:
     """Reads the snapshots of the buffers of one scope; needs the right to read its topics."""
 
-    def __init__(self, settings: ConnectionSettings, scope: str) -> None:
+    def __init__(self, bootstrap_servers: str, security: Mapping[str, str], scope: str) -> None:
         """Read the indexes; they are not looked at again.
 
         Raises:
             KafkaUnavailable, NotAuthorizedError
         """
-        self._settings = settings
-        self._admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        self._servers = bootstrap_servers, security
+        self._admin = TopicAdmin(bootstrap_servers, security=security)
         self._segments = snapshot_segments_topic(scope)
         topics = {SEGMENTED: snapshot_indexes_topic(scope), SINGLE: snapshot_topic(scope)}
         self._known = self._admin.topic_ids([*topics.values(), self._segments])
         self._indexes: dict[str, Mapping[bytes, Latest]] = {
-            kind: read_latest(settings.bootstrap_servers, settings.kafka, topic) if topic in self._known else {}
-            for kind, topic in topics.items()
+            kind: read_latest(*self._servers, topic) if topic in self._known else {} for kind, topic in topics.items()
         }
 
     def of(self, stream: StreamConfig) -> Iterator[BufferSnapshot]:
@@ -155,7 +153,7 @@ class SnapshotReader:
         offsets = [index.persistent_position for index in snapshot.indexes]
         values: Mapping[int, bytes | None] = {}
         if self._segments in self._known:
-            values = read_values(self._settings.bootstrap_servers, self._settings.kafka, self._segments, offsets)
+            values = read_values(*self._servers, self._segments, offsets)
         for index in snapshot.indexes:
             try:
                 value = values.get(index.persistent_position)
@@ -179,8 +177,7 @@ class SnapshotReader:
             return EndedSince(0, 0)
         [start] = self._admin.start_offsets([found.partition]).values()
         ended: dict[bytes, int] = {}
-        servers, security = self._settings.bootstrap_servers, self._settings.kafka
-        for message in islice(read_all(servers, security, *found.partition, max(start, position)), ENDS_LOOK_MAX):
+        for message in islice(read_all(*self._servers, *found.partition, max(start, position)), ENDS_LOOK_MAX):
             transaction, kinds = _frames_of(message)
             if FrameKind.COMMIT in kinds or FrameKind.ABORT in kinds:
                 ended.setdefault(transaction, message.timestamp()[1])
@@ -190,7 +187,7 @@ class SnapshotReader:
         """Ids of the committed and the aborted transactions that a commit log tells of below an offset."""
         outcomes: dict[ControlKind | None, set[bytes]] = {kind: set() for kind in (*ControlKind, None)}
         [start] = self._admin.start_offsets([topic]).values()
-        for message in read_all(self._settings.bootstrap_servers, self._settings.kafka, topic, start=start):
+        for message in read_all(*self._servers, topic, start=start):
             if (message.offset() or 0) >= end:
                 break
             outcomes[peek_kind(message.value())].add(message.key() or b"")
@@ -200,8 +197,7 @@ class SnapshotReader:
         """Ids of the transactions whose BEGIN frames stand in a buffer partition."""
         begun: set[bytes] = set()
         [start] = self._admin.start_offsets([partition]).values()
-        servers, security = self._settings.bootstrap_servers, self._settings.kafka
-        for message in read_all(servers, security, *partition, start):
+        for message in read_all(*self._servers, *partition, start):
             transaction, kinds = _frames_of(message)
             if FrameKind.BEGIN in kinds:
                 begun.add(transaction)

@@ -14,12 +14,12 @@ from typing import Final
 
 from confluent_kafka import TopicPartition
 
-from bridge.errors import RollbridgeError
-from bridge.kafka.errands import Errand
-from bridge.kafka.leaders import ask_once
-from bridge.kafka.log_offsets import LATEST, offsets_question
-from bridge.kafka.metadata import Clusters, Isolation
-from bridge.kafka.patience import Deadline
+from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.errands import Errand
+from rollbridge.kafka.leaders import ask_once
+from rollbridge.kafka.log_offsets import LATEST, offsets_question
+from rollbridge.kafka.metadata import Clusters, Isolation
+from rollbridge.kafka.patience import Deadline
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 from kio.static.protocol import Payload
 
-from bridge.kafka.leaders import Place, Question
-from bridge.kafka.metadata import Cluster
-from bridge.kafka.patience import Deadline
-from bridge.kafka.wire import Connection
+from rollbridge.kafka.leaders import Place, Question
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.patience import Deadline
+from rollbridge.kafka.wire import Connection
 
 RESOURCE_TOPIC: Final = 2
 RESOURCE_BROKER: Final = 4

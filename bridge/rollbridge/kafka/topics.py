@@ -17,14 +17,14 @@ from typing import Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from bridge.errors import RollbridgeError
-from bridge.kafka.errors import KafkaUnavailable, TopicMismatchError
-from bridge.kafka.leaders import ask_leaders
-from bridge.kafka.log_offsets import EARLIEST, LATEST, list_offsets
-from bridge.kafka.metadata import Cluster, Clusters, Isolation
-from bridge.kafka.patience import Backoff, Deadline
-from bridge.kafka.seal import SEALED, SEALING_ID, Sealer
-from bridge.kafka.topic_requests import (
+from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.errors import KafkaUnavailable, TopicMismatchError
+from rollbridge.kafka.leaders import ask_leaders
+from rollbridge.kafka.log_offsets import EARLIEST, LATEST, list_offsets
+from rollbridge.kafka.metadata import Cluster, Clusters, Isolation
+from rollbridge.kafka.patience import Backoff, Deadline
+from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
+from rollbridge.kafka.topic_requests import (
     RESOURCE_TOPIC,
     Answer,
     TopicSpec,
@@ -34,12 +34,12 @@ from bridge.kafka.topic_requests import (
     ask_to_describe_configs,
     delete_records_question,
 )
-from bridge.kafka.translate import is_definite, refusal
-from bridge.kafka.views import TopicDescription, view_cluster, view_topic_names, view_topics
+from rollbridge.kafka.translate import is_definite, refusal
+from rollbridge.kafka.views import TopicDescription, view_cluster, view_topic_names, view_topics
 
 __all__ = ["Partition", "TopicAdmin", "TopicDescription", "TopicSpec"]
 
-from bridge.within import patience_s
+from rollbridge.calls.within import patience_s
 
 logger = logging.getLogger(__name__)
 
@@ -268,7 +268,7 @@ class TopicAdmin:
         transactional_id: str = SEALING_ID,
         foreign_s: float | None = None,
     ) -> dict[str, int]:
-        """Close topics to every writer and return their end offsets; see :mod:`bridge.kafka.seal`.
+        """Close topics to every writer and return their end offsets; see :mod:`rollbridge.kafka.seal`.
 
         No record will be at or after its topic's end offset; markers of native transactions may, so that sealing again
         gives a later one. May be called again at any point.

@@ -10,7 +10,7 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException
 from kio.schema.errors import ErrorCode
 
-from bridge.errors import (
+from rollbridge.errors import (
     ConfigError,
     ConflictError,
     CorruptDataError,
@@ -20,7 +20,7 @@ from bridge.errors import (
     NotFoundError,
     RollbridgeError,
 )
-from bridge.kafka.errors import AuthenticationError, NotAuthorizedError, UnsupportedBrokerError
+from rollbridge.kafka.errors import AuthenticationError, NotAuthorizedError, UnsupportedBrokerError
 
 _UNAVAILABLE: Final = (
     "_ALL_BROKERS_DOWN _APPLICATION _CRIT_SYS_RESOURCE _DESTROY _DESTROY_BROKER _FAIL _FATAL _FS _INTR _IN_PROGRESS "

@@ -19,11 +19,11 @@ from kio.schema.metadata.v12.request import MetadataRequestTopic
 from kio.schema.metadata.v12.response import MetadataResponseTopic
 from kio.schema.types import TopicName
 
-from bridge.kafka.errors import KafkaUnavailable
-from bridge.kafka.metadata import Broker, Cluster, CodeError
-from bridge.kafka.patience import Backoff, Deadline
-from bridge.kafka.seal import SEALED
-from bridge.kafka.translate import is_definite, refusal
+from rollbridge.kafka.errors import KafkaUnavailable
+from rollbridge.kafka.metadata import Broker, Cluster, CodeError
+from rollbridge.kafka.patience import Backoff, Deadline
+from rollbridge.kafka.seal import SEALED
+from rollbridge.kafka.translate import is_definite, refusal
 
 _NOT_SAID: Final = -(1 << 31)
 """In place of operations, where they were not asked for."""

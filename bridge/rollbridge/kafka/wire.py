@@ -26,16 +26,16 @@ from kio.schema.sasl_handshake.v1 import SaslHandshakeRequest, SaslHandshakeResp
 from kio.serial import entity_reader, entity_writer
 from kio.static.protocol import Payload
 
-from bridge.inherited import forks, refusal
-from bridge.kafka import codes
-from bridge.kafka.errors import (
+from rollbridge.calls.forks import forks, refusal
+from rollbridge.kafka import codes
+from rollbridge.kafka.errors import (
     AuthenticationError,
     ConnectionLostError,
     KafkaUnavailable,
     UnsupportedBrokerError,
 )
-from bridge.kafka.patience import Deadline
-from bridge.kafka.security import Security
+from rollbridge.kafka.patience import Deadline
+from rollbridge.security.kafka import Security
 
 R = TypeVar("R", bound=Payload)
 Buffer = bytes | bytearray | memoryview

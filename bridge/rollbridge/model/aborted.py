@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from bridge.model.buffered import Partition
-from bridge.model.snapshots import COUNTER_SHOWN_MAX, EncodedIds, SegmentIndex, Snapshot, counter_of
+from rollbridge.model.buffered import Partition
+from rollbridge.model.snapshots import EncodedIds, SegmentIndex, Snapshot, shown_counter
 
 ID_BYTES_IN_MEMORY: Final = 100
 """About what an id takes in a set."""
@@ -114,7 +114,7 @@ class AbortedTransactions:
 
     def candidates(self, transaction: bytes, position: int | None = None) -> list[SegmentIndex]:
         """Sealed segments that can know a transaction, of which a frame stands at ``position`` if that is given."""
-        counter = min(counter_of(transaction), COUNTER_SHOWN_MAX)
+        counter = shown_counter(transaction)
         return [
             item
             for item in self.indexes

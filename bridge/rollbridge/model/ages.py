@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from bridge.model.buffered import BufferedTransaction
-from bridge.model.transaction import State
+from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.transaction import State
 
 DEADLINES_MIN: Final = 1_000
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from bridge.errors import InvalidRequestError
+from rollbridge.model.errors import InvalidRequestError
 
 _ONE_BYTE: Final = tuple(bytes([number]) for number in range(0x80))
 _LONG_MIN: Final = -(1 << 63)

@@ -15,12 +15,24 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.errors import CorruptDataError
-from bridge.model.ages import Ages
-from bridge.model.buffered import BufferedTransaction, FrameRef, LateBegin, Partition
-from bridge.model.chronicle import Chronicle
-from bridge.model.commit_order import CommitLines, LineKey
-from bridge.model.control import (
+from rollbridge.model.ages import Ages
+from rollbridge.model.buffered import (
+    CACHED_PRICE,
+    FRAME_PRICE,
+    NO_FRAMES,
+    OWNER_PRICE,
+    PIECE_PRICE,
+    BufferedTransaction,
+    FrameRef,
+    LateBegin,
+    Partition,
+    begin_price,
+    manifest_price,
+    text_price,
+)
+from rollbridge.model.chronicle import Chronicle
+from rollbridge.model.commit_order import CommitLines, LineKey
+from rollbridge.model.control import (
     EXPIRED,
     FENCED,
     FORSAKEN,
@@ -30,8 +42,9 @@ from bridge.model.control import (
     resumed_reason,
     scattered_reason,
 )
-from bridge.model.fences import Fences
-from bridge.model.frames import (
+from rollbridge.model.errors import CorruptDataError
+from rollbridge.model.fences import CLIENTS_MAX, OWNERS_MAX, Fences
+from rollbridge.model.frames import (
     FrameHeader,
     FrameKind,
     PieceKey,
@@ -41,11 +54,37 @@ from bridge.model.frames import (
     unpack_bundle,
     unpack_header,
 )
-from bridge.model.identifiers import OWNER_PART
-from bridge.model.ongoing import OngoingTransaction
-from bridge.model.transaction import Event, Move, State, step
+from rollbridge.model.identifiers import OWNER_PART
+from rollbridge.model.ongoing import OngoingTransaction
+from rollbridge.model.transaction import Event, Move, State, step
 
 TOMBSTONES_MAX: Final = 100_000
+_ROOM_TO_BEGIN: Final = 0.75
+"""Share of the memory up to which transactions may begin; more is for those that are open, to grow."""
+_ROOM_TO_GROW: Final = 0.875
+"""Share up to which they grow; beyond it, the largest are aborted until :data:`_ROOM_LEFT` is not exceeded any more."""
+_ROOM_LEFT: Final = 0.8125
+_ROOM_TO_REFUSE: Final = 0.125
+"""Share for those that may not begin, until they are logged as aborted. What finds no room there, which takes a
+takeover or thousands in a moment, is dropped like a frame of nobody's: what it wrote can not be committed."""
+
+
+def crowded_reason(bytes_max: int) -> str:
+    """The reason of an ABORT record whose transaction found no room in its group."""
+    return f"the open transactions of the group take too much of {bytes_max} bytes of memory, held_bytes_max"
+
+
+def largest_reason(bytes_max: int) -> str:
+    """The same for one that took the most when others needed room."""
+    return f"{crowded_reason(bytes_max)}, and this one was among the largest"
+
+
+def too_large_reason(bytes_max: int) -> str:
+    """The same for one that is too large by itself."""
+    return (
+        f"what a leader has to hold of it takes more than {bytes_max} bytes of memory, held_bytes_per_transaction_max: "
+        "too many frames, of too many parts and segments; write more at once, or less in one transaction"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +92,19 @@ class BufferLimits:
     """Bounds of what a fold holds."""
 
     cache_bytes_max: int = 256 * 1024 * 1024
-    """Bytes of frames kept in memory; beyond it only positions are kept and frames are read again."""
+    """Memory that cached frames take, objects included; beyond it only positions are kept and frames are read again."""
     cache_bytes_per_transaction_max: int = 192 * 1024 * 1024
     """The same for one transaction, so that a huge one leaves room for the small ones."""
     transaction_bytes_max: int = 16 * 1024**3
     """Largest transaction; a larger one is aborted."""
     open_transactions_max: int = 100_000
     """Most open transactions of a group; further ones are aborted at once."""
+    held_bytes_max: int = 1024 * 1024 * 1024
+    """Memory that everything else takes which transactions of a group make a leader hold: what they began with, and
+    where their frames stand. From three quarters on, further ones are aborted at once; from seven eighths on, those
+    that take the most."""
+    held_bytes_per_transaction_max: int = 64 * 1024 * 1024
+    """The same for one transaction; one that takes more is aborted."""
     lease_ms_max: int = 7 * 24 * 3600 * 1000
     """Longest lease; a transaction that asks for a longer one is aborted (clients refuse it before)."""
 
@@ -71,6 +116,9 @@ class BufferFold:
         limits: bounds of what is held.
         open: transactions that are open, committing or aborting, by the 16 bytes of their id.
         ages: how long they have been so.
+        cached_bytes: memory that cached frames take.
+        held_bytes: memory that everything else of the transactions takes, by its price; see :mod:`buffered`.
+        refused_bytes: the part of it of transactions that are to be logged as aborted.
         decided: those of them whose end is decided, in the order of the decisions, until :meth:`settle` removes them.
             Commits of one connection stand there in the order in which they were asked for.
         lines: commits that are not decided yet because earlier ones of their connection have not been folded.
@@ -80,6 +128,7 @@ class BufferFold:
         appended_ms: the latest append time that was met, ms since 1970; 0 before.
         log_position: an offset that the commit log had reached before what is folded next was folded.
         chronicle: what happened to the transactions, for the log of whoever folds.
+        fresh: while it is not None, the ids of transactions that were opened and whose ids are still to be looked at.
         late: while it is not None, the ``terminated`` transactions whose owners' BEGIN frames were met.
     """
 
@@ -106,10 +155,12 @@ class BufferFold:
         self.positions: dict[Partition, int] = {}
         self.dropped: Counter[str] = Counter()
         self.cached_bytes = 0
+        self.held_bytes = self.refused_bytes = 0
         self.fences = Fences()
         self.lines: CommitLines[BufferedTransaction] = CommitLines()
         self.log_position = 0
         self.appended_ms = 0
+        self.fresh: list[bytes] | None = None
         self.late: dict[bytes, LateBegin] | None = None
         self.chronicle = Chronicle()
 
@@ -219,8 +270,7 @@ class BufferFold:
             self.lines.release(item.order, item)
             self.lines.conclude(item.order.line, item.order.number)
             self._decide_due(item.order.line)
-        self.cached_bytes -= item.cached_bytes
-        item.frames = []  # whoever still holds the transaction shall not hold its bytes
+        self._let_go(item)
         self.ages.shed()
         # A BEGIN frame of it may still stand unread, in another stream's buffer or doubled by a writer that is not
         # idempotent: it must not open the transaction again, which would end it a second time.
@@ -230,10 +280,13 @@ class BufferFold:
         """Put back what a partition said of an open transaction; nothing of the partition has been folded yet."""
         item = self.open.get(known.id)
         if item is None:
-            item = self._open(BufferedTransaction(known.id, known.begin, known.begun_ms))
+            item = self._open(BufferedTransaction(known.id, known.begin, known.begun_ms), begin_price(known.begin))
             item.log_position = known.log_position
             self.fences.raise_to(known.begin.client_name, known.begin.client_epoch)
         known.restore(item, stream, partition)
+        price = item.price()
+        self.held_bytes += price - item.held_bytes
+        item.held_bytes = price
 
     def caught_up(self) -> None:
         """Forget all but the latest terminated ids: what was written before the fold began has been folded."""
@@ -252,9 +305,8 @@ class BufferFold:
         self.decided.pop(transaction, None)
         if item.order is not None:
             self.lines.release(item.order, item)
-        self.cached_bytes -= item.cached_bytes
+        self._let_go(item)
         item.state = State.ABORTED
-        item.frames = []
         self.chronicle.forget(transaction)
         self.dropped["late"] += 1
         self._bury(transaction)
@@ -359,7 +411,7 @@ class BufferFold:
         order = header.order
         if order is None or (transaction is not None and self.fences.holds_off(transaction.owners.session)):
             return
-        self.lines.of(order).meet(order.number)
+        self.lines.meet(order)
         self._decide_due(order.line)
 
     def _decide_due(self, key: LineKey) -> None:
@@ -400,7 +452,10 @@ class BufferFold:
             # Whoever resumes it begins it in all its buffers, also where the one before died before it had.
             transaction.begun_in.add(stream)
             if header.part != OWNER_PART:
-                transaction.owners.hand_over(stream, header.part, decode_begin(value))
+                if transaction.owners.is_full(stream):
+                    self.refuse(transaction.id, f"it was resumed more than {OWNERS_MAX} times", appended_ms)
+                elif transaction.owners.hand_over(stream, header.part, decode_begin(value)):
+                    self._charge(transaction, OWNER_PRICE, appended_ms)
                 return
             transaction.first_offsets.setdefault(partition, offset)
             return
@@ -415,10 +470,17 @@ class BufferFold:
         if stream not in begin.places or header.part != OWNER_PART:
             self.dropped["foreign"] += 1
             return
+        price, room = begin_price(begin), self.limits.held_bytes_max
+        is_crowded = self.held_bytes - self.refused_bytes + price > room * _ROOM_TO_BEGIN
+        if is_crowded and self.refused_bytes + price > room * _ROOM_TO_REFUSE:
+            self.dropped["crowded"] += 1
+            self._bury(header.transaction)
+            return
         item = self._open(
             BufferedTransaction(
                 header.transaction, begin, appended_ms, begun_in={stream}, log_position=self.log_position
-            )
+            ),
+            price,
         )
         item.first_offsets[partition] = offset
         if self.chronicle.is_noting:
@@ -428,15 +490,53 @@ class BufferFold:
             self.refuse(item.id, f"more than {self.limits.open_transactions_max} transactions are open", appended_ms)
         if begin.lease_ms > self.limits.lease_ms_max:
             self.refuse(item.id, long_lease_reason(begin.lease_ms, self.limits.lease_ms_max), appended_ms)
+        if is_crowded:
+            self.refuse(item.id, crowded_reason(room), appended_ms)
         if self.fences.refuses(item.owners.session):
             self.refuse(item.id, FENCED, appended_ms)
-        else:
+        elif self.fences.has_room_for(begin.client_name):
             self.fences.raise_to(begin.client_name, begin.client_epoch)
+        elif begin.client_epoch:
+            self.refuse(item.id, f"more than {CLIENTS_MAX} client names have sessions", appended_ms)
 
-    def _open(self, item: BufferedTransaction) -> BufferedTransaction:
+    def _open(self, item: BufferedTransaction, price: int) -> BufferedTransaction:
         self.open[item.id] = item
         self.ages.add(item)
+        item.held_bytes = price
+        self.held_bytes += price
+        if self.fresh is not None:
+            self.fresh.append(item.id)
         return item
+
+    def _charge(self, item: BufferedTransaction, price: int, now_ms: int) -> None:
+        """Count what a frame makes the fold hold, and refuse who takes too much: the transaction, or the largest."""
+        item.held_bytes += price
+        self.held_bytes += price
+        limits = self.limits
+        if item.state is State.ABORTING:
+            self.refused_bytes += price
+        elif item.held_bytes > limits.held_bytes_per_transaction_max:
+            self.refuse(item.id, too_large_reason(limits.held_bytes_per_transaction_max), now_ms)
+        elif self.held_bytes - self.refused_bytes > limits.held_bytes_max * _ROOM_TO_GROW:
+            self._make_room(item, now_ms)
+
+    def _make_room(self, item: BufferedTransaction, now_ms: int) -> None:
+        """Refuse the largest of those that are open, or that grow; of those that are alike the newest."""
+        bound = self.limits.held_bytes_max
+        growing = [other for other in self.open.values() if other.state is State.OPEN or other is item]
+        for other in sorted(growing, key=lambda other: (other.held_bytes, other.begun_ms), reverse=True):
+            if self.held_bytes - self.refused_bytes <= bound * _ROOM_LEFT:
+                break
+            self.refuse(other.id, largest_reason(bound), now_ms)
+
+    def _let_go(self, item: BufferedTransaction) -> None:
+        """Whoever still holds a transaction that is gone shall not hold its bytes, and they do not count."""
+        self.cached_bytes -= item.cached_bytes
+        self.held_bytes -= item.held_bytes
+        if item.is_refused:
+            self.refused_bytes -= item.held_bytes
+        item.cached_bytes = item.held_bytes = 0
+        item.frames = NO_FRAMES
 
     def _data(
         self,
@@ -470,23 +570,32 @@ class BufferFold:
         if fault is not None:
             raise CorruptDataError(fault)
         size = len(value)
+        price = FRAME_PRICE if piece in transaction.last_count else FRAME_PRICE + PIECE_PRICE
         transaction.last_count[piece] = header.first_count
         transaction.bytes += size
-        if transaction.bytes > self.limits.transaction_bytes_max:
-            self.refuse(transaction.id, f"it exceeds {self.limits.transaction_bytes_max} bytes", appended_ms)
+        limits = self.limits
+        if transaction.bytes > limits.transaction_bytes_max:
+            self.refuse(transaction.id, f"it exceeds {limits.transaction_bytes_max} bytes", appended_ms)
             return
-        cached = (
-            self.cached_bytes + size <= self.limits.cache_bytes_max
-            and transaction.cached_bytes + size <= self.limits.cache_bytes_per_transaction_max
-        )
-        if cached:
-            self.cached_bytes += size
-            transaction.cached_bytes += size
-        transaction.frames.append(
-            FrameRef(
-                partition, offset, piece, header.first_count, header.records, size, value if cached else None, start
+        weight = size + CACHED_PRICE
+        if (
+            self.cached_bytes + weight <= limits.cache_bytes_max
+            and transaction.cached_bytes + weight <= limits.cache_bytes_per_transaction_max
+        ):
+            self.cached_bytes += weight
+            transaction.cached_bytes += weight
+            transaction.frames.append_cached(
+                FrameRef(partition, offset, piece, header.first_count, header.records, size, value, start)
             )
-        )
+        else:
+            transaction.frames.append_place(partition, offset, piece, header.first_count, header.records, size, start)
+        transaction.held_bytes += price
+        self.held_bytes += price
+        if (
+            transaction.held_bytes > limits.held_bytes_per_transaction_max
+            or self.held_bytes - self.refused_bytes > limits.held_bytes_max * _ROOM_TO_GROW
+        ):
+            self._charge(transaction, 0, appended_ms)
         if len(transaction.frames) > FRAMES_HARMLESS and transaction.is_too_scattered():
             self.refuse(transaction.id, scattered_reason(len(transaction.frames)), appended_ms)
 
@@ -509,12 +618,16 @@ class BufferFold:
             self.dropped["late"] += 1
             return
         transaction.manifest = decode_manifest(value)
+        price = manifest_price(transaction.manifest)
         if self.chronicle.is_noting:
             self.chronicle.changed(transaction.id, transaction.state, state, Event.COMMIT, f"a frame of {stream}")
         transaction.state = state
         transaction.ended_by = transaction.owners.session
         transaction.reason = resumed_reason(transaction.owners.part)
         transaction.decided_ms = appended_ms
+        self._charge(transaction, price, appended_ms)
+        if transaction.state is not state:
+            return
         order = transaction.order = header.order
         if order is None:
             self.decided[transaction.id] = transaction
@@ -555,6 +668,9 @@ class BufferFold:
         if transaction.order is not None:
             self.lines.release(transaction.order, transaction)
         self.decided[transaction.id] = transaction  # a refused commit keeps its place in the order of decisions
-        self.cached_bytes -= transaction.cached_bytes
-        transaction.cached_bytes = 0
-        transaction.frames.clear()
+        self._let_go(transaction)
+        transaction.last_count.clear()
+        transaction.is_refused = True
+        transaction.held_bytes = begin_price(transaction.begin) + text_price(reason)
+        self.held_bytes += transaction.held_bytes
+        self.refused_bytes += transaction.held_bytes

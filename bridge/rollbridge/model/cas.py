@@ -24,10 +24,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import assert_never
 
-from bridge.errors import InvalidRequestError
-from bridge.model.course import Course
-from bridge.model.sequence import DLSN
-from bridge.model.sn import ANY, EMPTY, SN
+from rollbridge.model.course import Course
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import ANY, EMPTY, SN
 
 
 class Scope(StrEnum):

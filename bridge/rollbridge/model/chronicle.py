@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from bridge.model.identifiers import TransactionId
-from bridge.model.transaction import State
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.transaction import State
 
 UNREAD_MAX: Final = 1_000
 """Notes that wait to be taken; of more, the oldest are dropped and counted."""

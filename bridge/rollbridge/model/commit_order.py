@@ -29,6 +29,8 @@ _LOW_MASK: Final = (1 << _LOW_BITS) - 1
 CONNECTION_MAX: Final = (1 << (_LOW_BITS + 64 - NUMBER_BITS)) - 1
 BEHIND_MAX: Final = (1 << 32) - 1
 LINES_MAX: Final = 20_000
+MET_MAX: Final = 200_000
+"""Numbers of all lines that are kept in mind because earlier ones have not been met, at 75 bytes each."""
 
 LineKey = tuple[int, int]
 """Names whose numbers they are: the connection, and the epoch of its client's session."""
@@ -38,7 +40,7 @@ class CommitOrder(NamedTuple):
     """Where a commit stands among those of its connection.
 
     Attributes:
-        connection: A number that no other connection has, see :class:`bridge.client.commit_line.CommitLine`.
+        connection: A number that no other connection has, see :class:`rollbridge.client.commit_line.CommitLine`.
         epoch: Of the session of the client.
         number: Counts from 1.
         behind: How many numbers before it may have no outcome yet.
@@ -84,14 +86,25 @@ class CommitLine(Generic[T]):
         self._met: set[int] = set()
         self.held: dict[int, T] = {}
 
-    def meet(self, number: int) -> None:
-        """The frame of a number has been folded."""
+    def meet(self, number: int) -> int:
+        """The frame of a number has been folded; gives by how many there are more, or fewer, to keep in mind."""
+        before = len(self._met)
         if number == self.floor:
             self.floor += 1
-            if self._met:
+            if before:
                 self._rise()
         elif number > self.floor:
             self._met.add(number)
+        return len(self._met) - before
+
+    @property
+    def waiting(self) -> int:
+        """How many numbers are kept in mind."""
+        return len(self._met)
+
+    def lose_met(self) -> None:
+        """Forget the numbers that were met out of order; what waits for one of them waits in vain."""
+        self._met.clear()
 
     def raise_to(self, floor: int) -> None:
         """All numbers below ``floor`` have an outcome, or will never be met."""
@@ -118,8 +131,10 @@ class CommitLines(Generic[T]):
     connection lets go of what it knows the outcome of.
     """
 
-    def __init__(self, lines_max: int = LINES_MAX) -> None:
+    def __init__(self, lines_max: int = LINES_MAX, met_max: int = MET_MAX) -> None:
         self._lines_max = lines_max
+        self._met_max = met_max
+        self._met = 0
         self._lines: OrderedDict[LineKey, CommitLine[T]] = OrderedDict()
         self._holding: dict[LineKey, CommitLine[T]] = {}
 
@@ -135,6 +150,24 @@ class CommitLines(Generic[T]):
         elif low > line.floor:
             line.raise_to(low)
         return line
+
+    def meet(self, order: CommitOrder) -> None:
+        """The frame of a number has been folded.
+
+        Numbers that are met out of order have to be kept in mind, and any client can make up any. When there are too
+        many, the lines with the most lose theirs; what they hold is forsaken in the end.
+        """
+        self._met += self.of(order).meet(order.number)
+        if self._met <= self._met_max:
+            return
+        lines = list(self._lines.values())
+        self._met = sum(line.waiting for line in lines)  # some were let go of, or forgotten with their lines
+        if self._met > self._met_max:
+            share = self._met // len(lines)
+            for line in lines:
+                if line.waiting >= share:
+                    line.lose_met()
+            self._met = sum(line.waiting for line in lines)
 
     def hold(self, order: CommitOrder, transaction: T) -> None:
         """Have a commit wait until all numbers before it have been met."""

@@ -1,6 +1,6 @@
 """Conditions of a transaction: what must hold where it is merged, and which one did not.
 
-They are carried by the COMMIT frame and decided by the leader; :mod:`bridge.model.cas` says what holds.
+They are carried by the COMMIT frame and decided by the leader; :mod:`rollbridge.model.cas` says what holds.
 
 Source: DistributedLog CAS proposal, applied to a transaction as a whole.
 """
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from bridge.errors import InvalidRequestError
-from bridge.model.cas import Condition, Scope
-from bridge.model.keyspace import position_of
-from bridge.model.sn import SN
+from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.keyspace import position_of
+from rollbridge.model.sn import SN
 
 CONDITIONS_MAX: Final = 1_000
 """Most conditions of a transaction; its leader looks at the log for each."""

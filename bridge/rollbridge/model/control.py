@@ -15,12 +15,12 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
-import schemas
-from bridge.errors import CorruptDataError, InvalidRequestError
-from bridge.model.avro import encode_long, encode_string, encode_text
-from bridge.model.commit_order import LineKey
-from bridge.model.conditions import RefusedCondition
-from bridge.model.identifiers import OWNER_PART, SegmentId, TransactionId
+import rollbridge_schemas
+from rollbridge.model.avro import encode_long, encode_string, encode_text
+from rollbridge.model.commit_order import LineKey
+from rollbridge.model.conditions import RefusedCondition
+from rollbridge.model.errors import CorruptDataError, InvalidRequestError
+from rollbridge.model.identifiers import OWNER_PART, PART_MAX, SegmentId, TransactionId
 
 EXPIRED = "expired"
 """The reason of an ABORT record whose transaction outlived its lease."""
@@ -93,7 +93,8 @@ def resumed_reason(part: int) -> str:
 def owner_of(reason: str) -> int:
     """The inverse of :func:`resumed_reason`."""
     number = reason.removeprefix(_RESUMED)
-    return int(number) if number.isdigit() else OWNER_PART
+    is_part = number.isascii() and number.isdigit() and len(number) <= len(str(PART_MAX))
+    return int(number) if is_part else OWNER_PART
 
 
 class ControlKind(StrEnum):
@@ -182,7 +183,7 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
         CorruptDataError: the message is not one.
     """
     try:
-        datum = schemas.codec("control_record").decode(value or b"")
+        datum = rollbridge_schemas.codec("control_record").decode(value or b"")
         return ControlRecord(
             transaction=TransactionId.from_bytes(key or b""),
             kind=ControlKind(datum["kind"]),
@@ -206,7 +207,7 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
             refused=None if datum["refused"] is None else RefusedCondition.from_datum(datum["refused"]),
             order=None if datum["order"] is None else _order(datum["order"]),
         )
-    except (schemas.SchemaError, InvalidRequestError) as fault:
+    except (rollbridge_schemas.SchemaError, InvalidRequestError) as fault:
         raise CorruptDataError(f"a message of the commit log is no control record: {fault}") from fault
 
 

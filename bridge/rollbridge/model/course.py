@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from bridge.errors import UnavailableError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.sn import sequence_bases
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.errors import UnavailableError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.sn import sequence_bases
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Course:
     """
 
     def __init__(self, history: EpochHistory, position: float, bases: dict[SegmentId, int] | None = None) -> None:
-        """``bases`` are the history's :func:`~bridge.model.sn.sequence_bases`, if they are known already.
+        """``bases`` are the history's :func:`~rollbridge.model.sn.sequence_bases`, if they are known already.
 
         Raises:
             UnavailableError: The end of a predecessor is not known yet, while a scale or a rolling commit is under way.

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self, assert_never
 
-from bridge.errors import InvalidRangesError, InvalidRequestError, StreamRecreated
-from bridge.model.foundation import Foundation
-from bridge.model.identifiers import Epoch, SegmentId, SegmentNumber
-from bridge.model.keyspace import KeyRange, check_partition
+from rollbridge.model.errors import InvalidRangesError, InvalidRequestError, StreamRecreated
+from rollbridge.model.foundation import Foundation
+from rollbridge.model.identifiers import Epoch, SegmentId, SegmentNumber
+from rollbridge.model.keyspace import KeyRange, check_partition
 
 
 class EpochCause(StrEnum):
@@ -106,8 +106,8 @@ class EpochHistory:
     ``removed`` are the segments all of whose records have been truncated, and whose topics are deleted. They are
     sealed, and what they continue is removed as well; their ends stay known, because sequence ids are built on them.
 
-    Epochs of which nothing is left are dropped, the oldest first (:mod:`bridge.model.expiry`); ``foundation`` is what
-    is kept of them. A segment that lives on then begins with the first epoch that is kept, and continues nothing.
+    Epochs of which nothing is left are dropped, the oldest first (:mod:`rollbridge.model.expiry`); ``foundation`` is
+    what is kept of them. A segment that lives on then begins with the first epoch that is kept, and continues nothing.
     """
 
     records: tuple[EpochRecord, ...]

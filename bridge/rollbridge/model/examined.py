@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from bridge.model.sn import SN
+from rollbridge.model.sn import SN
 
 KEYS_MAX: Final = 50_000
 """Most keys that are remembered of one segment; beyond it, they are collected anew."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from bridge.errors import InvalidRequestError
-from bridge.model.cas import Scope
-from bridge.model.sequence import DLSN
-from bridge.model.sn import SN
-from bridge.timeouts import as_seconds
+from rollbridge.model.cas import Scope
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import SN
 
 Expected = SN | DLSN
 """An SN with any of its members, or a DLSN alone. Not a number alone: it might be either of two ids."""
@@ -50,15 +47,3 @@ def as_scope(scope: Scope | str) -> Scope:
         return Scope(scope)
     except ValueError:
         raise InvalidRequestError(f"{scope!r} is no scope: segment or key is; nothing was written") from None
-
-
-def positive_seconds(what: str, timeout: float | timedelta) -> float:
-    """Seconds.
-
-    Raises:
-        InvalidRequestError: not positive.
-    """
-    seconds = as_seconds(timeout, 0.0)
-    if not seconds > 0:
-        raise InvalidRequestError(f"{what} must be positive, not {seconds:g} s")
-    return seconds

@@ -18,11 +18,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
-from bridge.model.epochs import EpochCause, EpochHistory
-from bridge.model.foundation import Foundation, overlaid
-from bridge.model.identifiers import SegmentId
-from bridge.model.lineage import lineage
-from bridge.model.sn import sequence_bases
+from rollbridge.model.epochs import EpochCause, EpochHistory
+from rollbridge.model.foundation import Foundation, overlaid
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.lineage import lineage
+from rollbridge.model.sn import sequence_bases
 
 SEGMENTS_AT_ONCE: Final = 20_000
 """Segments, counted in each epoch, of what is dropped in one step."""

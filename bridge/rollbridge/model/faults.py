@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-import schemas
-from bridge.model.nodes_json import reading
+import rollbridge_schemas
+from rollbridge.model.nodes_json import reading
 
 SUSPENDED: Final = "native-transaction-open"
 """Code of a stream whose segments are closed and wait for the native transactions that are open on them to end."""
@@ -30,7 +30,7 @@ class StreamFault:
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("stream_fault").to_json(
+        return rollbridge_schemas.codec("stream_fault").to_json(
             {"reason": self.reason, "code": self.code, "topic": self.topic, "since_ms": self.since_ms}
         )
 

@@ -22,12 +22,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bridge.model.frames import BeginFrame
-from bridge.model.identifiers import OWNER_PART
+from rollbridge.model.frames import BeginFrame
+from rollbridge.model.identifiers import OWNER_PART
 
 _FIRST: Final = (int(OWNER_PART),)
+CLIENTS_MAX: Final = 200_000
+"""Client names whose sessions frames may tell of; one takes 150 bytes and its name. Those on record are not limited."""
+OWNERS_MAX: Final = 1_000
+"""How often a transaction may be resumed, by the buffer of each stream. Each frame is compared with all owners."""
 Session = tuple[str, int]
-"""Name and epoch of a client's session; epoch 0 is none: a client without a name of its own, or an old version."""
+"""Name and epoch of a client's session; epoch 0 is none: a client without a name of its own."""
 NO_SESSION: Final[Session] = ("", 0)
 
 
@@ -53,6 +57,10 @@ class Fences:
         if epoch > self.epoch_of(client):
             self._epochs[client] = epoch
 
+    def has_room_for(self, client: str) -> bool:
+        """Whether a session may be taken note of that only a frame tells of."""
+        return client in self._epochs or len(self._epochs) < CLIENTS_MAX
+
     def learn(self, other: Fences) -> None:
         """What somebody else knows of is known."""
         for client, epoch in other._epochs.items():
@@ -71,9 +79,9 @@ class Fences:
         return not self.replaying and self.holds_off(session)
 
     def holds_off(self, session: Session) -> bool:
-        """Whether a newer session has begun."""
+        """Whether a newer session has begun; never of a client without a name of its own, whose name all such share."""
         client, epoch = session
-        return epoch < self._epochs.get(client, 0)
+        return 0 < epoch < self._epochs.get(client, 0)
 
 
 class Owners:
@@ -101,14 +109,25 @@ class Owners:
         """The part numbers of all owners, former ones included."""
         return self._parts.get(self._home, _FIRST)
 
-    def hand_over(self, stream: str, part: int, begin: BeginFrame) -> None:
-        """Somebody resumes it; changes nothing if a later one has done so before."""
+    @property
+    def resumed(self) -> int:
+        """How often it was resumed, by all buffers together."""
+        return sum(map(len, self._parts.values())) - len(self._parts)
+
+    def is_full(self, stream: str) -> bool:
+        """Whether it was resumed as often as it may be."""
+        return len(self._parts.get(stream, _FIRST)) > OWNERS_MAX
+
+    def hand_over(self, stream: str, part: int, begin: BeginFrame) -> bool:
+        """Somebody resumes it; changes nothing, and gives False, if a later one has done so before."""
         known = self._parts.get(stream, _FIRST)
-        if part > known[-1]:
-            self._parts[stream] = (*known, part)
-            if stream == self._home:
-                self.part = part
-                self.session = (begin.client_name, begin.client_epoch)
+        if part <= known[-1]:
+            return False
+        self._parts[stream] = (*known, part)
+        if stream == self._home:
+            self.part = part
+            self.session = (begin.client_name, begin.client_epoch)
+        return True
 
     def of(self, stream: str) -> tuple[int, ...]:
         """The part numbers of all who resumed it, in order, by a stream's buffer."""

@@ -7,7 +7,7 @@ has an *end*: the sequence id after the last record that may have stood there. P
 those of that epoch keep theirs. And a stream that was deleted and created again is told apart by when it was created.
 
 Such a stream stands on a foundation from its first epoch on: its epochs and its sequence ids go on above all that its
-former lives have used (:mod:`bridge.model.lives`), so ``born``, the epoch with which this life began, is above 0.
+former lives have used (:mod:`rollbridge.model.lives`), so ``born``, the epoch with which this life began, is above 0.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from bridge.errors import InvalidRequestError
-from bridge.model.identifiers import Epoch
-from bridge.model.keyspace import KeyRange
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.identifiers import Epoch
+from rollbridge.model.keyspace import KeyRange
 
 
 @dataclass(frozen=True, slots=True)

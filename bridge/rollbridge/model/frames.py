@@ -18,8 +18,8 @@ offset  bytes  field of the header (big-endian)
 ======  =====  ============================================================
 
 In a COMMIT frame, and in an ABORT frame that takes a commit back, the three fields from 24 on hold the order among the
-commits of the connection, see :mod:`bridge.model.commit_order`: its low 31 bits, its high 24 bits and the number of the
-commit in 40, and how many numbers before it may be under way.
+commits of the connection, see :mod:`rollbridge.model.commit_order`: its low 31 bits, its high 24 bits and the number of
+the commit in 40, and how many numbers before it may be under way.
 
 A small transaction would be three messages or more, and cost mostly what messages cost. Therefore several frames of
 one transaction may travel as one: a BUNDLE's value is these frames in their order, each as the header's fields from
@@ -29,6 +29,7 @@ frames mean one after the other.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -36,21 +37,23 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
-import schemas
-from bridge.errors import CorruptDataError, InvalidNameError, InvalidRequestError
-from bridge.model.commit_order import CommitOrder, order_of
-from bridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
-from bridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
-from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
-from bridge.model.names import StreamName, check_client_name
-from bridge.model.references import decode_streams, encode_streams
-from bridge.model.terminated import RETAIN_DEFAULT
+import rollbridge_schemas
+from rollbridge.model.commit_order import CommitOrder, order_of
+from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
+from rollbridge.model.errors import CorruptDataError, InvalidNameError, InvalidRequestError
+from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
+from rollbridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from rollbridge.model.names import StreamName, check_client_name
+from rollbridge.model.references import decode_streams, encode_streams
+from rollbridge.model.terminated import RETAIN_DEFAULT
 
 HEADER: Final = Struct(">2sBB16sIIQII")
 MAGIC: Final = b"RB"
 VERSION: Final = 1
 
 LABEL_CHARACTERS_MAX: Final = 1_000
+FRAME_BYTES_DEFAULT: Final = 896 * 1024
+"""As large as the default limits of brokers and streams allow: what a frame costs is shared by more records."""
 REASON_CHARACTERS_MAX: Final = 1_000
 STREAMS_MAX: Final = 1_000
 """Most streams of a transaction. These three keep its ZooKeeper record far below ZooKeeper's limit of 1 MiB, also where
@@ -58,6 +61,8 @@ a client does not keep to them."""
 
 _CACHED_BYTES_MAX: Final = 512
 """Larger values are decoded each time: with them the caches could grow to gigabytes."""
+_CACHED_VALUES_MAX: Final = 1024
+"""A value of so many bytes can name 128 pieces, or 60 streams, which take 40 KB: two caches stay below 80 MB."""
 
 BUFFER_OVERHEAD_BYTES: Final = 4096
 """How much larger a buffer topic's message limit is than its segments': room for the header and the outer batch."""
@@ -172,10 +177,14 @@ class BeginFrame:
     places: Mapping[str, int] = field(init=False)
     epochs: tuple[tuple[str, int], ...] = field(init=False)
     """The same as ``streams``, to be looked up by place."""
+    text_bytes: int = field(init=False, compare=False, repr=False)
+    """Memory that its texts take."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "places", {name: place for place, name in enumerate(self.streams)})
         object.__setattr__(self, "epochs", tuple(self.streams.items()))
+        texts = (*self.streams, self.client_name, self.label or "")
+        object.__setattr__(self, "text_bytes", sum(map(sys.getsizeof, texts)))
 
     @property
     def home(self) -> str:
@@ -184,7 +193,7 @@ class BeginFrame:
 
     def encode(self) -> bytes:
         """Avro binary."""
-        return schemas.codec("begin_frame").encode(
+        return rollbridge_schemas.codec("begin_frame").encode(
             {
                 "client_name": self.client_name,
                 "client_epoch": self.client_epoch,
@@ -231,7 +240,7 @@ def _begin(value: bytes) -> BeginFrame:
     )
 
 
-_cached_begin = lru_cache(maxsize=4096)(_begin)
+_cached_begin = lru_cache(maxsize=_CACHED_VALUES_MAX)(_begin)
 
 
 class PieceKey(NamedTuple):
@@ -259,7 +268,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Avro binary."""
-        return schemas.codec("commit_frame").encode(
+        return rollbridge_schemas.codec("commit_frame").encode(
             {
                 "entries": [
                     {"part": key.part, "stream": key.stream, "segment": key.segment, "records": records}
@@ -305,12 +314,12 @@ def _manifest(value: bytes) -> Manifest:
     return Manifest(pieces, offsets, conditions)
 
 
-_cached_manifest = lru_cache(maxsize=4096)(_manifest)
+_cached_manifest = lru_cache(maxsize=_CACHED_VALUES_MAX)(_manifest)
 
 
 def encode_abort(reason: str) -> bytes:
     """The value of an ABORT frame."""
-    return schemas.codec("abort_frame").encode({"reason": reason})
+    return rollbridge_schemas.codec("abort_frame").encode({"reason": reason})
 
 
 def decode_abort(value: bytes) -> str:
@@ -322,10 +331,10 @@ def decode_abort(value: bytes) -> str:
     return str(_decode("abort_frame", value)["reason"])[:REASON_CHARACTERS_MAX]
 
 
-def _decode(schema: str, value: bytes) -> schemas.Datum:
+def _decode(schema: str, value: bytes) -> rollbridge_schemas.Datum:
     try:
-        return schemas.codec(schema).decode(value)
-    except schemas.SchemaError as fault:
+        return rollbridge_schemas.codec(schema).decode(value)
+    except rollbridge_schemas.SchemaError as fault:
         raise CorruptDataError(str(fault)) from fault
 
 

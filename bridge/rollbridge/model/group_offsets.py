@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
 
-from bridge.errors import InvalidRequestError
+from rollbridge.model.errors import InvalidRequestError
 
 GROUP_CHARACTERS_MAX: Final = 1_000
 TOPIC_CHARACTERS_MAX: Final = 249

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import total_ordering
 from typing import Final, NewType, Self
 
-from bridge.errors import InvalidRequestError
+from rollbridge.model.errors import InvalidRequestError
 
 Epoch = NewType("Epoch", int)
 SegmentNumber = NewType("SegmentNumber", int)

@@ -2,12 +2,13 @@
 
 ZooKeeper may be restored from a backup; Kafka then knows of what ZooKeeper has forgotten. So a leader keeps a copy of
 the nodes that say what there is: the group's streams with their epochs and what was removed of them, its controller
-epoch, and the transaction counter as it was when it took over. The copy follows ZooKeeper and is never ahead of it, so
-whatever it knows and ZooKeeper does not has been lost there.
+epoch, and how far the counters of transactions were, and how often they had been written. The copy follows ZooKeeper
+and is never ahead of it, so whatever it knows and ZooKeeper does not has been lost there. Values of the counters are
+not compared: who may write them may set them back, see :mod:`rollbridge.model.counters`.
 
 It stands in the compacted topic of terminated transactions, beside the client names: the key of a record is a zero byte
 and the path of the node. In place of a stream that was deleted stands the name of the node that keeps the numbers which
-it has used (:mod:`bridge.model.lives`), or nothing. Pure.
+it has used (:mod:`rollbridge.model.lives`), or nothing. Pure.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from bridge.model import paths
-from bridge.model.identifiers import SegmentId
-from bridge.model.late import NOTED_MAX, LateNotes
-from bridge.model.lives import former_among, parse_former
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import ControllerEpoch, StreamConfig, StreamState, Truncation
+from rollbridge.model import paths
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.late import NOTED_MAX, LateNotes
+from rollbridge.model.lives import former_among, parse_former
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import ControllerEpoch, Group, StreamConfig, StreamState, Truncation
 
 _MARK: Final = b"\0"
 DELETED: Final = b""
@@ -75,7 +76,7 @@ def lost(
 
     Args:
         journal: Of the group.
-        nodes: The nodes of the group's streams as ZooKeeper has them, and the transaction counter.
+        nodes: The nodes of the group's streams as ZooKeeper has them, and its own.
         formers: The nodes of the scope's deleted streams there.
         name: The group.
         next_epoch: The controller epoch of a new leader, or the one after that of who leads.
@@ -84,9 +85,9 @@ def lost(
     raised = journal.get(paths.controller(name))
     if raised is not None and (epoch := ControllerEpoch.from_json(raised).epoch) >= next_epoch:
         found.append(f"the group was led with controller epoch {epoch}, ZooKeeper gives out {next_epoch}")
-    counter, known = journal.get(paths.TRANSACTION_COUNTER), nodes.get(paths.TRANSACTION_COUNTER)
-    if counter is not None and int(counter) > int(known or b"0"):
-        found.append(f"the transaction counter was {int(counter)}, ZooKeeper has {int(known or b'0')}")
+    number, known = (highest_number(item.get(paths.group(name))) for item in (journal, nodes))
+    if number > known:
+        found.append(f"transactions of the group had ids of number {number}, ZooKeeper knows {known}")
     for stream, value in streams_of(journal).items():
         there = nodes.get(paths.stream(stream))
         if is_deleted(value):
@@ -113,6 +114,14 @@ def lost(
         if any(notes.get(item, 0) < to for item, to in kept.items() if item >= full):
             found.append(f"late records of stream {stream} were forwarded, of which ZooKeeper knows nothing")
     return found
+
+
+def highest_number(group: bytes | None) -> int:
+    """The highest number that a group ever had, as its node says; 0 if it has none."""
+    if not group:
+        return 0
+    record = Group.from_json(group)
+    return max([record.number, *record.former_numbers])
 
 
 def _age(config: bytes) -> tuple[int, int]:

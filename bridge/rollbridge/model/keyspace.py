@@ -13,7 +13,7 @@ from typing import Final
 
 import xxhash
 
-from bridge.errors import InvalidRangesError
+from rollbridge.model.errors import InvalidRangesError
 
 HASH_SEED: Final = 42
 _POSITION_SHIFT: Final = 11

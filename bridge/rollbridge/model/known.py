@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-import schemas
-from bridge.model.frames import PieceKey
-from bridge.model.identifiers import TransactionId
-from bridge.model.references import decode_streams, encode_streams
-from bridge.model.terminated import RETAIN_DEFAULT
-from bridge.model.transaction import State
+import rollbridge_schemas
+from rollbridge.model.frames import PieceKey
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.references import decode_streams, encode_streams
+from rollbridge.model.terminated import RETAIN_DEFAULT
+from rollbridge.model.transaction import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class KnownTransaction:
     streams: Mapping[str, int] = field(default_factory=dict)
     pieces: Mapping[PieceKey, int] = field(default_factory=dict)
 
-    def as_datum(self) -> schemas.Datum:
+    def as_datum(self) -> rollbridge_schemas.Datum:
         """The Avro record."""
         return {
             "id": str(self.id),
@@ -62,7 +62,7 @@ class KnownTransaction:
         }
 
     @classmethod
-    def from_datum(cls, datum: schemas.Datum) -> Self:
+    def from_datum(cls, datum: rollbridge_schemas.Datum) -> Self:
         """The inverse of :meth:`as_datum`.
 
         Raises:

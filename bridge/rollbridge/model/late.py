@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
-import schemas
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import position_of_key
-from bridge.model.nodes_json import reading
+import rollbridge_schemas
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import position_of_key
+from rollbridge.model.nodes_json import reading
 
 LATE_HEADER: Final = "rollbridge-late"
 """Header of a copy: topic and offset of the late record, as ``TOPIC@OFFSET``."""
@@ -100,7 +100,7 @@ class LateNotes:
     def to_json(self) -> bytes:
         """Plain JSON."""
         under_way = self.forwarding
-        return schemas.codec("late").to_json(
+        return rollbridge_schemas.codec("late").to_json(
             {
                 "segments": [
                     {

@@ -6,14 +6,14 @@ This is what a picture or a table of an epoch history needs, worked out in one p
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bridge.errors import InvalidRequestError, StreamRecreated, TruncatedError
-from bridge.model.epochs import EpochCause, EpochHistory, Segment
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange
-from bridge.model.names import StreamName
+from rollbridge.model.epochs import EpochCause, EpochHistory, Segment
+from rollbridge.model.errors import InvalidRequestError, StreamRecreated, TruncatedError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.names import StreamName
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +75,27 @@ def lineage(history: EpochHistory) -> Lineage:
 _last: tuple[EpochHistory | None, Lineage] = None, Lineage((), ())
 
 
-def segment_of_partition(history: EpochHistory, stream: StreamName, partition: int) -> SegmentId:
-    """The segment that a partition number names.
+def topic_of_partition(
+    stream: StreamName, partition: int, known: EpochHistory, reread: Callable[[], EpochHistory]
+) -> str:
+    """The topic of the segment that a partition number names.
+
+    Args:
+        stream: The stream.
+        partition: The number.
+        known: The stream's epochs as they were last seen.
+        reread: Reads them again; called for a number that they do not have yet.
 
     Raises:
         InvalidRequestError: no segment has had it so far.
         TruncatedError: the segment was removed, and its epochs have been dropped since.
         StreamRecreated: it was one of a stream that was deleted before this one was created.
     """
+    history = known if partition <= max(lineage(known).segments) else reread()
     segments = lineage(history).segments
     found = segments.get(partition)
     if found is not None:
-        return found
+        return stream.segment_topic(found)
     if not 0 <= partition <= max(segments):
         raise InvalidRequestError(f"{stream} has had no partition {partition} so far; the last one is {max(segments)}")
     if history.first == history.born:

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.errors import InvalidRequestError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import EPOCH_MAX, SegmentId
-from bridge.model.lineage import lineage
-from bridge.model.names import StreamName
-from bridge.model.sn import LONG_MAX, sequence_bases
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.identifiers import EPOCH_MAX, SegmentId
+from rollbridge.model.lineage import lineage
+from rollbridge.model.names import StreamName
+from rollbridge.model.sn import LONG_MAX, sequence_bases
 
 PARTITION_MAX: Final = (1 << 31) - 1 - (1 << 24)
 """The last number from which a stream may begin to count its segments; Kafka's protocol has 31 bits for it."""

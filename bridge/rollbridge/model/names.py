@@ -27,8 +27,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, Self
 
-from bridge.errors import InvalidNameError, InvalidRequestError
-from bridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+from rollbridge.model.errors import InvalidNameError, InvalidRequestError
+from rollbridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
 
 DEFAULT_GROUP: Final = "default"
 TOPIC_NAME_MAX: Final = 249

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import schemas
-from bridge.errors import CorruptDataError, InvalidRequestError
+import rollbridge_schemas
+from rollbridge.model.errors import CorruptDataError, InvalidRequestError
 
 
 @contextmanager
-def reading(schema: str, raw: bytes) -> Iterator[schemas.Datum]:
+def reading(schema: str, raw: bytes) -> Iterator[rollbridge_schemas.Datum]:
     """The datum in ``raw``; whatever its schema or the values built from it refuse is corrupt data."""
     try:
-        yield schemas.codec(schema).from_json(raw)
+        yield rollbridge_schemas.codec(schema).from_json(raw)
     except (InvalidRequestError, ValueError) as fault:
         raise CorruptDataError(f"a ZooKeeper node does not hold a record of schema {schema}: {fault}") from fault

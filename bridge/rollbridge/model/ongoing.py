@@ -11,17 +11,18 @@ Source: PIP-196 (a snapshot ends at the max read position, which the oldest ongo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-import schemas
-from bridge.errors import CorruptDataError, InvalidNameError
-from bridge.model.buffered import BufferedTransaction, FrameRef, Partition
-from bridge.model.frames import BeginFrame, PieceKey
-from bridge.model.names import parse_buffer_topic
-from bridge.model.references import decode_streams, encode_streams
-from bridge.model.snapshots import Age, Snapshot, age_of, decode_all, partition_name, seal, unseal
+import rollbridge_schemas
+from rollbridge.model.buffered import BufferedTransaction, FrameRef, HeldFrames, Partition
+from rollbridge.model.errors import CorruptDataError, InvalidNameError
+from rollbridge.model.frames import BeginFrame, PieceKey
+from rollbridge.model.identifiers import COUNT_MAX
+from rollbridge.model.names import parse_buffer_topic
+from rollbridge.model.references import decode_streams, encode_streams
+from rollbridge.model.snapshots import Age, Snapshot, age_of, decode_all, partition_name, seal, unseal
 
 FRAME_BYTES: Final = 16
 """About what a frame takes in a record, at most."""
@@ -35,7 +36,7 @@ _LOW_HALF: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OngoingTransaction:
-    """What one partition knows of an open transaction; see ``schemas/ongoing_transactions.avsc``."""
+    """What one partition knows of an open transaction; see ``schemas/rollbridge_schemas/ongoing_transactions.avsc``."""
 
     id: bytes
     begin: BeginFrame
@@ -45,7 +46,7 @@ class OngoingTransaction:
     log_position: int
     owners: tuple[int, ...] = ()
     owner: tuple[str, int] = ("", 0)
-    frames: tuple[FrameRef, ...] = ()
+    frames: Sequence[FrameRef] = ()
 
     @classmethod
     def of(cls, transaction: BufferedTransaction, stream: str, partition: Partition) -> OngoingTransaction:
@@ -59,7 +60,7 @@ class OngoingTransaction:
             log_position=transaction.log_position,
             owners=transaction.owners.of(stream),
             owner=transaction.owners.session,
-            frames=tuple(item for item in transaction.frames if item.partition == partition),
+            frames=HeldFrames(replace(item, batch=None) for item in transaction.frames if item.partition == partition),
         )
 
     def restore(self, transaction: BufferedTransaction, stream: str, partition: Partition) -> None:
@@ -76,7 +77,7 @@ class OngoingTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OngoingTransactions:
-    """A record about one partition; see ``schemas/ongoing_transactions.avsc``."""
+    """A record about one partition; see ``schemas/rollbridge_schemas/ongoing_transactions.avsc``."""
 
     partition: Partition
     topic_id: str
@@ -106,7 +107,7 @@ class OngoingTransactions:
             "commit_log_position": self.commit_log_position,
             "transactions": [_datum(item) for item in self.transactions],
         }
-        return seal(schemas.codec(_SCHEMA).encode(datum))
+        return seal(rollbridge_schemas.codec(_SCHEMA).encode(datum))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +221,14 @@ def _transaction(datum: dict[str, Any], partition: Partition) -> OngoingTransact
     [stream] = [name for name in streams if name == home]
     place = begin.places[stream]
     low = datum["counter_low"] & _LOW_MASK
+    counts = list(accumulate(datum["frame_counts"], initial=0))[1:]
+    if max(counts, default=0) > COUNT_MAX:
+        raise ValueError(f"a frame begins at record {max(counts)} of its part")
     columns = zip(
         list(accumulate(datum["frame_offsets"], initial=datum["first_position"]))[1:],
         datum["frame_parts"],
         datum["frame_segments"],
-        list(accumulate(datum["frame_counts"], initial=0))[1:],
+        counts,
         datum["frame_records"],
         datum["frame_bytes"],
         datum["frame_starts"],
@@ -239,7 +243,7 @@ def _transaction(datum: dict[str, Any], partition: Partition) -> OngoingTransact
         log_position=datum["log_position"],
         owners=tuple(datum["owners"]),
         owner=(datum["owner_name"], datum["owner_epoch"]),
-        frames=tuple(
+        frames=HeldFrames(
             FrameRef(partition, offset, PieceKey(part, place, segment), count, records, size, None, start)
             for offset, part, segment, count, records, size, start in columns
         ),

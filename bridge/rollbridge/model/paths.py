@@ -4,7 +4,8 @@
 
     /                                     cluster: which Kafka cluster the path belongs to
     /coordinators/NAME                    ephemeral, coordinator: one that is alive
-    /counters/transaction                 next free transaction counter, decimal; clients reserve blocks of it
+    /counters/group                       next free number of a group, decimal; only coordinators write it
+    /counters/transaction                 that of earlier versions, and of groups that have no number yet
     /scopes/SCOPE/streams/STREAM          stream: its configuration
     /scopes/SCOPE/streams/STREAM/epochs/E epoch: one record for each epoch
     /scopes/SCOPE/streams/STREAM/truncation  truncation: segments that were removed, epochs that were dropped
@@ -17,6 +18,7 @@
     /groups/SCOPE.GROUP/leader            ephemeral: name of the coordinator that leads
     /groups/SCOPE.GROUP/requests/R        ephemeral, request: an admin request, sequential; goes with who asks
     /groups/SCOPE.GROUP/answers/R         answer to it
+    /groups/SCOPE.GROUP/counter           next free count of the group's transactions, decimal; clients reserve blocks
     /groups/SCOPE.GROUP/committing        committing: a rolling commit that is being carried out
     /groups/SCOPE.GROUP/outdated          why ZooKeeper is known to have been set back; nobody leads until it is gone
     /groups/SCOPE.GROUP/scaling           scaling: a scale that is being carried out
@@ -33,12 +35,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName, StreamName
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName, StreamName
 
 CLUSTER: Final = "/"
 COORDINATORS: Final = "/coordinators"
 TRANSACTION_COUNTER: Final = "/counters/transaction"
+GROUP_NUMBERS: Final = "/counters/group"
 SCOPES: Final = "/scopes"
 GROUPS: Final = "/groups"
 CAS: Final = "/cas"
@@ -83,7 +86,7 @@ def retention(name: StreamName) -> str:
 
 
 def formers(scope: str) -> str:
-    """The parent of what is kept of a scope's deleted streams; see :mod:`bridge.model.lives`."""
+    """The parent of what is kept of a scope's deleted streams; see :mod:`rollbridge.model.lives`."""
     return f"{SCOPES}/{scope}/former"
 
 
@@ -110,6 +113,11 @@ def group(name: GroupName) -> str:
 def controller(name: GroupName) -> str:
     """The controller epoch of a group."""
     return f"{group(name)}/controller"
+
+
+def counter(name: GroupName) -> str:
+    """The counter of a group's transactions; see :mod:`rollbridge.model.counters`."""
+    return f"{group(name)}/counter"
 
 
 def leader(name: GroupName) -> str:
@@ -187,6 +195,7 @@ def group_skeleton(name: GroupName) -> tuple[str, ...]:
     return (
         requests(name),
         answers(name),
+        counter(name),
         parts_of(name),
         sessions(name),
         suspended(name),

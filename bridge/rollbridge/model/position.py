@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Self
 
-from bridge.errors import InvalidRequestError
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import GroupName, StreamName
-from bridge.model.sequence import DLSN
-from bridge.model.sn import SN
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import SN
 
 _OFFSET_MAX: Final = (1 << 63) - 1
 _PLACE: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10}):([0-9]{1,19})")

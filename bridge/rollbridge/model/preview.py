@@ -1,8 +1,8 @@
 """Previews: which frames of a transaction buffer belong to transactions that are open, as far as is known.
 
-Builds on :class:`~bridge.model.buffer.BufferFold`, which drops duplicates, zombies and what can not be read; it keeps
-no bytes of frames here. An outcome from the commit log, or an ABORT frame, ends a transaction; what comes of it later
-is not shown.
+Builds on :class:`~rollbridge.model.buffer.BufferFold`, which drops duplicates, zombies and what can not be read; it
+keeps no bytes of frames here. An outcome from the commit log, or an ABORT frame, ends a transaction; what comes of it
+later is not shown.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from bridge.errors import CorruptDataError
-from bridge.model.buffer import BufferFold, BufferLimits
-from bridge.model.buffered import BufferedTransaction, FrameRef, Partition
-from bridge.model.frames import FrameKind, unpack_bundle, unpack_header
-from bridge.model.sn import LONG_MAX
-from bridge.model.transaction import State
+from rollbridge.model.buffer import BufferFold, BufferLimits
+from rollbridge.model.buffered import BufferedTransaction, FrameRef, HeldFrames, Partition
+from rollbridge.model.errors import CorruptDataError
+from rollbridge.model.frames import FrameKind, unpack_bundle, unpack_header
+from rollbridge.model.sn import LONG_MAX
+from rollbridge.model.transaction import State
 
 ENDED_MAX: Final = 200_000
 """Outcomes that are kept in mind because the frames of their transactions may not have been read yet."""
@@ -60,7 +60,7 @@ class PreviewFold:
             self._forget(item, appended_ms)
             return
         fresh = item.frames
-        item.frames = []  # once shown they are not needed any more, and a transaction may have millions
+        item.frames = HeldFrames()  # once shown they are not needed any more, and a transaction may have millions
         for frame in fresh:
             yield item, frame, value[frame.start : frame.start + frame.size]
 

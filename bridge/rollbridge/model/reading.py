@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from bridge.errors import InvalidRequestError, StreamRecreated, TruncatedError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.lineage import lineage
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.errors import InvalidRequestError, StreamRecreated, TruncatedError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.lineage import lineage
 
 
 class ReadingPlan:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Self
 
-import schemas
-from bridge.errors import InvalidRequestError
-from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
-from bridge.model.foundation import Foundation
-from bridge.model.identifiers import Epoch, SegmentId, TransactionId
-from bridge.model.joint import JointWork, SharedSession
-from bridge.model.keyspace import KeyRange
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes_json import reading
-from bridge.model.references import decode_streams, encode_streams
+import rollbridge_schemas
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.foundation import Foundation
+from rollbridge.model.identifiers import Epoch, SegmentId, TransactionId
+from rollbridge.model.joint import JointWork, SharedSession
+from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes_json import reading
+from rollbridge.model.references import decode_streams, encode_streams
 
 LAYOUT_FORMAT = 1
 RECORD_BYTES_MAX_DEFAULT = 1_000_000
@@ -39,7 +39,7 @@ class Cluster:
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("cluster").to_json(
+        return rollbridge_schemas.codec("cluster").to_json(
             {"kafka_cluster_id": self.kafka_cluster_id, "format": self.format, "created_ms": self.created_ms}
         )
 
@@ -90,12 +90,12 @@ class Retention:
         if len(set(self.groups)) < len(self.groups):
             raise InvalidRequestError("a consumer group is named twice")
 
-    def datum(self) -> schemas.Datum:
+    def datum(self) -> rollbridge_schemas.Datum:
         """What the schemas hold of it."""
         return {"ms": self.ms, "bytes": self.bytes, "groups": list(self.groups)}
 
     @classmethod
-    def of_datum(cls, datum: schemas.Datum) -> Self:
+    def of_datum(cls, datum: rollbridge_schemas.Datum) -> Self:
         """The inverse of :meth:`datum`."""
         return cls(datum["ms"], datum["bytes"], tuple(datum["groups"]))
 
@@ -127,7 +127,7 @@ class StreamConfig:
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("stream").to_json(
+        return rollbridge_schemas.codec("stream").to_json(
             {
                 "name": str(self.name),
                 "group": self.group.group,
@@ -187,7 +187,7 @@ def check_segments(stream: object, wanted: int, present: int = 0) -> None:
 def epoch_to_json(record: EpochRecord) -> bytes:
     """Plain JSON of an epoch record."""
     ends = record.sealed_ends
-    return schemas.codec("epoch").to_json(
+    return rollbridge_schemas.codec("epoch").to_json(
         {
             "epoch": record.epoch,
             "reference_epoch": record.reference_epoch,
@@ -235,7 +235,7 @@ class Truncation:
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("truncation").to_json(
+        return rollbridge_schemas.codec("truncation").to_json(
             {
                 "removed": sorted(map(int, self.removed)),
                 "removing": sorted(map(int, self.removing)),
@@ -289,7 +289,7 @@ def marks_to_json(marks: Iterable[Mark]) -> bytes:
         {"ms": item.ms, "written": item.written, "cut": [f"{int(key)}:{offset}" for key, offset in item.cut.items()]}
         for item in marks
     ]
-    return schemas.codec("retention").to_json({"marks": rows})
+    return rollbridge_schemas.codec("retention").to_json({"marks": rows})
 
 
 def marks_from_json(raw: bytes) -> list[Mark]:
@@ -318,7 +318,7 @@ class ControllerEpoch:
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("controller_epoch").to_json(
+        return rollbridge_schemas.codec("controller_epoch").to_json(
             {"epoch": self.epoch, "leader": self.leader, "since_ms": self.since_ms}
         )
 
@@ -350,7 +350,7 @@ class Coordinator:
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("coordinator").to_json(
+        return rollbridge_schemas.codec("coordinator").to_json(
             {
                 "snapshot_transactions_max": self.snapshot_transactions_max,
                 "snapshot_interval_ms": self.snapshot_interval_ms,
@@ -370,21 +370,32 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A transaction group; a topic's id is empty until the topic exists, or while it is not in use."""
+    """A transaction group; a topic's id is empty until the topic exists, or while it is not in use.
+
+    The number is 0 until a coordinator has numbered it; see :mod:`rollbridge.model.counters`.
+    """
 
     name: GroupName
     created_ms: int
     commit_log_topic_id: str = ""
     terminated_topic_id: str = ""
+    number: int = 0
+    former_numbers: tuple[int, ...] = ()
+    counter_floor: int = 0
+    counter_ceiling: int = 0
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("group").to_json(
+        return rollbridge_schemas.codec("group").to_json(
             {
                 "name": str(self.name),
                 "commit_log_topic_id": self.commit_log_topic_id,
                 "created_ms": self.created_ms,
                 "terminated_topic_id": self.terminated_topic_id,
+                "number": self.number,
+                "former_numbers": list(self.former_numbers),
+                "counter_floor": self.counter_floor,
+                "counter_ceiling": self.counter_ceiling,
             }
         )
 
@@ -392,7 +403,8 @@ class Group:
     def from_json(cls, raw: bytes) -> Self:
         """The inverse of :meth:`to_json`; raises CorruptDataError."""
         with reading("group", raw) as datum:
-            return cls(name=GroupName.parse(datum.pop("name")), **datum)
+            formers = tuple(datum.pop("former_numbers"))
+            return cls(name=GroupName.parse(datum.pop("name")), former_numbers=formers, **datum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,7 +424,7 @@ class TransactionRecord:
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("transaction").to_json(
+        return rollbridge_schemas.codec("transaction").to_json(
             {
                 "id": str(self.id),
                 "group": str(self.group),
@@ -461,6 +473,11 @@ class ClientSession:
         """What the processes that share it call it; empty if it is one process's own."""
         return "" if self.shared is None else self.shared.holder
 
+    @property
+    def has_series(self) -> bool:
+        """Whether it tells of series that are over, such as labels of jobs, which must not be written again."""
+        return self.shared is not None and bool(self.shared.series or self.shared.forgotten)
+
     def is_former(self, holder: str) -> bool:
         """Whether an earlier session had this holder."""
         return self.shared is not None and holder in self.shared.former
@@ -468,11 +485,11 @@ class ClientSession:
     def with_work(self, work: JointWork, now_ms: int) -> ClientSession:
         """The same session with another joint transaction."""
         shared = self.shared or SharedSession("")
-        return replace(self, registered_ms=now_ms, shared=replace(shared, work=work))
+        return replace(self, registered_ms=now_ms, shared=shared.with_work(work, now_ms))
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("client_session").to_json(
+        return rollbridge_schemas.codec("client_session").to_json(
             {
                 "client_name": self.client_name,
                 "epoch": self.epoch,

@@ -1,9 +1,9 @@
 """The repair of a ZooKeeper that was set back: what is to be written there, told from what Kafka knows. Pure.
 
-What Kafka knows: the journal of each group (:mod:`bridge.model.journal`), the ids in its commit log and its buffers,
-and which topics there are. What counts up is raised beyond anything that may have been given out meanwhile; what was
-lost is written again; what was under way at the time of the backup and is finished since is taken out, so that nobody
-does it a second time.
+What Kafka knows: the journal of each group (:mod:`rollbridge.model.journal`), the ids in its commit log and its
+buffers, and which topics there are. What counts up is raised beyond anything that may have been given out meanwhile;
+what was lost is written again; what was under way at the time of the backup and is finished since is taken out, so that
+nobody does it a second time.
 
 A repair begins with a mark that keeps every leader away, and ends with taking it out; each step can be done again.
 """
@@ -14,14 +14,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bridge.errors import CorruptDataError, InvalidNameError
-from bridge.model import paths
-from bridge.model.identifiers import TransactionId
-from bridge.model.journal import Journal, epochs_of, is_deleted, streams_of
-from bridge.model.names import GroupName, StreamName, parse_segment_topic
-from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, leading
-from bridge.model.records import ClientSession, ControllerEpoch, Group, StreamConfig, epoch_from_json
-from bridge.model.under_way import Scaling, works_of
+from rollbridge.model import paths
+from rollbridge.model.counters import NUMBER_MAX, SHARED_MAX, parse_number
+from rollbridge.model.errors import CorruptDataError, InvalidNameError
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.journal import Journal, epochs_of, is_deleted, streams_of
+from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
+from rollbridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, leading
+from rollbridge.model.records import ClientSession, ControllerEpoch, Group, StreamConfig, epoch_from_json
+from rollbridge.model.under_way import Scaling, works_of
 
 COUNTER_JUMP: Final = 1 << 48
 """Clients reserve counters in blocks, and nobody knows which of them they have not used yet."""
@@ -47,7 +48,7 @@ class GroupEvidence:
 
     Attributes:
         journal: Its journal.
-        counter: The highest transaction counter that was seen in use; -1 if none was.
+        counter: The highest counter of earlier versions that was seen in use; -1 if none was.
         ongoing: Transactions that have begun and have no outcome.
         sessions: The newest session of each client name that has written to its buffers.
         topics: All topics there are, with their ids.
@@ -77,14 +78,43 @@ def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Ste
     for group in groups:
         _check_epochs(nodes, group)
         steps += _group(nodes, group, now_ms)
-    known = int(nodes.get(paths.TRANSACTION_COUNTER) or b"0")
-    journaled = [int(group.journal.get(paths.TRANSACTION_COUNTER, b"0")) for group in groups]
-    counter = max([known, *journaled, *(group.counter + 1 for group in groups)]) + COUNTER_JUMP
-    raised = _put(nodes, paths.TRANSACTION_COUNTER, b"%d" % counter)
-    steps.append(Step(f"raise the transaction counter from {known} to {counter}", ((raised,),)))
+    steps += [_shared_counter(nodes, groups), _numbers(nodes, groups)]
     unmarked = tuple(DeleteNode(paths.outdated(group.name)) for group in groups)
     steps.append(Step("let coordinators lead again", (unmarked,)))
     return steps
+
+
+def _shared_counter(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Step:
+    """That of earlier versions. Whatever anybody has written there: beyond the bound nothing was given out."""
+    known = parse_number(nodes.get(paths.TRANSACTION_COUNTER), SHARED_MAX) or 0
+    journaled = [parse_number(group.journal.get(paths.TRANSACTION_COUNTER), SHARED_MAX) or 0 for group in groups]
+    used = [group.counter + 1 for group in groups if group.counter < SHARED_MAX]
+    counter = max([known, *journaled, *used]) + COUNTER_JUMP
+    if counter > SHARED_MAX:  # a forged id, or nonsense: those that were given out follow what a leader has seen
+        counter = max(journaled) + COUNTER_JUMP
+    raised = _put(nodes, paths.TRANSACTION_COUNTER, b"%d" % counter)
+    return Step(f"raise the shared transaction counter from {known} to {counter}", ((raised,),))
+
+
+def _numbers(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Step:
+    """Have every group numbered anew: what its counter has given out since the backup then does not matter."""
+    operations: list[NodeOperation] = []
+    highest = (parse_number(nodes.get(paths.GROUP_NUMBERS), NUMBER_MAX) or 1) - 1
+    for group in groups:
+        path = paths.group(group.name)
+        raws = [raw for raw in (nodes.get(path), group.journal.get(path)) if raw]
+        records = [Group.from_json(raw) for raw in raws]
+        formers = {number for item in records for number in (item.number, *item.former_numbers)} - {0}
+        if formers:
+            highest = max(highest, *formers)
+            floor = max(item.counter_floor for item in records)
+            fresh = replace(records[0], number=0, former_numbers=tuple(sorted(formers)), counter_floor=floor)
+            if not fresh.commit_log_topic_id:
+                fresh = replace(records[-1], number=0, former_numbers=fresh.former_numbers, counter_floor=floor)
+            operations.append(SetNode(path, fresh.to_json()))
+    put = _put(nodes, paths.GROUP_NUMBERS, b"%d" % (highest + 1))
+    what = f"have {len(operations)} groups numbered anew, from {highest + 1} on"
+    return Step(what, _batches([put, *operations]))
 
 
 def _parents(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[Step]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Self
 
-import schemas
-from bridge.model.chronicle import TransactionEvent
-from bridge.model.identifiers import SegmentId
-from bridge.model.known import KnownTransaction
-from bridge.model.names import DEFAULT_GROUP
-from bridge.model.nodes_json import reading
-from bridge.model.records import Retention
-from bridge.model.transaction import State
+import rollbridge_schemas
+from rollbridge.model.chronicle import TransactionEvent
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.known import KnownTransaction
+from rollbridge.model.names import DEFAULT_GROUP
+from rollbridge.model.nodes_json import reading
+from rollbridge.model.records import Retention
+from rollbridge.model.transaction import State
 
 REASON_CHARACTERS_MAX: Final = 10_000
 """Of the reason in an answer that refuses a request."""
@@ -66,7 +66,7 @@ class Request:
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("request").to_json(
+        return rollbridge_schemas.codec("request").to_json(
             {
                 "kind": self.kind.value,
                 "stream": self.stream,
@@ -117,7 +117,7 @@ class Story:
     serves_since_ms: int
     controller_epoch: int
 
-    def datum(self) -> schemas.Datum:
+    def datum(self) -> rollbridge_schemas.Datum:
         """The Avro record."""
         return {
             "events": [
@@ -136,7 +136,7 @@ class Story:
         }
 
     @classmethod
-    def of_datum(cls, datum: schemas.Datum, transaction: bytes) -> Self:
+    def of_datum(cls, datum: rollbridge_schemas.Datum, transaction: bytes) -> Self:
         """The inverse of :meth:`datum`; raises ValueError for a state that there is not."""
         events = tuple(
             TransactionEvent(
@@ -171,7 +171,7 @@ class Answer:
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("answer").to_json(
+        return rollbridge_schemas.codec("answer").to_json(
             {
                 "ok": self.ok,
                 "code": self.code,

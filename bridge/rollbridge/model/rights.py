@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from bridge.model.names import GroupName, StreamName, scope_of, terminated_topics
+from rollbridge.model.names import GroupName, StreamName, scope_of, terminated_topics
 
 
 class Resource(StrEnum):
@@ -58,7 +58,7 @@ CLUSTER: Final = "kafka-cluster"
 
 
 def reader(stream: StreamName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
-    """To read what is committed: with any Kafka client, ``Bridge.reader``, ``bridge.Consumer``, or Spark's source."""
+    """To read what is committed: any Kafka client, ``Bridge.reader``, ``rollbridge.Consumer``, Spark's source."""
     yield Right(Resource.TOPIC, f"{_prefix(stream)}segment-", ("Read",), "read committed records", prefixed=True)
     yield _client()
     yield from _members(consumer_groups)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bridge.model.epochs import EpochHistory, EpochRecord
-from bridge.model.names import GroupName
-from bridge.model.records import StreamConfig
+from rollbridge.model.epochs import EpochHistory, EpochRecord
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import StreamConfig
 
 _POSITION_BITS = 53
 _UNUSED_BITS = 64 - _POSITION_BITS

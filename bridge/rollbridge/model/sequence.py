@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Self
 
-from bridge.errors import InvalidRequestError
-from bridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.identifiers import SegmentId, TransactionId
 
 RECORD_HEADER: Final = "rollbridge"
 """Name of the Kafka header that each record of a transaction carries: 16 bytes of id, 8 of local sequence."""

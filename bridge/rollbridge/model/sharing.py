@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from bridge.errors import ConflictError, InvalidNameError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.lineage import Lineage, lineage
-from bridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.errors import ConflictError, InvalidNameError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.lineage import Lineage, lineage
+from rollbridge.model.names import StreamName, parse_segment_topic
 
 
 class Reset(Enum):

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Self
 
-from bridge.errors import InvalidRequestError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId
-from bridge.model.sequence import DLSN
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId
+from rollbridge.model.sequence import DLSN
 
 LONG_MAX: Final = (1 << 63) - 1
 
@@ -170,7 +170,7 @@ EMPTY: Final = SN(empty=True)
 
 
 def pack_transaction_id(transaction_id: int) -> bytes:
-    """The value of the header :data:`~bridge.model.sequence.TRANSACTION_ID_HEADER`.
+    """The value of the header :data:`~rollbridge.model.sequence.TRANSACTION_ID_HEADER`.
 
     Raises:
         InvalidRequestError: Negative, or more than 63 bits.

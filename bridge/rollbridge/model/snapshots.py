@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, Final, TypeVar
 
-import schemas
-from bridge.errors import CorruptDataError
-from bridge.model.avro import encode_long
-from bridge.model.buffered import Partition
+import rollbridge_schemas
+from rollbridge.model.avro import encode_long
+from rollbridge.model.buffered import Partition
+from rollbridge.model.errors import CorruptDataError
 
 VERSION: Final = 1
 """Of what no schema can grow into; fields that are added are read as the schemas say (see :mod:`schemas`)."""
@@ -36,7 +36,7 @@ _NO_IDS: Final[Mapping[str, list[int]]] = {"epochs": [], "counters_high": [], "c
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndex:
-    """Where a sealed segment is and what it covers; see ``schemas/snapshot_indexes.avsc``."""
+    """Where a sealed segment is and what it covers; see ``schemas/rollbridge_schemas/snapshot_indexes.avsc``."""
 
     sequence_id: int
     persistent_position: int
@@ -66,7 +66,7 @@ class SnapshotSegment:
 
     def index(self, persistent_position: int) -> SegmentIndex:
         """Its entry in the index once its offset is known."""
-        shown = [min(counter_of(item), COUNTER_SHOWN_MAX) for item in self.aborts]
+        shown = [shown_counter(item) for item in self.aborts]
         return SegmentIndex(
             self.sequence_id,
             persistent_position,
@@ -98,7 +98,7 @@ class SnapshotSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state of a buffer partition; see ``schemas/snapshot_indexes.avsc``."""
+    """The state of a buffer partition; see ``schemas/rollbridge_schemas/snapshot_indexes.avsc``."""
 
     partition: Partition
     topic_id: str
@@ -267,9 +267,9 @@ def decode_all(
     return records, faults
 
 
-def counter_of(transaction: bytes) -> int:
-    """The 96-bit counter of an id."""
-    return int.from_bytes(transaction[4:], "big")
+def shown_counter(transaction: bytes) -> int:
+    """What an index shows of an id: its count, without the number of the group, which a group's ids have in common."""
+    return min(int.from_bytes(transaction[8:], "big"), COUNTER_SHOWN_MAX)
 
 
 class EncodedIds:
@@ -326,7 +326,7 @@ def _ids_of_datum(datum: dict[str, Any]) -> tuple[bytes, ...]:
 
 def _pack(schema: str, datum: Mapping[str, Any], ids: bytes) -> bytes:
     """A record; the ids are its last three fields, which are empty in ``datum``."""
-    return seal(schemas.codec(schema).encode(dict(datum))[: -len(_NO_IDS)] + ids)
+    return seal(rollbridge_schemas.codec(schema).encode(dict(datum))[: -len(_NO_IDS)] + ids)
 
 
 def seal(content: bytes) -> bytes:
@@ -349,6 +349,6 @@ def unseal(schema: str, value: bytes | None) -> dict[str, Any]:
     if zlib.crc32(content) != checksum:
         raise CorruptDataError("a snapshot record is damaged: its checksum does not fit")
     try:
-        return schemas.codec(schema).decode(content)
-    except schemas.SchemaError as fault:
+        return rollbridge_schemas.codec(schema).decode(content)
+    except rollbridge_schemas.SchemaError as fault:
         raise CorruptDataError(f"a snapshot record can not be read: {fault}") from fault

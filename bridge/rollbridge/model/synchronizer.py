@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from bridge.errors import CorruptDataError, InvalidRequestError, TruncatedError
-from bridge.model.sequence import DLSN
-from bridge.model.sn import EMPTY, SN
+from rollbridge.model.errors import CorruptDataError, InvalidRequestError, TruncatedError
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import EMPTY, SN
 
 S = TypeVar("S")
 """State."""

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import schemas
-from bridge.errors import CorruptDataError, InvalidRequestError
-from bridge.model.avro import encode_long, encode_string
-from bridge.model.identifiers import COUNTER_MAX, TransactionId
+import rollbridge_schemas
+from rollbridge.model.avro import encode_long, encode_string
+from rollbridge.model.errors import CorruptDataError, InvalidRequestError
+from rollbridge.model.identifiers import COUNTER_MAX, TransactionId
 
 RETAIN_DEFAULT: Final = -1
 """Retention of a transaction that names none: the group's."""
@@ -96,7 +96,7 @@ def decode_terminated(value: bytes) -> tuple[tuple[Terminated, ...], int]:
         CorruptDataError: not such a value.
     """
     try:
-        datum = schemas.codec("terminated_transactions").decode(value)
+        datum = rollbridge_schemas.codec("terminated_transactions").decode(value)
         found = tuple(
             Terminated(
                 transaction=TransactionId.of(
@@ -113,7 +113,7 @@ def decode_terminated(value: bytes) -> tuple[tuple[Terminated, ...], int]:
             for item in datum["transactions"]
         )
         return found, _joined(datum["forgotten_high"], datum["forgotten_low"])
-    except (schemas.SchemaError, InvalidRequestError) as fault:
+    except (rollbridge_schemas.SchemaError, InvalidRequestError) as fault:
         raise CorruptDataError(f"a record of terminated transactions is none: {fault}") from fault
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-from bridge.errors import InvalidRequestError
-from bridge.model.sequence import DLSN
-from bridge.model.sn import SN
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import SN
 
 OPERATION_HEADER: Final = "rollbridge-cas"
 """Name of the Kafka header of each conditionally written record: 16 bytes, the same for the records of one write."""

@@ -15,7 +15,7 @@ from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from bridge.errors import InvalidTransitionError
+from rollbridge.model.errors import InvalidTransitionError
 
 
 class State(StrEnum):

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from bridge.errors import InvalidRequestError, UnavailableError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.lineage import lineage
-from bridge.model.sharing import Reset, Standing, decide
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.errors import InvalidRequestError, UnavailableError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.lineage import lineage
+from rollbridge.model.sharing import Reset, Standing, decide
 
 Floors = dict[SegmentId, int]
 

@@ -6,12 +6,12 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-import schemas
-from bridge.model import paths
-from bridge.model.identifiers import OWNER_PART, TransactionId
-from bridge.model.keyspace import KeyRange
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes_json import reading
+import rollbridge_schemas
+from rollbridge.model import paths
+from rollbridge.model.identifiers import OWNER_PART, TransactionId
+from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes_json import reading
 
 _SCALE: Final = "scale-"
 NODE_BYTES: Final = 1_000
@@ -80,7 +80,7 @@ class Committing:
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("committing").to_json(
+        return rollbridge_schemas.codec("committing").to_json(
             {
                 "transactions": [str(item) for item in self.transactions],
                 "rolls": [
@@ -137,7 +137,7 @@ class Scaling:
 
     def to_json(self) -> bytes:
         """Plain JSON."""
-        return schemas.codec("scaling").to_json(
+        return rollbridge_schemas.codec("scaling").to_json(
             {
                 "stream": str(self.stream),
                 "request": self.request,

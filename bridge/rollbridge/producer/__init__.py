@@ -9,7 +9,7 @@
 ==============  =================================================================================
 """
 
-from bridge.producer.message import ProducedMessage
-from bridge.producer.producer import Producer
+from rollbridge.producer.message import ProducedMessage
+from rollbridge.producer.producer import Producer
 
 __all__ = ["ProducedMessage", "Producer"]

@@ -8,7 +8,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from bridge.errors import (
+from rollbridge.errors import (
     BackpressureError,
     ConflictError,
     FencedError,
@@ -24,7 +24,7 @@ from bridge.errors import (
     TransactionTooLargeError,
     UnavailableError,
 )
-from bridge.kafka.errors import AuthenticationError, NotAuthorizedError
+from rollbridge.kafka.errors import AuthenticationError, NotAuthorizedError
 
 _CODES: Final[tuple[tuple[type[RollbridgeError], int], ...]] = (
     (RecordTooLargeError, KafkaError.MSG_SIZE_TOO_LARGE),

@@ -7,9 +7,9 @@ from typing import Final
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError
 
-from bridge.errors import RollbridgeError
-from bridge.model.identifiers import SegmentId
-from bridge.model.sn import SN
+from rollbridge.errors import RollbridgeError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.sn import SN
 
 Headers = list[tuple[str, bytes | None]]
 

@@ -17,21 +17,21 @@ from typing import Any, Final, Self
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from bridge.client.futures import WriteFuture
-from bridge.client.transaction import Transaction
-from bridge.connection import Bridge, connect
-from bridge.errors import ConflictError, InvalidRequestError, NotFoundError, RollbridgeError
-from bridge.inherited import hold, is_gone, refusal
-from bridge.model.control import FENCED
-from bridge.model.sn import SN
-from bridge.producer.faults import kafka_exceptions, wrong_state
-from bridge.producer.message import Headers, ProducedMessage
-from bridge.producer.reports import OnDelivery, Reports
-from bridge.producer.settings import CALLBACKS, ProducerSettings
-from bridge.producer.topics import ClusterView, describe_streams
-from bridge.within import answers_within, patience_s
-from bridge.writer.batch import PlainFuture
-from bridge.writer.writer import StreamWriter
+from rollbridge.calls.forks import check, hold, is_gone
+from rollbridge.calls.within import answers_within, patience_s
+from rollbridge.client.slots import WriteFuture
+from rollbridge.client.transaction import Transaction
+from rollbridge.connection import Bridge, connect
+from rollbridge.errors import ConflictError, InvalidRequestError, NotFoundError, RollbridgeError
+from rollbridge.model.control import FENCED
+from rollbridge.model.sn import SN
+from rollbridge.producer.faults import kafka_exceptions, wrong_state
+from rollbridge.producer.message import Headers, ProducedMessage
+from rollbridge.producer.reports import OnDelivery, Reports
+from rollbridge.producer.settings import CALLBACKS, ProducerSettings
+from rollbridge.producer.topics import ClusterView, describe_streams
+from rollbridge.writer.accumulator import PlainFuture
+from rollbridge.writer.writer import StreamWriter
 
 STREAMS_UNASKED_MAX: Final = 32
 """A transaction sends a message to the buffer of each of its streams; over more than these it must be asked for."""
@@ -199,9 +199,11 @@ class Producer:
             if self._closed:
                 return
             self._closed = True
+        try:
             if self._transaction is not None and self._phase is _Phase.IN_TRANSACTION:
                 self._transaction.abort_async("its producer was closed")
-        self._bridge.close()
+        finally:
+            self._bridge.close()
         self.poll(0)
 
     def __enter__(self) -> Self:
@@ -255,7 +257,7 @@ class Producer:
     def send_offsets_to_transaction(
         self, positions: Iterable[TopicPartition], group_metadata: object, timeout: float | None = None
     ) -> None:
-        """Commit a consumer group's offsets with the transaction; see :meth:`bridge.Transaction.send_offsets`.
+        """Commit a consumer group's offsets with the transaction; see :meth:`rollbridge.Transaction.send_offsets`.
 
         Raises:
             KafkaException: not in a transaction, or not such things.
@@ -360,8 +362,7 @@ class Producer:
             raise wrong_state(f"there is no transaction: this producer is {self._phase.value}")
 
     def _check_open(self) -> None:
-        if is_gone(self._lock):
-            raise refusal()
+        check(self._lock)
         if self._closed:
             raise wrong_state("this producer is closed")
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaError
 
-from bridge.errors import RollbridgeError
-from bridge.model.sn import SN
-from bridge.producer.faults import as_kafka_error
-from bridge.producer.message import ProducedMessage
+from rollbridge.errors import RollbridgeError
+from rollbridge.model.sn import SN
+from rollbridge.producer.faults import as_kafka_error
+from rollbridge.producer.message import ProducedMessage
 
 OnDelivery = Callable[[KafkaError | None, ProducedMessage], object]
 Locate = Callable[[], SN]

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from bridge.client.options import ClientOptions
-from bridge.errors import ConfigError
-from bridge.kafka.clients import PRODUCER_KEYS
-from bridge.kafka.security import SECURITY_KEYS
-from bridge.writer.options import WriterOptions
-from bridge.zookeeper.security import PREFIXED_KEYS, take_prefixed
+from rollbridge.client.options import ClientOptions
+from rollbridge.errors import ConfigError
+from rollbridge.kafka.clients import PRODUCER_KEYS
+from rollbridge.security.kafka import SECURITY_KEYS
+from rollbridge.security.zookeeper import PREFIXED_KEYS, take_prefixed
+from rollbridge.writer.options import WriterOptions
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class ProducerSettings:
 
     Attributes:
         bootstrap_servers, zookeeper, zookeeper_root, security, zookeeper_security: How to connect; see
-            :func:`bridge.connect`.
+            :func:`rollbridge.connect`.
         client_name: The transactional id, or the client id, or None.
         transactional: Whether transactions may be begun.
         streams: Streams of each transaction; empty for all of the group.
@@ -160,7 +160,7 @@ def _faults(config: Mapping[str, Any]) -> Iterator[str]:
     if str(config.get("acks", config.get("request.required.acks", "all"))) not in ("all", "-1"):
         yield "acks: a record is acknowledged by all replicas in sync; only all is possible"
     if _flag(config.get("allow.auto.create.topics", False)):
-        yield "allow.auto.create.topics: streams are created by bridge.Admin"
+        yield "allow.auto.create.topics: streams are created by rollbridge.Admin"
     for key, value in config.items():
         if key.endswith((".ms", ".size", ".kbytes")) and key in _OWN:
             try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bridge.admin import Admin
-from bridge.errors import StreamNotFound
+from rollbridge.client.admin import Admin
+from rollbridge.errors import StreamNotFound
 
 
 @dataclass(frozen=True, slots=True)

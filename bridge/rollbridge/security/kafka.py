@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from bridge.errors import ConfigError
-from bridge.kafka.errors import AuthenticationError
+from rollbridge.errors import AuthenticationError, ConfigError
 
 _PROBE: Final = "probe"
 """librdkafka's word for the system's authorities."""

@@ -9,7 +9,7 @@ The keys are those of Kafka's clients where they mean the same::
 
 Whoever has an identity, by digest or by a client certificate (scheme ``x509``), owns what it creates: it may do
 everything with such a node, and everybody else may read it. Who else may write where is granted by
-:mod:`bridge.zookeeper.access`. Without an identity nodes are open to all, as ZooKeeper's default has it.
+:mod:`rollbridge.zookeeper.access`. Without an identity nodes are open to all, as ZooKeeper's default has it.
 
 Sources: ZooKeeper's programmer's guide (access control using ACLs) and administrator's guide (SSL/TLS options).
 """
@@ -27,8 +27,8 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Auth, Connect
 from kazoo.security import ACL, CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
-from bridge.errors import ConfigError
-from bridge.kafka.security import TLS_KEYS, Security
+from rollbridge.errors import ConfigError
+from rollbridge.security.kafka import TLS_KEYS, Security
 
 USERNAME: Final = "digest.username"
 PASSWORD: Final = "digest.password"

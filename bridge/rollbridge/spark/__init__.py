@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.spark.datasource import RollbridgeSource, RollbridgeTransactionsSource
+from rollbridge.spark.datasource import RollbridgeSource, RollbridgeTransactionsSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from bridge.errors import CorruptDataError
-from bridge.message import OWN_HEADERS
-from bridge.model.identifiers import TransactionId
-from bridge.model.sequence import HEADER_VALUE_BYTES, RECORD_HEADER
-from bridge.spark.portions import Place
-from bridge.spark.source_records import Bytes, Flags, Longs, Records, Slices, headers_of
+from rollbridge.consumer.records import OWN_HEADERS
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.sequence import HEADER_VALUE_BYTES, RECORD_HEADER
+from rollbridge.spark.portions import Place
+from rollbridge.spark.source_records import Bytes, Flags, Longs, Records, Slices, headers_of
 
 _ID_BYTES: Final = 16
 _ID_ZEROS: Final = slice(2, 4)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import types as T
 
-from bridge.errors import ConfigError
+from rollbridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -26,31 +26,31 @@ class RollbridgeSource(DataSource):  # type: ignore[misc]  # types are checked w
 
     def schema(self) -> StructType:
         """The columns that the options ask for, when it is read."""
-        from bridge.spark import source
+        from rollbridge.spark import source
 
         return source.schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads what is there now."""
-        from bridge.spark import source
+        from rollbridge.spark import source
 
         return source.batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Reads what comes."""
-        from bridge.spark import source
+        from rollbridge.spark import source
 
         return source.stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Writes a data frame as one transaction."""
-        from bridge.spark import sink
+        from rollbridge.spark import sink
 
         return sink.batch_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Writes each micro-batch as one transaction."""
-        from bridge.spark import sink
+        from rollbridge.spark import sink
 
         return sink.stream_writer(self.options, schema, overwrite=overwrite)
 
@@ -65,18 +65,18 @@ class RollbridgeTransactionsSource(DataSource):  # type: ignore[misc]  # types a
 
     def schema(self) -> StructType:
         """What is known of a transaction."""
-        from bridge.spark import transactions
+        from rollbridge.spark import transactions
 
         return transactions.schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads what is there now."""
-        from bridge.spark import transactions
+        from rollbridge.spark import transactions
 
         return transactions.batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Reads what comes."""
-        from bridge.spark import transactions
+        from rollbridge.spark import transactions
 
         return transactions.stream_reader(self.options, schema)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from bridge.spark.workers import is_worker
+from rollbridge.spark.workers import is_worker
 
 _modules = 0
 

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from bridge.errors import InvalidRequestError
-from bridge.model.position import LogPosition, ReadPosition
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.position import LogPosition, ReadPosition
 
 Json = Mapping[str, Any]
 

@@ -1,8 +1,8 @@
 """What a micro-batch reads: offset ranges of segments, such that the records of a key never change their order. Pure.
 
 How far a query has read is a *front*: the next offset of every segment at the front, as readers of the library have it
-(:class:`~bridge.model.position.ReadPosition`). What the segments of a front continue has been read to its sealed end;
-what neither they nor their predecessors cover is unread. So two fronts give the ranges between them, whatever has
+(:class:`~rollbridge.model.position.ReadPosition`). What the segments of a front continue has been read to its sealed
+end; what neither they nor their predecessors cover is unread. So two fronts give the ranges between them, whatever has
 happened to the stream in between, and a micro-batch that is run again reads the same.
 
 The records of a key stand in a chain of segments. A segment comes into a micro-batch only when all that it continues
@@ -20,12 +20,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.errors import CorruptDataError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.lineage import lineage
-from bridge.model.reading import ReadingPlan
-from bridge.model.truncation import ancestors, consistent, frontier
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.lineage import lineage
+from rollbridge.model.reading import ReadingPlan
+from rollbridge.model.truncation import ancestors, consistent, frontier
 
 Front = Mapping[SegmentId, int]
 

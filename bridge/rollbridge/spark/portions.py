@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from bridge.model.identifiers import SegmentId
-from bridge.model.records import StreamConfig
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.records import StreamConfig
 
 if TYPE_CHECKING:
-    from bridge.spark.runs import Runs
+    from rollbridge.spark.runs import Runs
 
 
 @dataclass(frozen=True, slots=True)

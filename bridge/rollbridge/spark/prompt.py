@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from bridge.spark.workers import is_worker
+from rollbridge.spark.workers import is_worker
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bridge.spark.source_records import Flags, Longs
+from rollbridge.spark.source_records import Flags, Longs
 
 
 @dataclass(frozen=True, slots=True)

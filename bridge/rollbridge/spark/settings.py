@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bridge.client.options import ClientOptions, compression_faults
-from bridge.config import ConnectionSettings
-from bridge.errors import ConfigError, InvalidNameError
-from bridge.model.names import GroupName, StreamName
+from rollbridge.client.options import ClientOptions
+from rollbridge.config import ConnectionSettings
+from rollbridge.errors import ConfigError, InvalidNameError
+from rollbridge.kafka.batches import compression_faults
+from rollbridge.model.names import GroupName, StreamName
 
 STREAM: Final = "stream"
 SERVERS: Final = "kafka.bootstrap.servers"

@@ -1,7 +1,7 @@
 """The exactly-once sink: what one micro-batch, or one batch job, writes is one rolling transaction.
 
 The tasks agree on the transaction by the query's id and the number of the micro-batch, see
-:meth:`bridge.SharedClient.joint`, write a part each, and send its handle to the driver, which commits the parts of
+:meth:`rollbridge.SharedClient.joint`, write a part each, and send its handle to the driver, which commits the parts of
 those attempts that Spark has chosen. So a task that is tried again leaves nothing behind, and a micro-batch that comes
 again is found to be committed.
 """
@@ -10,29 +10,41 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from bridge.client.introduction import own_name
-from bridge.client.joint import JointTicket
-from bridge.client.results import PartHandle
-from bridge.client.shared import SharedClient
-from bridge.connection import Bridge
-from bridge.errors import GroupMismatchError, InvalidRequestError, RollbridgeError, RowRefused
-from bridge.spark import sink_crash
-from bridge.spark.garbage import keep_what_stays
-from bridge.spark.prompt import promptly
-from bridge.spark.settings import CLIENT_NAME, OptionReader, SparkSettings, read_settings
-from bridge.spark.sink_columns import Columns
-from bridge.spark.sink_connections import connection
-from bridge.spark.sink_work import Work, work_of_job, work_of_query
-from bridge.spark.sink_writer import PartitionWriter
+from rollbridge.client.introduction import own_name
+from rollbridge.client.joint import JointTicket
+from rollbridge.client.results import PartHandle
+from rollbridge.client.shared import SharedClient
+from rollbridge.client.writing import Part
+from rollbridge.connection import Bridge
+from rollbridge.errors import (
+    ConflictError,
+    GroupMismatchError,
+    InvalidRequestError,
+    ReplayDiffers,
+    RollbridgeError,
+    RowRefused,
+    TransactionTooLargeError,
+)
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.joint import JointContent
+from rollbridge.spark import sink_crash
+from rollbridge.spark.garbage import keep_what_stays
+from rollbridge.spark.prompt import promptly
+from rollbridge.spark.settings import CLIENT_NAME, OptionReader, SparkSettings, read_settings
+from rollbridge.spark.sink_columns import Columns
+from rollbridge.spark.sink_connections import connection
+from rollbridge.spark.sink_content import PartitionReader
+from rollbridge.spark.sink_work import Work, work_of_job, work_of_query
+from rollbridge.spark.sink_writer import PartitionWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -40,8 +52,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LABEL: Final = "label"
+LABEL_NUMBER: Final = "label.number"
 LEASE_HOURS: Final = "lease.hours"
 COMMIT_SECONDS: Final = "commit.timeout.seconds"
+SEGMENTS_PER_TASK: Final = "segments.per.task"
+REPLAY: Final = "replay"
+COMPARE, TRUST = "compare", "trust"
 
 RETAIN: Final = timedelta(days=30)
 """How long an outcome is remembered that the session's record does not tell: the driver died as it was decided."""
@@ -50,6 +66,9 @@ _ABORT_TIMEOUT: Final = timedelta(seconds=30)
 _LEASE_HOURS_DEFAULT: Final = 24
 _LEASE_HOURS_MAX: Final = 7 * 24
 _COMMIT_SECONDS_DEFAULT: Final = 600
+_LOOKED_MAX: Final = 100
+_looked: Final[dict[str, str]] = {}
+"""By client name the latest run that this process knows to be beyond what earlier runs may have committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +79,10 @@ class Target:
     columns: Columns
     lease: timedelta
     commit_timeout: timedelta
+    trusts_replays: bool = False
+    """Whether what comes again is taken for what was committed, without a look."""
+    segments_per_task: int | None = None
+    """To how many segments the rows of a task go at most, if that is known."""
 
     def connect(self) -> Bridge:
         """The connection of this process."""
@@ -74,12 +97,15 @@ class Target:
 class PartitionWritten(WriterCommitMessage):  # type: ignore[misc]  # types are checked without PySpark
     """What a task tells the driver.
 
-    ``ticket`` and ``handle`` are None if it had no rows; ``handle`` alone is if an earlier run has committed them.
+    ``ticket`` and ``handle`` are None if it had no rows; ``handle`` alone is if an earlier run has committed them. Then
+    ``committed`` says what that has committed, all tasks together. ``content`` is that of this task's rows.
     """
 
     work: Work | None = None
     ticket: JointTicket | None = None
     handle: PartHandle | None = None
+    content: JointContent = field(default_factory=JointContent)
+    committed: JointContent | None = None
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> StreamSink:
@@ -106,8 +132,11 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     label = reader.text(LABEL)
     if label and not reader.has(CLIENT_NAME):
         reader.faults.append(f"{LABEL}: needs {CLIENT_NAME}: a label belongs to one client")
+    if reader.has(LABEL_NUMBER) and not label:
+        reader.faults.append(f"{LABEL_NUMBER}: needs {LABEL}: it counts the jobs of one label")
+    number = reader.number(LABEL_NUMBER, 0, at_least=0)
     target = _target(reader, schema)
-    return BatchSink(target, work_of_job(target.settings.client_name, label))
+    return BatchSink(target, work_of_job(target.settings.client_name, label, number or 0))
 
 
 class StreamSink(DataSourceStreamArrowWriter):  # type: ignore[misc]  # types are checked without PySpark
@@ -163,25 +192,28 @@ def _target(reader: OptionReader, schema: StructType) -> Target:
     if lease is not None and lease > _LEASE_HOURS_MAX:
         reader.faults.append(f"{LEASE_HOURS}: {lease} is more than {_LEASE_HOURS_MAX}")
     timeout = reader.number(COMMIT_SECONDS, _COMMIT_SECONDS_DEFAULT)
+    replay = reader.choice(REPLAY, (COMPARE, TRUST), COMPARE)
+    each = reader.number(SEGMENTS_PER_TASK)
     reader.finish()
     assert settings is not None
     assert lease is not None
     assert timeout is not None
     keep_what_stays()
     columns = Columns.of(schema, settings.streams, include_headers=settings.include_headers is not False)
-    return Target(settings, columns, timedelta(hours=lease), timedelta(seconds=timeout))
+    return Target(settings, columns, timedelta(hours=lease), timedelta(seconds=timeout), replay == TRUST, each)
 
 
-def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Any) -> PartitionWritten:
+def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Callable[[], Work]) -> PartitionWritten:
     """Write one partition; a partition without rows has no part in the transaction."""
-    writer: PartitionWriter | None = None
     written = PartitionWritten()
+    reader = PartitionReader(target.columns, target.settings.streams)
+    writer: PartitionWriter | None = None
     try:
         for batch in promptly(iterator):
             if not batch.num_rows:
                 continue
-            if writer is None:
-                work: Work = work_of()
+            if written.ticket is None:
+                work = work_of()
                 _check_group(target)
                 joint = target.client(work).joint(
                     *target.settings.streams,
@@ -190,16 +222,24 @@ def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Any) -> 
                     lease=target.lease,
                     retain=RETAIN,
                     timeout=target.commit_timeout,
+                    once=work.unique,
                 )
-                written = PartitionWritten(work, joint.ticket)
+                written = PartitionWritten(work, joint.ticket, committed=joint.content if joint.committed else None)
                 if joint.committed:
                     logger.info("%s was committed as %s by an earlier run; nothing is written", work, joint.id)
-                    return written
-                writer = PartitionWriter(joint.part(), target.columns, target.settings.streams)
-            writer.write(batch)
-        if writer is None:
-            return written
-        return PartitionWritten(written.work, written.ticket, writer.finish())
+                    if target.trusts_replays:
+                        return written
+                else:
+                    part = joint.part()
+                    _check_tasks(target, part, work)
+                    writer = PartitionWriter(part, reader, target.settings.streams)
+            if writer is None:
+                reader.read(batch)
+            else:
+                writer.write(batch)
+        if written.ticket is None:
+            return PartitionWritten(work_of())
+        return replace(written, handle=None if writer is None else writer.finish(), content=reader.content)
     except RowRefused as fault:
         context = TaskContext.get()
         where = "" if context is None else f" of partition {context.partitionId()}"
@@ -209,20 +249,52 @@ def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Any) -> 
         keep_what_stays()
 
 
-def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None:
-    """Commit the parts that were written; there is nothing to do if there are none."""
-    written = [message for message in messages if message is not None and message.handle is not None]
-    if not written:
+def _check_tasks(target: Target, part: Part, work: Work) -> None:
+    """Refuse, before the first row of a task, so many tasks that their parts could not be committed together.
+
+    Spark tells no task how many there are; that there are all those before this one is certain.
+    """
+    context = TaskContext.get()
+    if context is None:
         return
-    work, ticket = written[0].work, written[0].ticket
+    try:
+        part.check_parts(context.partitionId() + 1, target.segments_per_task)
+    except TransactionTooLargeError as fault:
+        raise TransactionTooLargeError(
+            f"partition {context.partitionId()} of {work} was not written, and nothing of the others becomes visible: "
+            f"{fault}. Let fewer tasks write (coalesce), to fewer segments, or in several micro-batches or jobs; if "
+            f"the rows of each task go to few segments, {SEGMENTS_PER_TASK} says to how many at most",
+            limit_bytes=fault.limit_bytes,
+        ) from fault
+
+
+def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None:
+    """Commit the parts that were written; what was committed before is compared with what the tasks had now."""
+    told = [message for message in messages if message is not None and message.work is not None]
+    content = sum((message.content for message in told), JointContent())
+    handles = [message.handle for message in told if message.handle is not None]
+    first = next((message for message in told if message.ticket is not None), None)
+    if first is None:
+        if told:
+            _commit_nothing(target, told[0].work)
+        return
+    work, ticket = first.work, first.ticket
     assert work is not None
     assert ticket is not None
-    client, parts = target.client(work), [message.handle for message in written if message.handle is not None]
+    if len(handles) < sum(message.ticket is not None for message in told):
+        if handles:
+            raise ConflictError(
+                f"some tasks found {work} to be committed, and others wrote it; what they wrote was not committed"
+            )
+        _check_replay(target, work, ticket.transaction, first.committed, content)
+        return
+    client = target.client(work)
     sink_crash.reach("before-commit", work.number)
-    result = client.commit(ticket, parts, target.commit_timeout)
+    result = client.commit(ticket, handles, target.commit_timeout, content=content)
     sink_crash.reach("inside-commit", work.number)
     try:
         client.note_committed(ticket, last=work.once)
+        _note_beyond(work)
         keep_what_stays()
     except Exception:
         # The rows are visible: whoever is told that this has failed writes them again.
@@ -231,10 +303,59 @@ def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None
     logger.info("%s is committed as %s: %d records", work, ticket.transaction, result.records)
 
 
+def _commit_nothing(target: Target, work: Work | None) -> None:
+    """Nothing is written of what has no rows, but it must not have had any when it was committed.
+
+    Only the first micro-batch of a run may have been: those that come after it are later ones.
+    """
+    if work is None or work.unique or target.trusts_replays or _looked.get(work.client_name) == work.session:
+        return
+    found = target.client(work).committed(
+        *target.settings.streams, series=work.series, number=work.number, timeout=target.commit_timeout
+    )
+    if found is not None:
+        _check_replay(target, work, found.id, found.content, JointContent())
+    _note_beyond(work)
+
+
+def _note_beyond(work: Work) -> None:
+    """Know that whatever this run writes from now on, no earlier one has written."""
+    while len(_looked) >= _LOOKED_MAX:
+        _looked.pop(next(iter(_looked)))
+    _looked[work.client_name] = work.session
+
+
+def _check_replay(
+    target: Target, work: Work, transaction: TransactionId, committed: JointContent | None, replayed: JointContent
+) -> None:
+    """Raise ReplayDiffers if what comes again is not what was committed."""
+    if target.trusts_replays or committed == replayed:
+        return
+    if committed is None:
+        logger.warning(
+            "%s was committed as %s by an older version, which did not note what it held: whether these %d records "
+            "are the same can not be told, and nothing is written",
+            work,
+            transaction,
+            replayed.records,
+        )
+        return
+    raise ReplayDiffers(
+        f"{work} was committed by an earlier run as transaction {transaction} with {committed}, and comes again with "
+        f"{replayed}; nothing was written. If the checkpoint was restored from a backup, or lost its newest files: the "
+        "rows of that transaction are in the stream; go on under a new checkpoint that begins where its rows end. If "
+        "the label was given to another job: choose another one. If the same input gives other rows each time: "
+        f"{REPLAY}={TRUST} takes them for the same",
+        transaction=str(transaction),
+        committed=committed.records,
+        replayed=replayed.records,
+    )
+
+
 def _abort(target: Target, messages: Sequence[PartitionWritten | None], reason: str) -> None:
     """Abort what some of the tasks have written; what none has told of is aborted by the next run, or its lease."""
     for message in messages:
-        if message is None or message.work is None or message.ticket is None:
+        if message is None or message.work is None or message.ticket is None or message.handle is None:
             continue
         try:
             if not target.client(message.work).abort(

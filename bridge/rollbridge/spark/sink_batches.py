@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 
-from bridge.kafka.batches import Compression, framed
-from bridge.model.avro import encode_long
-from bridge.model.identifiers import local_sequence
-from bridge.model.sequence import HEADER_VALUE_BYTES, RECORD_HEADER
+from rollbridge.kafka.batches import Compression, framed
+from rollbridge.model.avro import encode_long
+from rollbridge.model.identifiers import local_sequence
+from rollbridge.model.sequence import HEADER_VALUE_BYTES, RECORD_HEADER
 
 Numbers = Any
 """A NumPy array of 64-bit integers; types are checked without NumPy and Arrow."""

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge.errors import InvalidRequestError, RowRefused
-from bridge.model.sequence import RECORD_HEADER
-from bridge.spark.sink_batches import Numbers, Rows, encode_headers
+from rollbridge.errors import InvalidRequestError, RowRefused
+from rollbridge.model.sequence import RECORD_HEADER
+from rollbridge.spark.sink_batches import Numbers, Rows, encode_headers
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -120,6 +120,14 @@ class Columns:
                 f"its topic is {what}, but one of {', '.join(streams)} is expected", row=first + int(unknown[0])
             )
         return places.astype(np.int64)
+
+    def named_times(self, batch: pa.RecordBatch) -> Numbers | None:
+        """The time that each row names, in ms since 1970; -1 where it names none. None: there is no such column."""
+        if self.timestamp is None:
+            return None
+        column = batch.column(self.timestamp).cast(pa.int64())
+        found: Numbers = column.fill_null(-1).to_numpy(zero_copy_only=False) // _US_PER_MS
+        return found
 
     def _timestamps(self, batch: pa.RecordBatch, first: int, now_ms: int) -> Numbers:
         if self.timestamp is None:

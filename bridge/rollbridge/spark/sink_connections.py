@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from bridge.client.options import ClientOptions
-from bridge.config import ConnectionSettings
-from bridge.connection import Bridge
-from bridge.spark.kept import Kept
+from rollbridge.client.options import ClientOptions
+from rollbridge.config import ConnectionSettings
+from rollbridge.connection import Bridge
+from rollbridge.spark.kept import Kept
 
 _kept: Final[Kept[Bridge]] = Kept()
 

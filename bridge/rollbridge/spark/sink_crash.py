@@ -16,7 +16,7 @@ from typing import Final
 
 import psutil
 
-from bridge.errors import ConfigError
+from rollbridge.errors import ConfigError
 
 CRASH: Final = "ROLLBRIDGE_SPARK_CRASH_AT"
 PAUSE: Final = "ROLLBRIDGE_SPARK_PAUSE_AT"

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.errors import InvalidRequestError
-from bridge.model.names import check_client_name
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.names import check_client_name
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
@@ -31,6 +31,7 @@ class Work:
         series: What the number counts in.
         number: Of the transaction in the series.
         once: Whether nobody will ever come back to this client name.
+        unique: Whether nobody will ever come back to this series.
     """
 
     client_name: str
@@ -38,6 +39,7 @@ class Work:
     series: str
     number: int
     once: bool = False
+    unique: bool = False
 
     def __str__(self) -> str:
         return f"{self.series}/{self.number}"
@@ -63,9 +65,9 @@ def work_of_query(property_of: LocalProperty, client_name: str | None, stand_in:
     return Work(client_name or f"spark-{query}", property_of(RUN_ID) or stand_in, query, int(batch))
 
 
-def work_of_job(client_name: str | None, label: str) -> Work:
+def work_of_job(client_name: str | None, label: str, number: int = 0) -> Work:
     """What the tasks of a batch job write: something of its own, or what the label names, whichever job does it."""
     job = str(uuid.uuid4())
     name = client_name or f"spark-{job}"
     check_client_name(name)
-    return Work(name, job, label or job, 0, once=client_name is None)
+    return Work(name, job, label or job, number, once=client_name is None, unique=not label)

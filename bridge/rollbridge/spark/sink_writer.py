@@ -2,61 +2,53 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from itertools import repeat
 
 import numpy as np
 import pyarrow as pa
-from xxhash import xxh64_intdigest
 
-from bridge.client.results import PartHandle
-from bridge.client.slots import Lane
-from bridge.client.writing import Part
-from bridge.errors import RowRefused
-from bridge.kafka.batches import HEADER_BYTES
-from bridge.model.keyspace import HASH_SEED
-from bridge.spark.sink_batches import Numbers, Rows, batch_bytes, encode_batch
-from bridge.spark.sink_columns import Columns
+from rollbridge.client.results import PartHandle
+from rollbridge.client.slots import Lane
+from rollbridge.client.writing import Part
+from rollbridge.errors import RowRefused
+from rollbridge.kafka.batches import HEADER_BYTES
+from rollbridge.spark.sink_batches import Numbers, Rows, batch_bytes, encode_batch
+from rollbridge.spark.sink_content import PartitionReader
 
 
 class PartitionWriter:
     """Writes record batches of a data frame as one part. Not for several threads."""
 
-    def __init__(self, part: Part, columns: Columns, streams: Sequence[str]) -> None:
+    def __init__(self, part: Part, reader: PartitionReader, streams: Sequence[str]) -> None:
         """Begin.
 
         Args:
             part: Takes what is written.
-            columns: Where the columns stand.
-            streams: Where rows may go.
+            reader: Reads the batches.
+            streams: Where rows may go, as the reader knows them.
         """
         self._part = part
-        self._columns = columns
-        self._streams = streams
+        self._reader = reader
         self._lanes = [_LaneRows(part, part.lane(stream)) for stream in streams]
-        self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch.
 
         Raises:
             RowRefused: one of them can not be written.
-            TransactionTooLargeError, BackpressureError, TransactionClosed: as :meth:`bridge.Part.write`.
+            TransactionTooLargeError, BackpressureError, TransactionClosed: as :meth:`rollbridge.Part.write`.
         """
-        rows = self._columns.rows(batch, self._rows, int(time.time() * 1000))
-        if len(self._lanes) == 1:
-            self._lanes[0].add(rows)
-        else:
-            places = self._columns.stream_places(batch, self._streams, self._rows)
-            for place, lane in enumerate(self._lanes):
-                chosen = np.flatnonzero(places == place)
-                if len(chosen):
-                    lane.add(rows.take(chosen))
-        self._rows += len(rows)
+        rows, keys, places = self._reader.read(batch)
+        if places is None:
+            self._lanes[0].add(rows, keys)
+            return
+        for place, lane in enumerate(self._lanes):
+            chosen = np.flatnonzero(places == place)
+            if len(chosen):
+                lane.add(rows.take(chosen), keys[chosen])
 
     def finish(self) -> PartHandle:
-        """Send what is left, and return once the brokers have everything. Raises as :meth:`bridge.Part.finish`."""
+        """Send what is left, and return once the brokers have everything. Raises as :meth:`rollbridge.Part.finish`."""
         for lane in self._lanes:
             lane.send_all()
         return self._part.finish()
@@ -73,7 +65,7 @@ class _LaneRows:
         self._sticky = lane.sticky
         self._waiting = [_Waiting() for _ in lane.route.numbers]
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: Rows, keys: Numbers) -> None:
         worst = int(rows.sizes.argmax())
         if rows.sizes[worst] > self._lane.record_bytes_max:
             raise RowRefused(
@@ -84,7 +76,7 @@ class _LaneRows:
         if len(self._waiting) == 1:
             self._add(0, rows)
             return
-        places = self._segments(rows.keys)
+        places = self._segments(rows.keys, keys)
         order = np.argsort(places, kind="stable")
         rows = rows.take(order)
         ends = np.cumsum(np.bincount(places, minlength=len(self._waiting)))
@@ -118,10 +110,8 @@ class _LaneRows:
         batch = encode_batch(rows, self._part.id.bytes, self._part.number, self._part.compression)
         self._part.put_batch(self._stream, at, batch, int(rows.counts[0]), int(rows.counts[-1]), len(rows))
 
-    def _segments(self, keys: pa.BinaryArray) -> Numbers:
+    def _segments(self, keys: pa.BinaryArray, hashes: Numbers) -> Numbers:
         """The place of each row's segment; rows without a key stay together, and go on to the next one each time."""
-        present = keys.fill_null(b"") if keys.null_count else keys
-        hashes = np.fromiter(map(xxh64_intdigest, present.to_pylist(), repeat(HASH_SEED)), np.uint64, len(keys))
         places: Numbers = np.searchsorted(self._bounds, hashes, side="right")
         if keys.null_count:
             places[keys.is_null().to_numpy(zero_copy_only=False)] = self._sticky

@@ -1,9 +1,9 @@
 """``format("rollbridge")`` to be read: a stream in a batch, or as a streaming query.
 
-The driver plans (:mod:`bridge.spark.planning`) with what it knows of the stream (:mod:`bridge.spark.source_driver`);
-the tasks read (:mod:`bridge.spark.source_task`). Readers are pickled on their way to the tasks, so what is connected is
-opened when it is needed, and stays behind. So is what only tasks import: Spark starts a process to plan each query, and
-imports are most of its time.
+The driver plans (:mod:`rollbridge.spark.planning`) with what it knows of the stream
+(:mod:`rollbridge.spark.source_driver`); the tasks read (:mod:`rollbridge.spark.source_task`). Readers are pickled on
+their way to the tasks, so what is connected is opened when it is needed, and stays behind. So is what only tasks
+import: Spark starts a process to plan each query, and imports are most of its time.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.sn import sequence_bases
-from bridge.spark.columns import COMMIT_POSITION, check_schema, schema_of
-from bridge.spark.offsets import StreamOffset
-from bridge.spark.planning import Front, OffsetRange, advance, between, chains, covered, split
-from bridge.spark.portions import Piece, Place, Portion, PreviewPortion
-from bridge.spark.prompt import Prompt
-from bridge.spark.source_driver import DriverConnection, StreamDriver
-from bridge.spark.source_options import SourceSettings, read_source
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.sn import sequence_bases
+from rollbridge.spark.columns import COMMIT_POSITION, check_schema, schema_of
+from rollbridge.spark.offsets import StreamOffset
+from rollbridge.spark.planning import Front, OffsetRange, advance, between, chains, covered, split
+from rollbridge.spark.portions import Piece, Place, Portion, PreviewPortion
+from rollbridge.spark.prompt import Prompt
+from rollbridge.spark.source_driver import DriverConnection, StreamDriver
+from rollbridge.spark.source_options import SourceSettings, read_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from bridge.spark.source_commits import CommitRuns
+    from rollbridge.spark.source_commits import CommitRuns
 
 
 def schema(options: Mapping[str, str]) -> StructType:
@@ -81,8 +81,8 @@ class _Reading(Prompt):
         driver = self._driver
         assert self._connection is not None  # the driver has just used it
         if self._runs is None:
-            from bridge.spark.source_commits import CommitRuns
-            from bridge.spark.source_task import log_reader
+            from rollbridge.spark.source_commits import CommitRuns
+            from rollbridge.spark.source_task import log_reader
 
             self._runs = CommitRuns(
                 log_reader(self._connection.connection),
@@ -122,7 +122,7 @@ class _Reading(Prompt):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """What a task reads."""
-        from bridge.spark.source_task import read_portion, read_previews
+        from rollbridge.spark.source_task import read_portion, read_previews
 
         connection = self._settings.shared.connection
         match partition:

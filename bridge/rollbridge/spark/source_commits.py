@@ -13,15 +13,15 @@ from typing import Final
 
 import numpy as np
 
-from bridge.errors import TruncatedError
-from bridge.kafka.fetch import LogReader
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.metadata import Isolation
-from bridge.model.control import ControlKind, decode_control, peek_kind
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import GroupName, StreamName
-from bridge.spark.runs import Runs
-from bridge.spark.source_task import Patience
+from rollbridge.errors import TruncatedError
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.model.control import ControlKind, decode_control, peek_kind
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.spark.runs import Runs
+from rollbridge.spark.source_task import Patience
 
 _WAIT_MS: Final = 500
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from bridge.client.catalog import Catalog
-from bridge.client.introduction import find_cluster_id, own_name
-from bridge.client.routing import StreamView
-from bridge.config import ConnectionSettings
-from bridge.errors import GroupMismatchError, NotFoundError, TruncatedError
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.metadata import Isolation
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import StreamName
-from bridge.model.position import At, Latest, ReadPosition, Since, parse_start
-from bridge.model.truncation import consistent, frontier
-from bridge.spark.offsets import StreamOffset
-from bridge.spark.planning import (
+from rollbridge.client.introduction import find_cluster_id, own_name
+from rollbridge.config import ConnectionSettings
+from rollbridge.consumer.start import beginning, locate, readable_ends, since
+from rollbridge.errors import GroupMismatchError, NotFoundError, TruncatedError
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import StreamName
+from rollbridge.model.position import At, Latest, ReadPosition, Since, parse_start
+from rollbridge.model.routing import StreamView
+from rollbridge.model.truncation import consistent, frontier
+from rollbridge.spark.offsets import StreamOffset
+from rollbridge.spark.planning import (
     Front,
     OffsetRange,
     unsealed,
@@ -26,11 +26,11 @@ from bridge.spark.planning import (
     without_lost,
     without_unknown,
 )
-from bridge.spark.settings import SparkSettings
-from bridge.spark.source_options import FAIL_ON_DATA_LOSS
-from bridge.starting import beginning, locate, readable_ends, since
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
+from rollbridge.spark.settings import SparkSettings
+from rollbridge.spark.source_options import FAIL_ON_DATA_LOSS
+from rollbridge.zookeeper.catalog import Catalog
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from bridge.errors import InvalidRequestError
-from bridge.model.names import StreamName
-from bridge.model.position import parse_start
-from bridge.spark.columns import COMMIT_POSITION, HEADERS, PREVIEW, TRANSACTION
-from bridge.spark.settings import STREAM, OptionReader, SparkSettings, read_settings
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.names import StreamName
+from rollbridge.model.position import parse_start
+from rollbridge.spark.columns import COMMIT_POSITION, HEADERS, PREVIEW, TRANSACTION
+from rollbridge.spark.settings import STREAM, OptionReader, SparkSettings, read_settings
 
 STARTING: Final = "startingOffsets"
 ENDING: Final = "endingOffsets"
@@ -34,7 +34,7 @@ class SourceSettings:
     shared: SparkSettings
     stream: StreamName
     start: str
-    """What :func:`~bridge.model.position.parse_start` understands."""
+    """What :func:`~rollbridge.model.position.parse_start` understands."""
     end: str
     max_records: int | None
     min_partitions: int | None

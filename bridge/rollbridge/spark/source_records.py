@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from bridge.errors import CorruptDataError
-from bridge.kafka.batches import HEADER_BYTES, BatchHeader, check_crc, uncompressed
-from bridge.kafka.committed import AbortedSpan, Standing, judged_batches
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.batches import HEADER_BYTES, BatchHeader, check_crc, uncompressed
+from rollbridge.kafka.committed import AbortedSpan, Standing, judged_batches
 
 # Types are checked without numpy, so what its arrays hold is said by names only.
 Longs = Any

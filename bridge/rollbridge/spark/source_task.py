@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from bridge.config import ConnectionSettings
-from bridge.errors import NotFoundError, TruncatedError, UnavailableError
-from bridge.kafka.fetch import LogReader
-from bridge.kafka.metadata import Cluster
-from bridge.message import OWN_HEADERS, Preview
-from bridge.previewing import PreviewTail
-from bridge.spark.column_arrays import record_batch
-from bridge.spark.kept import Kept
-from bridge.spark.portions import Piece, Portion, PreviewPortion
-from bridge.spark.source_records import Records, committed_end
+from rollbridge.config import ConnectionSettings
+from rollbridge.consumer.preview import PreviewTail
+from rollbridge.consumer.records import OWN_HEADERS, Preview
+from rollbridge.errors import NotFoundError, TruncatedError, UnavailableError
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.spark.column_arrays import record_batch
+from rollbridge.spark.kept import Kept
+from rollbridge.spark.portions import Piece, Portion, PreviewPortion
+from rollbridge.spark.source_records import Records, committed_end
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

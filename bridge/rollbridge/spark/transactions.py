@@ -16,20 +16,20 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from bridge.errors import ConfigError, InvalidRequestError, NotFoundError
-from bridge.kafka.fetch import LogReader
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
-from bridge.model.names import GroupName, StreamName
-from bridge.model.position import LogPosition, parse_log_start
-from bridge.spark.offsets import LogOffset
-from bridge.spark.prompt import Prompt
-from bridge.spark.settings import GROUP, STREAM, OptionReader, SparkSettings, read_settings
-from bridge.spark.source_driver import DriverConnection, judge_loss
-from bridge.spark.source_options import ENDING, FAIL_ON_DATA_LOSS, MAX_RECORDS, STARTING, Kind
-from bridge.spark.source_task import Patience, log_reader
-from bridge.transactions import log_offset
+from rollbridge.consumer.transactions import log_offset
+from rollbridge.errors import ConfigError, InvalidRequestError, NotFoundError
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.position import LogPosition, parse_log_start
+from rollbridge.spark.offsets import LogOffset
+from rollbridge.spark.prompt import Prompt
+from rollbridge.spark.settings import GROUP, STREAM, OptionReader, SparkSettings, read_settings
+from rollbridge.spark.source_driver import DriverConnection, judge_loss
+from rollbridge.spark.source_options import ENDING, FAIL_ON_DATA_LOSS, MAX_RECORDS, STARTING, Kind
+from rollbridge.spark.source_task import Patience, log_reader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

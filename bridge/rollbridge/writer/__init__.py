@@ -4,14 +4,16 @@
 ``lanes``               pure: what is written where, and when, while segments are sealed and succeeded
 ``batch``               a record batch on its way, and the futures of its records
 ``channel``             one stream as a connection writes it: routing, open batches, re-routing
-``engine``              the I/O: requests under way, answers, lost connections, sealed segments looked up
+``dispatch``            what goes to which broker, and what the answers mean
+``searches``            sealed segments looked up where an answer was lost
+``engine``              what is shared, and the thread that looks after it
 ``writer``              what the user holds
 ``options``             sizes, delays and limits
 ======================  ==================================================================================
 """
 
-from bridge.writer.batch import PlainFuture
-from bridge.writer.options import WriterOptions
-from bridge.writer.writer import StreamWriter
+from rollbridge.writer.accumulator import PlainFuture
+from rollbridge.writer.options import WriterOptions
+from rollbridge.writer.writer import StreamWriter
 
 __all__ = ["PlainFuture", "StreamWriter", "WriterOptions"]

@@ -2,6 +2,9 @@
 
 Up to five requests are under way to a broker. Each carries at most one batch for a segment, so the batches of a segment
 are answered in the order in which they were sent.
+
+Before the first batch of a segment the leader is asked where the log ends, over the same connection and for all such
+segments at once: should an answer be lost at a seal, what is doubtful is looked for from there on, not from offset 0.
 """
 
 from __future__ import annotations
@@ -15,22 +18,25 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kio.schema.errors import ErrorCode
+from kio.schema.list_offsets.v7 import ListOffsetsResponse
 from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.produce.v12.response import PartitionProduceResponse
 
-from bridge.errors import RollbridgeError
-from bridge.kafka import codes
-from bridge.kafka.batches import stamped_header
-from bridge.kafka.errors import ConnectionLostError
-from bridge.kafka.idempotent import Verdict, verdict
-from bridge.kafka.metadata import Cluster, NodeId
-from bridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, produce_body, request_start
-from bridge.kafka.wire import Connection
-from bridge.writer import faults
-from bridge.writer.batch import Batch
-from bridge.writer.channel import Channel
-from bridge.writer.lanes import Lane, Phase
-from bridge.writer.options import WriterOptions
+from rollbridge.errors import RollbridgeError
+from rollbridge.kafka import codes
+from rollbridge.kafka.batches import stamped_header
+from rollbridge.kafka.codes import Meaning
+from rollbridge.kafka.errors import ConnectionLostError
+from rollbridge.kafka.fetch import NO_EPOCH
+from rollbridge.kafka.idempotent import Verdict, verdict
+from rollbridge.kafka.log_offsets import LATEST, offsets_request
+from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
+from rollbridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, produce_body, request_start
+from rollbridge.kafka.wire import Connection
+from rollbridge.writer import faults
+from rollbridge.writer.accumulator import Batch, Channel
+from rollbridge.writer.lanes import Lane, Phase
+from rollbridge.writer.options import WriterOptions
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +55,18 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
+class Inquiry:
+    """Where the logs of lanes end that have sent nothing yet, by topic."""
+
+    lanes: dict[str, Lane[Batch]]
+
+
+@dataclass(slots=True, eq=False)
 class Link:
     """A connection to one broker, and the requests that wait for their answers."""
 
     connection: Connection
-    requests: deque[Request] = field(default_factory=deque)
+    requests: deque[Request | Inquiry] = field(default_factory=deque)
 
 
 class Dispatcher:
@@ -103,6 +116,7 @@ class Dispatcher:
         self._backoff_s = 0.0
         self._unknown: dict[str, Lane[Batch]] = {}
         self._unreached: set[NodeId] = set()
+        self._asked: set[Lane[Batch]] = set()
 
     @property
     def is_cut_off(self) -> bool:
@@ -165,9 +179,10 @@ class Dispatcher:
         """Send whatever may be sent now over connections that are there; the rest waits for :meth:`reach`."""
         while self.ready and not self.expired and time.monotonic() >= self.retry_at:
             requests: dict[NodeId, Request] = {}
+            inquiries: dict[NodeId, Inquiry] = {}
             sizes: dict[NodeId, int] = {}
             for lane in tuple(self.ready):
-                if not lane.may_send():
+                if lane in self._asked or not lane.may_send():
                     del self.ready[lane]  # it comes back when something changes
                     continue
                 node = self._leader(lane)
@@ -176,14 +191,19 @@ class Dispatcher:
                 link = self.links.get(node)
                 if link is not None and link.requests and not self._has_room(link):
                     continue
+                if not lane.placed:
+                    inquiries.setdefault(node, Inquiry({})).lanes[lane.topic] = lane
+                    continue
                 request = requests.setdefault(node, Request({}))
                 size = sizes.get(node, 0)
                 if len(request.items) < _REQUEST_BATCHES and size < _REQUEST_BYTES:
                     batch = lane.take()
                     request.items[lane.topic] = (lane, batch)
                     sizes[node] = size + len(batch.data)
-            if not requests:
+            if not requests and not inquiries:
                 return
+            for node, inquiry in inquiries.items():
+                self._inquire(node, inquiry)
             for node, request in requests.items():
                 self._send(node, request)
 
@@ -202,15 +222,37 @@ class Dispatcher:
             return None
         return node
 
-    def _send(self, node: NodeId, request: Request) -> None:
+    def _link(self, node: NodeId) -> Link | None:
+        """The link to a broker; None if its connection has gone since a moment ago."""
         link = self.links.get(node)
         if link is None or not link.requests:
             connection = self._cluster.ready_connection(node)
-            if connection is None:  # it has gone since a moment ago
-                self._return(request, doubtful=False)
-                return
+            if connection is None:
+                return None
             if link is None or link.connection is not connection:
                 link = self.links[node] = Link(connection)
+        return link
+
+    def _inquire(self, node: NodeId, inquiry: Inquiry) -> None:
+        """Ask where logs end; the lanes wait for the answer."""
+        link = self._link(node)
+        if link is None:
+            return
+        self._asked.update(inquiry.lanes.values())
+        for lane in inquiry.lanes.values():
+            self.ready.pop(lane, None)
+        link.requests.append(inquiry)
+        try:
+            places = [(topic, 0) for topic in inquiry.lanes]
+            link.connection.send(offsets_request(LATEST, Isolation.READ_UNCOMMITTED, places))
+        except ConnectionLostError as fault:
+            self.lost(node, fault)
+
+    def _send(self, node: NodeId, request: Request) -> None:
+        link = self._link(node)
+        if link is None:
+            self._return(request, doubtful=False)
+            return
         items = [
             (
                 (lane.topic, 0),
@@ -235,8 +277,13 @@ class Dispatcher:
         """Take the answers that are there."""
         try:
             while link.requests and link.connection.has_answer():
+                request = link.requests[0]
+                if isinstance(request, Inquiry):
+                    self._place(request, link.connection.receive(ListOffsetsResponse))
+                    link.requests.popleft()
+                    continue
                 answer = link.connection.receive(ProduceResponse)
-                request = link.requests.popleft()
+                link.requests.popleft()
                 for topic in answer.responses:
                     for partition in topic.partition_responses:
                         lane, batch = request.items.pop(topic.name)
@@ -244,6 +291,32 @@ class Dispatcher:
                 self._return(request, doubtful=True)  # a broker that leaves one out has lost it
         except ConnectionLostError as fault:
             self.lost(node, fault)
+
+    def _place(self, inquiry: Inquiry, answer: ListOffsetsResponse) -> None:
+        """Learn where logs end; if that can not be said, what becomes of the batches will say why."""
+        for topic in answer.topics:
+            lane = inquiry.lanes.get(str(topic.name))
+            if lane is None or not topic.partitions:
+                continue
+            found = topic.partitions[0]
+            meaning = codes.meaning(codes.READ, found.error_code)
+            if meaning is Meaning.DONE:
+                lane.place(int(found.offset), int(found.leader_epoch))
+            elif meaning in (Meaning.RETRY, Meaning.REFRESH):
+                logger.info("segment %s: its end is not told: %s", lane.topic, codes.name(found.error_code))
+                if meaning is Meaning.REFRESH:
+                    self._cluster.forget_leader(lane.topic)
+                self._hold(lane)
+            else:
+                lane.place(0, NO_EPOCH)
+        self._end(inquiry)
+
+    def _end(self, inquiry: Inquiry) -> None:
+        """Nothing is asked any more: its lanes go on, those without an answer to ask again."""
+        for lane in inquiry.lanes.values():
+            self._asked.discard(lane)
+            if lane.may_send():
+                self.ready[lane] = None
 
     def _judge(self, lane: Lane[Batch], batch: Batch, answer: PartitionProduceResponse) -> None:
         found = verdict(answer.error_code)
@@ -288,14 +361,17 @@ class Dispatcher:
         self.after(lane, batch.channel)
 
     def _refused(self, lane: Lane[Batch], batch: Batch, answer: PartitionProduceResponse) -> None:
-        """Give up what the broker refuses; if it says which records, the others of the batch are written."""
+        """Give up what the broker refuses; if it says which records, the others of the batch are written.
+
+        Not if it may have been written before: whatever got other numbers would be written twice.
+        """
         code = codes.name(answer.error_code)
         why = {
             int(item.batch_index): item.batch_index_error_message or answer.error_message
             for item in answer.record_errors
             if 0 <= item.batch_index < batch.count
         }
-        if not why or len(why) == batch.count:
+        if not why or len(why) == batch.count or batch.doubtful:
             self.fail(lane, batch, faults.refused(lane.topic, code, answer.error_message))
             return
         rest, out = batch.channel.take_out(batch, why)
@@ -344,9 +420,13 @@ class Dispatcher:
         link = self.links.pop(node)
         link.connection.close()
         for request in link.requests:
-            for topic in request.items:
+            asked = request.lanes if isinstance(request, Inquiry) else request.items
+            for topic in asked:
                 self._cluster.forget_leader(topic)  # the broker may not come back, and the others know who leads then
-            self._return(request, doubtful=True)
+            if isinstance(request, Inquiry):
+                self._end(request)
+            else:
+                self._return(request, doubtful=True)
         self.back_off()
 
     def _hold(self, lane: Lane[Batch]) -> None:

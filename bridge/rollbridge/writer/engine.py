@@ -1,8 +1,8 @@
 """The engine of plain writes: the channels of one connection, what they share, and the thread that looks after them.
 
 One engine serves all plain writers of a connection: it has one producer id, one connection to each broker, one lock and
-one thread. Whoever fills a batch sends it; the thread takes answers, sends what has lingered, and reads the logs of
-sealed segments where an answer was lost. The thread waits for the brokers without the lock.
+one thread. Whoever fills a batch sends it; the thread takes answers, and sends what has lingered. It waits for the
+brokers without the lock. Where an answer was lost and the segment is sealed, its log is read beside that thread.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from bridge.client.catalog import Catalog
-from bridge.client.routing import StreamView
-from bridge.errors import BackpressureError, KafkaUnavailable, NotFoundError, RollbridgeError, UnavailableError
-from bridge.kafka.errors import ConnectionLostError
-from bridge.kafka.idempotent import new_producer_id, own_batches
-from bridge.kafka.metadata import Cluster
-from bridge.writer import faults
-from bridge.writer.batch import Batch
-from bridge.writer.channel import Channel
-from bridge.writer.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, Dispatcher
-from bridge.writer.lanes import Lane, Phase
-from bridge.writer.options import WriterOptions
+from rollbridge.errors import BackpressureError, NotFoundError, RollbridgeError, UnavailableError
+from rollbridge.kafka.errors import ConnectionLostError
+from rollbridge.kafka.idempotent import new_producer_id
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.model.routing import StreamView
+from rollbridge.writer import faults
+from rollbridge.writer.accumulator import Batch, Channel
+from rollbridge.writer.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, Dispatcher
+from rollbridge.writer.lanes import Lane, Phase
+from rollbridge.writer.options import WriterOptions
+from rollbridge.writer.searches import Search, Searches
+from rollbridge.zookeeper.catalog import Catalog
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,7 @@ class Engine:
         self._looked_at = 0.0
         self._checked_at = 0.0
         self._wake = threading.Event()
+        self._searches = Searches(self._new_cluster, self._wake.set)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="rollbridge-writer", daemon=True)
         self._thread.start()
@@ -186,6 +187,7 @@ class Engine:
             self._room.notify_all()
         self._wake.set()
         self._thread.join()
+        self._searches.close()
         for channel in list(self._channels.values()):
             self._stop(channel, faults.closed)
             channel.failure = faults.closed_before
@@ -248,8 +250,8 @@ class Engine:
                 self.pump()
         if is_renewing:
             self._renew_id()
-        for channel, lane in doubtful:
-            self._resolve(channel, lane)
+        for search, fault in self._searches.turn(doubtful, self._dispatch.producer[0]):
+            self._resolve(search, fault)
         self._tell()
 
     def _wait(self) -> None:
@@ -336,32 +338,22 @@ class Engine:
         if awaiting and now - self._looked_at >= _LOOK_AGAIN_S:
             self._looked_at = now
 
-    def _resolve(self, channel: Channel, lane: Lane[Batch]) -> None:
-        """Read in a sealed segment what of a lane was written although no answer said so."""
-        assert lane.sealed_end is not None
-        cluster = self._new_cluster()
-        try:
-            written = own_batches(
-                cluster, lane.topic, lane.last_offset + 1, lane.sealed_end, self._dispatch.producer[0]
-            )
-        except KafkaUnavailable as fault:
-            logger.info("segment %s must be read to go on, which is tried again: %s", lane.topic, fault)
-            time.sleep(BACKOFF_FIRST_S)
-            return
-        except RollbridgeError as fault:
-            why = str(fault)
-            with self.lock:
-                for batch in tuple(lane.held()):
-                    if batch.doubtful:
-                        self._dispatch.fail(lane, batch, faults.unknown(lane.topic, why))
-                self._dispatch.after(lane, channel)
-            return
-        finally:
-            cluster.close()
+    def _resolve(self, search: Search, fault: RollbridgeError | None) -> None:
+        """Take note of what was found in a sealed segment, or of why nobody can tell."""
+        channel, lane, log = search.channel, search.lane, search.log
         with self.lock:
-            for batch, offset in channel.course.resolve(lane, written):
+            if fault is None:
+                found, unknown = channel.course.resolve(lane, log.found, log.gap)
+                why = "part of the segment is deleted"
+            else:
+                found, unknown = [], [batch for batch in lane.held() if batch.doubtful]
+                why = str(fault)
+            for batch, offset in found:
                 logger.info("%d records were in %s before it was sealed", batch.count, lane.topic)
                 self._dispatch.settle(batch, lambda batch=batch, offset=offset: batch.written(lane, offset))  # type: ignore[misc]
+            for batch in unknown:
+                self._dispatch.fail(lane, batch, faults.unknown(lane.topic, why))
+            self._dispatch.after(lane, channel)
             self._dispatch.scan(channel)
             self.pump()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge.errors import InvalidRequestError, OutcomeUnknown, RollbridgeError, UnavailableError
-from bridge.kafka.errors import NotAuthorizedError
+from rollbridge.errors import InvalidRequestError, OutcomeUnknown, RollbridgeError, UnavailableError
+from rollbridge.kafka.errors import NotAuthorizedError
 
 Fault = Callable[[], RollbridgeError]
 

@@ -20,8 +20,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
-from bridge.model.epochs import EpochHistory, Segment
-from bridge.model.identifiers import SegmentId
+from rollbridge.model.epochs import EpochHistory, Segment
+from rollbridge.model.identifiers import SegmentId
 
 SEQUENCE_MAX: Final = (1 << 31) - 1
 _UNNUMBERED: Final = -1
@@ -93,7 +93,10 @@ class Lane(Generic[P]):
         queue: What was written to this one.
         in_flight: What was sent and is not answered, in order.
         sealed_end: Offset after the last record, once it has ended and that is known.
-        last_offset: The highest offset at which something of this lane is known to stand; -1 for none.
+        last_offset: Where the last batch that was acknowledged ends, or the log did before the first one was sent:
+            what is doubtful stands behind it, if it is there; -1 if not even that is known.
+        epoch: Leader epoch under which the log had come so far; -1 if that is not known.
+        placed: Whether where the log ends was asked for since the producer has its id, as it must be before it sends.
     """
 
     __slots__ = (
@@ -103,11 +106,13 @@ class Lane(Generic[P]):
         "_renumber",
         "_returned",
         "course",
+        "epoch",
         "in_flight",
         "inherited",
         "last_offset",
         "open",
         "phase",
+        "placed",
         "queue",
         "sealed_end",
         "segment",
@@ -124,7 +129,8 @@ class Lane(Generic[P]):
         self.queue: deque[P] = deque()
         self.in_flight: deque[P] = deque()
         self.sealed_end: int | None = None
-        self.last_offset = -1
+        self.last_offset = self.epoch = -1
+        self.placed = False
         self._returned: list[P] = []
         self._renumber = False
         self._known = False
@@ -175,11 +181,23 @@ class Lane(Generic[P]):
         self.in_flight.append(parcel)
         return parcel
 
+    def place(self, end: int, epoch: int) -> None:
+        """Nothing of this producer stands before ``end``, where the log ended before anything was sent.
+
+        Args:
+            end: That offset; 0 if it can not be told.
+            epoch: The leader epoch at that time; -1 if it can not be told.
+        """
+        self.last_offset, self.epoch, self.placed = end - 1, epoch, True
+
     def acknowledge(self, parcel: P, last_offset: int) -> None:
-        """A batch under way was written; ``last_offset`` is that of its last record."""
+        """A batch under way was written; ``last_offset`` is that of its last record.
+
+        That may be lower than what is known: the log has lost its end then, and what comes next stands behind this one.
+        """
         self.in_flight.remove(parcel)
         parcel.doubtful = False
-        self.last_offset = max(self.last_offset, last_offset)
+        self.last_offset = last_offset
         self._acked = _later(self._acked, following(parcel.sequence, parcel.count))
         self._known = True
         self._gather()
@@ -233,6 +251,8 @@ class Lane(Generic[P]):
         """The producer has got a new id, whose sequence numbers begin at 0. Nothing is under way, nothing doubtful."""
         self._next = self._acked = 0
         self._known = False
+        self.last_offset = self.epoch = -1
+        self.placed = False  # it may have lost its end, which is why the id is new
         for parcel in self.held():
             parcel.sequence = _UNNUMBERED
 
@@ -327,23 +347,40 @@ class Course(Generic[P]):
             if lane.sealed_end is not None and not lane.in_flight and any(parcel.doubtful for parcel in lane.held())
         ]
 
-    def resolve(self, lane: Lane[P], written: Mapping[int, int]) -> list[tuple[P, int]]:
-        """Take note of what stands in a sealed log; gives the batches that were written, with their offsets.
+    def resolve(
+        self, lane: Lane[P], written: Mapping[int, int], gap: tuple[int, int] | None = None
+    ) -> tuple[list[tuple[P, int]], list[P]]:
+        """Take note of what stands in a sealed log.
 
         Args:
             lane: One of :meth:`unresolved`.
             written: The offset of each batch of this producer after ``lane.last_offset``, by its sequence number.
+            gap: The offsets there, from the first one to the last one and 1, of which nobody can tell what stood there.
+
+        Returns:
+            The batches that were written, with their offsets, and those of which it can not be told.
         """
-        found = []
-        for parcel in tuple(lane.held()):
-            if parcel.doubtful:
-                parcel.doubtful = False
-                offset = written.get(parcel.sequence)
-                if offset is not None:
-                    lane.drop(parcel)
-                    found.append((parcel, offset))
+        doubtful = [parcel for parcel in lane.held() if parcel.doubtful]
+        places = [written.get(parcel.sequence) for parcel in doubtful]
+        found, unknown = [], []
+        for number, (parcel, offset) in enumerate(zip(doubtful, places, strict=True)):
+            if offset is not None:
+                found.append((parcel, offset))
+            elif gap is not None:
+                # Batches stand in the order of their numbers, so between those that are there.
+                low = max((place for place in places[:number] if place is not None), default=-1)
+                high = min((place for place in places[number:] if place is not None), default=gap[1])
+                if low < gap[1] and gap[0] < high:
+                    unknown.append(parcel)
+        for parcel, _ in found:
+            parcel.doubtful = False
+            lane.drop(parcel)
+        for parcel in unknown:
+            lane.drop(parcel)
+        for parcel in lane.held():
+            parcel.doubtful = False
         self.drain()
-        return found
+        return found, unknown
 
     def _hand_over(self, lane: Lane[P]) -> None:
         """Give what a lane holds to those that come next in the lineage of each key.

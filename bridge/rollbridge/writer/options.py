@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bridge.client.options import KIB, MIB, compression_faults, positive_faults
-from bridge.client.slots import FRAME_BYTES_DEFAULT
-from bridge.errors import ConfigError
-from bridge.kafka.batches import Compression
+from rollbridge.config import KIB, MIB, positive_faults
+from rollbridge.errors import ConfigError
+from rollbridge.kafka.batches import Compression, compression_faults
+from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

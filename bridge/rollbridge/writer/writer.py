@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Final, Self
 
 from xxhash import xxh64_intdigest
 
-from bridge.errors import InvalidRequestError, TransactionIdOutOfOrder, UnavailableError
-from bridge.inherited import hold, is_gone
-from bridge.model.keyspace import HASH_SEED
-from bridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER
-from bridge.model.sn import pack_transaction_id
-from bridge.timeouts import Timeout, as_seconds
-from bridge.user_code import next_chunk
-from bridge.writer.batch import Account, PlainFuture
-from bridge.writer.channel import Channel, Headers
+from rollbridge.calls.forks import hold, is_gone
+from rollbridge.calls.timeouts import Timeout, as_seconds
+from rollbridge.calls.user_code import in_chunks
+from rollbridge.errors import InvalidRequestError, TransactionIdOutOfOrder, UnavailableError
+from rollbridge.model.keyspace import HASH_SEED
+from rollbridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER
+from rollbridge.model.sn import pack_transaction_id
+from rollbridge.writer.accumulator import Account, Channel, Headers, PlainFuture
 
 if TYPE_CHECKING:
-    from bridge.writer.engine import Engine
+    from rollbridge.writer.engine import Engine
 
 
 _NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
@@ -31,8 +30,8 @@ _NO_ID: Final = -1
 class StreamWriter:
     """Writes records to the active segments of a stream, and to their successors when they are sealed.
 
-    Made by :meth:`bridge.Bridge.writer`. Safe to use from several threads. Records with the same key keep the order in
-    which they were written; each is written once, or its future and :meth:`flush` say that it was not.
+    Made by :meth:`rollbridge.Bridge.writer`. Safe to use from several threads. Records with the same key keep the order
+    in which they were written; each is written once, or its future and :meth:`flush` say that it was not.
     """
 
     def __init__(self, engine: Engine, channel: Channel, *, rising_ids: bool = False) -> None:
@@ -122,19 +121,13 @@ class StreamWriter:
             As :meth:`write`; the records before the one at fault were written. What the iterator raises; what it gave
                 before was written.
         """
-        iterator = iter(records)
-        written = 0
-        while True:
-            chunk, fault = next_chunk(iterator)
-            with self._lock:
-                if self._closed or self._channel.failure is not None:
-                    raise self._refusal()
-                self._write_some(chunk)
-            written += len(chunk)
-            if fault is not None:
-                raise fault
-            if not chunk:
-                return written
+        return in_chunks(records, self._write_locked)
+
+    def _write_locked(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        with self._lock:
+            if self._closed or self._channel.failure is not None:
+                raise self._refusal()
+            self._write_some(records)
 
     def _write_some(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
         channel, hash_of, locate, seed = self._channel, xxh64_intdigest, bisect_right, HASH_SEED

@@ -1,6 +1,7 @@
 """Who may use which transaction group: ACLs of the few nodes in ZooKeeper that clients write to.
 
-Every node belongs to whoever made it, and all may read it (:mod:`bridge.zookeeper.security`); nearly all are made by
+Every node belongs to whoever made it, and all may read it (:mod:`rollbridge.security.zookeeper`); nearly all are made
+by
 coordinators, so clients can change none of them. What is granted to the members of a group, and nothing else:
 
 ======================================  ==========  ==============================================================
@@ -11,8 +12,12 @@ node                                    right       why
 ``/groups/SCOPE.GROUP/sessions``        cdr         register the session of a client name; the node is then its own
 ``/groups/SCOPE.GROUP/parts``           cr          number the processes that write one transaction
 ``/cas/SCOPE.STREAM``                   cdr         take a slot as conditional writer; for each stream of the group
-``/counters/transaction``               rw          reserve transaction ids; shared by all groups of the root path
+``/groups/SCOPE.GROUP/counter``         rw          reserve transaction ids; of no other group's number, see below
 ======================================  ==========  ==============================================================
+
+What a group's counter holds is believed within bounds only (:mod:`rollbridge.model.counters`).
+``/counters/transaction``, the counter that all groups shared in earlier versions, is granted to nobody any more; who
+had it keeps it for clients of these versions until :meth:`Access.secure` is told to close it.
 
 The group is the smallest unit: who may ask its leader for one thing may ask for any.
 """
@@ -26,16 +31,26 @@ from typing import Final
 
 from kazoo.security import ACL, Id, Permissions, make_digest_acl_credential
 
-from bridge.errors import InvalidNameError, InvalidRequestError, NotFoundError
-from bridge.model import paths
-from bridge.model.names import GroupName, StreamName
-from bridge.zookeeper.errors import NodeMissing
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.security import OWNED
-from bridge.zookeeper.session import ZooKeeperSession
+from rollbridge.errors import InvalidNameError, InvalidRequestError, NotFoundError
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.security.zookeeper import OWNED
+from rollbridge.zookeeper.errors import NodeMissing
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 _READ: Final = Permissions.READ
 _MEMBER: Final = _READ | Permissions.CREATE | Permissions.DELETE
+_RESERVER: Final = _READ | Permissions.WRITE
+GRANTED: Final = {
+    f"{paths.GROUPS}/SCOPE.GROUP/requests": _MEMBER,
+    f"{paths.GROUPS}/SCOPE.GROUP/answers": _READ | Permissions.DELETE,
+    f"{paths.GROUPS}/SCOPE.GROUP/sessions": _MEMBER,
+    f"{paths.GROUPS}/SCOPE.GROUP/parts": _READ | Permissions.CREATE,
+    f"{paths.GROUPS}/SCOPE.GROUP/counter": _RESERVER,
+    f"{paths.CAS}/SCOPE.STREAM": _MEMBER,
+}
+"""What members of a group may do with nodes that coordinators own; all may read everything."""
 _IDENTITY: Final = re.compile(r"digest:[^:]+:[A-Za-z0-9+/]{27}=|(?:x509|sasl|ip):.+")
 _OF_CLIENTS: Final = re.compile(rf"{paths.GROUPS}/[^/]+/(?:sessions|parts|requests)|{paths.CAS}/[^/]+")
 """Nodes whose children are made by clients."""
@@ -81,10 +96,14 @@ class Access:
         self._session = session
         self._metadata = Metadata(session)
 
-    def secure(self) -> int:
+    def secure(self, *, shared_counter: bool = False) -> int:
         """Close what is open to everybody, with everything that coordinators need; says how many nodes were closed.
 
         Nodes of sessions, parts and slots stay as they are, since clients own them.
+
+        Args:
+            shared_counter: Close the counter that members of all groups could write in earlier versions as well:
+                clients of these versions can then begin no transactions any more.
 
         Raises:
             InvalidRequestError: the session has no identity that could own anything; nothing was changed.
@@ -97,6 +116,9 @@ class Access:
             if _is_open(self._session.acl(path)):
                 self._session.set_acl(path, OWNED)
                 closed += 1
+        if shared_counter and len(self._session.acl(paths.TRANSACTION_COUNTER)) > len(OWNED):
+            self._session.set_acl(paths.TRANSACTION_COUNTER, OWNED)
+            closed += 1
         return closed
 
     def grant(self, group: GroupName, identities: Iterable[Id]) -> None:
@@ -128,8 +150,11 @@ class Access:
         gone = [item for item in self.members(group) if shown(item) in names or f"{item.scheme}:{item.id}" in names]
         elsewhere = {item for other in self._metadata.groups() if other != group for item in self.members(other)}
         for path, _ in self._places(group):
-            doomed = [item for item in gone if path != paths.TRANSACTION_COUNTER or item not in elsewhere]
-            self._session.set_acl(path, [entry for entry in self._closed(path) if entry.id not in doomed])
+            self._session.set_acl(path, [entry for entry in self._closed(path) if entry.id not in gone])
+        with suppress(NodeMissing):  # granted by an earlier version
+            known = self._closed(paths.TRANSACTION_COUNTER)
+            kept = [entry for entry in known if entry.id not in gone or entry.id in elsewhere]
+            self._session.set_acl(paths.TRANSACTION_COUNTER, kept)
         return gone
 
     def members(self, group: GroupName) -> list[Id]:
@@ -157,15 +182,14 @@ class Access:
 
     def _places(self, group: GroupName) -> Iterator[tuple[str, int]]:
         """The nodes that members write to, and what they may do there."""
-        yield paths.requests(group), _MEMBER
-        yield paths.answers(group), _READ | Permissions.DELETE
-        yield paths.sessions(group), _MEMBER
-        yield paths.parts_of(group), _READ | Permissions.CREATE
+        self._session.ensure(paths.counter(group))  # a group of an earlier version has none yet
+        for title, rights in GRANTED.items():
+            if not title.startswith(paths.CAS):
+                yield title.replace("SCOPE.GROUP", group.node), rights
         for stream in self._metadata.streams(group.scope):
             if stream.group == group:
                 self._session.ensure(paths.cas_slots(stream.name))
-                yield paths.cas_slots(stream.name), _MEMBER
-        yield paths.TRANSACTION_COUNTER, _READ | Permissions.WRITE
+                yield paths.cas_slots(stream.name), GRANTED[f"{paths.CAS}/SCOPE.STREAM"]
 
     def _tree(self, path: str) -> Iterator[str]:
         """A node and everything below it but for what clients own."""
@@ -181,13 +205,33 @@ def open_slots(session: ZooKeeperSession, group: GroupName, path: str) -> None:
         session.set_acl(path, session.acl(paths.requests(group)))
 
 
+def open_counter(session: ZooKeeperSession, group: GroupName) -> None:
+    """Let the members of a group write its counter, which has just been made, or was made anew."""
+    if session.has_identity:
+        path, known = paths.counter(group), session.acl(paths.requests(group))
+        wanted = [
+            entry if entry.id.scheme == _WORLD or entry.perms == Permissions.ALL else ACL(_RESERVER, entry.id)
+            for entry in known
+        ]
+        if list(session.acl(path)) != wanted:
+            session.set_acl(path, wanted)
+
+
 def open_nodes(session: ZooKeeperSession) -> list[str]:
     """Of the nodes that matter most, those that everybody may change; none if we have no identity ourselves."""
     if not session.has_identity:
         return []
     groups = [path for name in Metadata(session).groups() for path in (paths.group(name), paths.requests(name))]
     found = []
-    for path in (paths.CLUSTER, paths.SCOPES, paths.GROUPS, paths.CAS, paths.TRANSACTION_COUNTER, *groups):
+    for path in (
+        paths.CLUSTER,
+        paths.SCOPES,
+        paths.GROUPS,
+        paths.CAS,
+        paths.TRANSACTION_COUNTER,
+        paths.GROUP_NUMBERS,
+        *groups,
+    ):
         with suppress(NodeMissing):
             if _is_open(session.acl(path)):
                 found.append(path)

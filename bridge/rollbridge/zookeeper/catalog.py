@@ -11,13 +11,13 @@ import logging
 import threading
 from collections.abc import Callable
 
-from bridge.client.routing import Route, StreamView
-from bridge.errors import InvalidRequestError, ScopeNotFound, StreamNotFound, UnavailableError
-from bridge.model.identifiers import SegmentId
-from bridge.model.lineage import lineage, segment_of_partition
-from bridge.model.names import StreamName
-from bridge.model.records import StreamState
-from bridge.zookeeper.metadata import Metadata
+from rollbridge.errors import InvalidRequestError, ScopeNotFound, StreamNotFound, UnavailableError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.lineage import lineage, topic_of_partition
+from rollbridge.model.names import StreamName
+from rollbridge.model.records import StreamState
+from rollbridge.model.routing import Route, StreamView
+from rollbridge.zookeeper.metadata import Metadata
 
 logger = logging.getLogger(__name__)
 
@@ -68,17 +68,15 @@ class Catalog:
         """The topic of the segment that a partition number names.
 
         Raises:
-            InvalidRequestError, TruncatedError, StreamRecreated: as :func:`segment_of_partition`.
-            InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
+            InvalidRequestError, TruncatedError, StreamRecreated: see
+            :func:`rollbridge.model.lineage.topic_of_partition`. InvalidNameError, ScopeNotFound, StreamNotFound,
+            ZooKeeperUnavailable.
         """
         view = self.view(stream)
-        if partition > max(lineage(view.history).segments):
-            view = self._read(stream)
-        name = view.config.name
-        return name.segment_topic(segment_of_partition(view.history, name, partition))
+        return topic_of_partition(view.config.name, partition, view.history, lambda: self._read(stream).history)
 
     def partition_of(self, stream: str, segment: SegmentId) -> int:
-        """The partition number of a segment; see :class:`bridge.model.lineage.Life`.
+        """The partition number of a segment; see :class:`rollbridge.model.lineage.Life`.
 
         Raises:
             InvalidRequestError: the stream has, or keeps, no such segment.

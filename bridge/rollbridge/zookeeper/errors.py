@@ -1,6 +1,6 @@
 """What can go wrong with a ZooKeeper node, and the one place where kazoo's errors are translated.
 
-The tree, below :mod:`bridge.errors`::
+The tree, below :mod:`rollbridge.errors`::
 
     ConflictError
     ├─ NodeExists            the node is there already; nothing was written
@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 
-from bridge.errors import ConflictError, NotFoundError, RollbridgeError, ZooKeeperUnavailable
-from bridge.model.nodes import NodeOperation
+from rollbridge.errors import ConflictError, NotFoundError, RollbridgeError, ZooKeeperUnavailable
+from rollbridge.model.nodes import NodeOperation
 
 
 class NodeExists(ConflictError):

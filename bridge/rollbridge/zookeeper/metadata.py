@@ -1,7 +1,7 @@
 """What stands in ZooKeeper, typed: streams and their histories, groups, open transactions, counters, admin requests.
 
-Paths come from :mod:`bridge.model.paths`, records from :mod:`bridge.model.records`. Reads take an optional watch, which
-is called once when the answer may have changed.
+Paths come from :mod:`rollbridge.model.paths`, records from :mod:`rollbridge.model.records`. Reads take an optional
+watch, which is called once when the answer may have changed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from bridge.errors import CoordinatorUnavailable, CorruptDataError, InvalidRequestError, WrongClusterError
-from bridge.model import paths
-from bridge.model.epochs import EpochHistory
-from bridge.model.faults import StreamFault
-from bridge.model.identifiers import PART_MAX, TransactionId
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import CreateNode
-from bridge.model.records import (
+from rollbridge.calls.within import answers_within, patience_s
+from rollbridge.errors import CoordinatorUnavailable, CorruptDataError, InvalidRequestError, WrongClusterError
+from rollbridge.model import paths
+from rollbridge.model.counters import COUNT_MAX, SHARED_MAX, counter_of, need_number, parse_number
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.faults import StreamFault
+from rollbridge.model.identifiers import PART_MAX, TransactionId
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import CreateNode
+from rollbridge.model.records import (
     LAYOUT_FORMAT,
     Cluster,
     Coordinator,
@@ -30,13 +32,14 @@ from bridge.model.records import (
     Truncation,
     epoch_from_json,
 )
-from bridge.model.requests import Answer, Request, RequestKind
-from bridge.within import answers_within, patience_s
-from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
-from bridge.zookeeper.session import Watch, ZooKeeperSession
+from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
+from rollbridge.zookeeper.session import Watch, ZooKeeperSession
 
 FIRST_COUNTER: Final = 1
 """The first transaction counter given out in a new cluster."""
+SET_RIGHT_S: Final = 15.0
+"""How long it is waited for that a leader sets a damaged counter right; it looks every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,8 @@ class Metadata:
         """Create what everything else stands below, as far as it is missing, so that it belongs to who asks."""
         for path in (paths.COORDINATORS, paths.GROUPS, paths.SCOPES, paths.CAS):
             self.session.ensure(path)
-        self.session.ensure(paths.TRANSACTION_COUNTER, str(FIRST_COUNTER).encode())
+        for path in (paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS):
+            self.session.ensure(path, str(FIRST_COUNTER).encode())
 
     # Groups and coordinators ------------------------------------------------------------------------------------
 
@@ -228,8 +232,51 @@ class Metadata:
                 )
             return part
 
-    def reserve_counters(self, count: int) -> range:
-        """Transaction counters that were never given out before and never will be again."""
+    def reserve_counters(self, group: GroupName, count: int) -> range:
+        """Counters of a group's transactions that were never given out before and never will be again.
+
+        What the node holds is believed within the bounds that the group's leader has set. Where it is damaged, the
+        leader sets it right soon, which is waited for.
+
+        Raises:
+            CoordinatorUnavailable: it was not set right in time; nothing was written.
+            CorruptDataError: the group has no number yet, and the counter of groups without one is damaged.
+        """
+        deadline = time.monotonic() + patience_s(SET_RIGHT_S)
+        changed: threading.Event | None = None
+        while True:
+            if changed is None:
+                record, node = self.session.get_many([paths.group(group), paths.counter(group)])
+            else:
+                record = self.session.get(paths.group(group), changed.set)
+                node = self.session.get(paths.counter(group), changed.set)
+            known = None if record is None else Group.from_json(record.value)
+            if known is None or not known.number:
+                return self._reserve_shared(count)
+            first = None if node is None else parse_number(node.value, COUNT_MAX, known.counter_floor)
+            if first is None or node is None or first + count > known.counter_ceiling:
+                left_s = deadline - time.monotonic()
+                if changed is not None and (left_s <= 0 or not changed.wait(left_s)):
+                    held = "does not exist" if node is None else f"holds {node.value[:40]!r}"
+                    raise CoordinatorUnavailable(
+                        f"ZooKeeper node {paths.counter(group)} {held} where a decimal number from "
+                        f"{known.counter_floor} to {known.counter_ceiling - count} is expected; nothing was written. "
+                        f"The leader of group {group} sets it right within seconds, if there is one: try again"
+                    )
+                changed = threading.Event()
+                continue
+            try:
+                self.session.set(paths.counter(group), str(first + count).encode(), node.version)
+            except (NodeMissing, NodeVersionMismatch, UnknownWriteError):
+                # Somebody else was faster, or nobody knows; counters that are skipped do no harm.
+                if time.monotonic() < deadline + SET_RIGHT_S:
+                    continue
+                raise
+            start = counter_of(known.number, first)
+            return range(start, start + count)
+
+    def _reserve_shared(self, count: int) -> range:
+        """The same for a group that no coordinator of this version has led yet, from the counter that all share."""
         path = paths.TRANSACTION_COUNTER
         while True:
             node = self.session.get(path)
@@ -237,10 +284,10 @@ class Metadata:
                 if node is None:
                     self.session.create(path, str(FIRST_COUNTER + count).encode(), parents=True)
                     return range(FIRST_COUNTER, FIRST_COUNTER + count)
-                first = _counter(path, node.value)
+                first = need_number(path, node.value, SHARED_MAX - count, "`rollbridge repair --force` raises it")
                 self.session.set(path, str(first + count).encode(), node.version)
             except (NodeExists, NodeVersionMismatch, UnknownWriteError):
-                continue  # somebody else was faster, or nobody knows; counters that are skipped do no harm
+                continue
             return range(first, first + count)
 
     # The cluster ------------------------------------------------------------------------------------------------
@@ -375,9 +422,3 @@ class Metadata:
                 return False  # none changes what anybody has asked for before
             case RequestKind.ABORT_TRANSACTION | RequestKind.CLEAR_SNAPSHOTS | RequestKind.REBUILD_SNAPSHOTS:
                 return self.leader(group) is not None
-
-
-def _counter(path: str, raw: bytes) -> int:
-    if not raw.isdigit():
-        raise CorruptDataError(f"ZooKeeper node {path} holds {raw[:40]!r} where a decimal number is expected")
-    return int(raw)

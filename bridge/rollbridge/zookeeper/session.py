@@ -3,8 +3,8 @@
 What the thin wrapper adds to kazoo:
 
 - Reads are repeated until they are answered or the operation's time is up. Writes never are: after a lost connection
-  nobody knows whether a write happened, so :class:`~bridge.zookeeper.errors.UnknownWriteError` says so and the caller,
-  who knows how to find out, reads.
+  nobody knows whether a write happened, so :class:`~rollbridge.zookeeper.errors.UnknownWriteError` says so and the
+  caller, who knows how to find out, reads.
 - A watch can be left on an absent node by every read, fires at most once, and also fires when the connection is lost:
   ZooKeeper's watches miss what is created and deleted meanwhile, so whoever watches must read again anyway.
 - A chroot in the address is created like the root path, not merely warned about.
@@ -28,11 +28,12 @@ from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import ZnodeStat
 from kazoo.retry import KazooRetry
 
-from bridge.errors import RollbridgeError, ZooKeeperUnavailable
-from bridge.inherited import hold
-from bridge.model.nodes import NodeOperation
-from bridge.within import patience_s
-from bridge.zookeeper.errors import (
+from rollbridge.calls.forks import hold
+from rollbridge.calls.within import patience_s
+from rollbridge.errors import RollbridgeError, ZooKeeperUnavailable
+from rollbridge.model.nodes import NodeOperation
+from rollbridge.security.zookeeper import ACL, Quieter, ZooKeeperSecurity
+from rollbridge.zookeeper.errors import (
     NodeExists,
     NodeMissing,
     UnknownWriteError,
@@ -41,8 +42,7 @@ from bridge.zookeeper.errors import (
     translate,
     translate_multi,
 )
-from bridge.zookeeper.security import ACL, Quieter, ZooKeeperSecurity
-from bridge.zookeeper.values import (
+from rollbridge.zookeeper.values import (
     REQUEST_BYTES_MAX,
     STATES,
     Node,
@@ -92,7 +92,7 @@ class ZooKeeperSession:
             session_timeout_s: After how long without contact ZooKeeper ends the session.
             operation_timeout_s: How long one operation waits for its answer, reconnecting included.
             name: Who this is, for log lines.
-            security: See :mod:`bridge.zookeeper.security`.
+            security: See :mod:`rollbridge.security.zookeeper`.
 
         Raises:
             ConfigError: malformed addresses or root path, or security settings that can not be used.

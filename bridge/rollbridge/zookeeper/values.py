@@ -10,9 +10,9 @@ from typing import Final, assert_never
 from kazoo.client import KazooState, TransactionRequest
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 
-from bridge.errors import ConfigError
-from bridge.model.nodes import ROOT_CHARACTERS_MAX, CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.zookeeper.errors import ZooKeeperRefused
+from rollbridge.errors import ConfigError
+from rollbridge.model.nodes import ROOT_CHARACTERS_MAX, CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from rollbridge.zookeeper.errors import ZooKeeperRefused
 
 Watch = Callable[[], None]
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from bridge.errors import CorruptDataError
-from bridge.model.buffered import BufferedTransaction, Partition
-from bridge.model.snapshots import SegmentIndex, partition_name, segment_of
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState
-from coordinator.metrics import Op
-from coordinator.procedures.snapshots import clear_snapshots
-from coordinator.steps import Steps, read_records
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.buffered import BufferedTransaction, Partition
+from rollbridge.model.snapshots import SegmentIndex, partition_name, segment_of
+from rollbridge_coordinator.procedures.snapshots import clear_snapshots
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.metrics import Op
+from rollbridge_coordinator.state.steps import Steps, read_records
 
 SEGMENTS_AT_ONCE: Final = 16
 

@@ -5,39 +5,46 @@ Source: PDP-24, "Linearize scale and commit transactions on a single processing 
 
 from __future__ import annotations
 
-from bridge.model.under_way import Committing, Scaling
-from coordinator.group import GroupState
-from coordinator.housekeeping import REST_MAX_MS
-from coordinator.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
-from coordinator.procedures.bookkeeping import expire_bookkeeping
-from coordinator.procedures.chores import undertake
-from coordinator.procedures.deletion import delete_further
-from coordinator.procedures.epochs import drop_epochs
-from coordinator.procedures.foreign import is_due, must_wait, release_due
-from coordinator.procedures.journal import keep_journal
-from coordinator.procedures.late import look_behind
-from coordinator.procedures.mending import mend_active
-from coordinator.procedures.merge import merge_direct
-from coordinator.procedures.outcomes import forget_expired
-from coordinator.procedures.questions import answer_questions
-from coordinator.procedures.refusals import give_up_waiting, try_again
-from coordinator.procedures.reopening import reopen
-from coordinator.procedures.requests import answer_waiting, handle_requests, retry_held
-from coordinator.procedures.retention import retain_streams
-from coordinator.procedures.rolling import go_on_with_roll, roll
-from coordinator.procedures.scale import go_on_with_scale
-from coordinator.procedures.sessions import forget_sessions
-from coordinator.procedures.snapshots import take_snapshots
-from coordinator.procedures.truncation import truncate_buffers
-from coordinator.procedures.upkeep import await_frames, expire_overdue, forsake_held, record_long, remove_records
-from coordinator.steps import Steps
+from rollbridge.model.under_way import Committing, Scaling
+from rollbridge_coordinator.procedures.bookkeeping import expire_bookkeeping
+from rollbridge_coordinator.procedures.chores import undertake
+from rollbridge_coordinator.procedures.counters import check_given, keep_counter
+from rollbridge_coordinator.procedures.deletion import delete_further
+from rollbridge_coordinator.procedures.epochs import drop_epochs
+from rollbridge_coordinator.procedures.foreign import is_due, must_wait, release_due
+from rollbridge_coordinator.procedures.journal import keep_journal
+from rollbridge_coordinator.procedures.late import look_behind
+from rollbridge_coordinator.procedures.mending import mend_active
+from rollbridge_coordinator.procedures.merge import merge_direct
+from rollbridge_coordinator.procedures.outcomes import forget_expired
+from rollbridge_coordinator.procedures.questions import answer_questions
+from rollbridge_coordinator.procedures.refusals import give_up_waiting, try_again
+from rollbridge_coordinator.procedures.reopening import reopen
+from rollbridge_coordinator.procedures.requests import answer_waiting, handle_requests, retry_held
+from rollbridge_coordinator.procedures.retention import retain_streams
+from rollbridge_coordinator.procedures.rolling import go_on_with_roll, roll
+from rollbridge_coordinator.procedures.scale import go_on_with_scale
+from rollbridge_coordinator.procedures.sessions import forget_sessions
+from rollbridge_coordinator.procedures.snapshots import take_snapshots
+from rollbridge_coordinator.procedures.truncation import truncate_buffers
+from rollbridge_coordinator.procedures.upkeep import (
+    await_frames,
+    expire_overdue,
+    forsake_held,
+    record_long,
+    remove_records,
+)
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.housekeeping import REST_MAX_MS
+from rollbridge_coordinator.state.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
+from rollbridge_coordinator.state.steps import Steps
 
 
 def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     """Do what is to be done now; True if there is more of what admin requests ask for.
 
     What is stamped gets the latest time that it may be; what is judged by its age the earliest, see
-    :mod:`coordinator.times`.
+    :mod:`rollbridge_coordinator.state.times`.
 
     Args:
         group: State of the group; changed by what is done.
@@ -50,6 +57,9 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         stuck = yield from try_again(group, now_ms)
         yield from reopen(group, stuck, group.times.stamp(now_ms))
     stamp_ms = group.times.stamp(now_ms)
+    if group.fold.fresh:
+        fresh, group.fold.fresh = group.fold.fresh, []
+        yield from check_given(group, fresh, stamp_ms)
     if group.held_rolls:
         release_due(group, stamp_ms)
     if group.suspended:
@@ -80,6 +90,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from undertake(group, "retention", retain_streams, now_ms)
     yield from undertake(group, "expiry of epochs", drop_epochs, now_ms)
     yield from keep_journal(group)
+    yield from undertake(group, "counters", keep_counter, now_ms)
     yield from undertake(group, "expiry of bookkeeping", expire_bookkeeping, now_ms)
     yield from undertake(group, "expiry of outcomes", forget_expired, now_ms)
     yield from undertake(group, "expiry of sessions", forget_sessions, now_ms)

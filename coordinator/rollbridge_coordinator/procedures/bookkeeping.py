@@ -5,16 +5,16 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from bridge.errors import CorruptDataError, InvalidRequestError
-from bridge.model import paths
-from bridge.model.identifiers import TransactionId
-from bridge.model.joint import JointState
-from bridge.model.names import check_client_name
-from bridge.model.nodes import DeleteNode, leading
-from bridge.model.records import ClientSession
-from bridge.model.requests import Answer
-from coordinator.group import GroupState
-from coordinator.steps import Steps, read_children, read_nodes, write
+from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.model import paths
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.joint import JointState
+from rollbridge.model.names import check_client_name
+from rollbridge.model.nodes import DeleteNode, leading
+from rollbridge.model.records import ClientSession
+from rollbridge.model.requests import Answer
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import Steps, read_children, read_nodes, write
 
 NODES_AT_ONCE: Final = 500
 

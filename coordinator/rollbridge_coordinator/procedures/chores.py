@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from coordinator.effects import Refused
-from coordinator.group import GroupState
-from coordinator.steps import Steps, abort_round
+from rollbridge_coordinator.state.effects import Refused
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import Steps, abort_round
 
 logger = logging.getLogger(__name__)
 

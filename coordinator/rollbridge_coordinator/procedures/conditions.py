@@ -18,17 +18,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from bridge.errors import InvalidRequestError
-from bridge.model.buffered import BufferedTransaction, FrameRef
-from bridge.model.cas import Scope, holds, place_of
-from bridge.model.conditions import RefusedCondition, StreamCondition
-from bridge.model.course import Course
-from bridge.model.epochs import EpochHistory
-from bridge.model.sn import ANY
-from coordinator.effects import Found, Query, Span, Undecided
-from coordinator.group import GroupState
-from coordinator.planning import conditions_of
-from coordinator.steps import Steps, look
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.buffered import BufferedTransaction, FrameRef
+from rollbridge.model.cas import Scope, holds, place_of
+from rollbridge.model.conditions import RefusedCondition, StreamCondition
+from rollbridge.model.course import Course
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.sn import ANY
+from rollbridge_coordinator.state.effects import Found, Query, Span, Undecided
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.planning import conditions_of
+from rollbridge_coordinator.state.steps import Steps, look
 
 TRIES = 5
 """How often a round is done again because somebody else wrote in between."""

@@ -2,7 +2,7 @@
 
 The mark takes the request and keeps its name, so that the answer says what was done whoever ends it. From then on the
 stream is none of the group's any more. First of all is written down which numbers it has used: one that is created
-under its name goes on above them (:mod:`bridge.model.lives`). What it had goes in this order, so that what is left
+under its name goes on above them (:mod:`rollbridge.model.lives`). What it had goes in this order, so that what is left
 always says what is left to do: the buffer; then, from the newest epoch to the oldest, the topics of the segments that
 began in it and its node; with the oldest of them everything else in ZooKeeper, and the answers. Each step is bounded,
 because a ZooKeeper multi holds 1 MiB and a stream may have tens of thousands of epochs, and each can be done again.
@@ -14,22 +14,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from bridge.errors import StreamBusy
-from bridge.model import paths
-from bridge.model.identifiers import SegmentId
-from bridge.model.lives import fold, former_among, former_of
-from bridge.model.names import StreamName
-from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, leading
-from bridge.model.records import StreamConfig, StreamState, Truncation, epoch_from_json
-from bridge.model.requests import Answer, refusing
-from coordinator import group as state
-from coordinator.effects import Refused
-from coordinator.errors import StaleStateError
-from coordinator.procedures.journal import note_deletion
-from coordinator.procedures.retention import load_stream
-from coordinator.procedures.snapshots import clear_snapshots
-from coordinator.procedures.suspended import without_stream
-from coordinator.steps import (
+from rollbridge.errors import StreamBusy
+from rollbridge.model import paths
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.lives import fold, former_among, former_of
+from rollbridge.model.names import StreamName
+from rollbridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, leading
+from rollbridge.model.records import StreamConfig, StreamState, Truncation, epoch_from_json
+from rollbridge.model.requests import Answer, refusing
+from rollbridge_coordinator.procedures.journal import note_deletion
+from rollbridge_coordinator.procedures.retention import load_stream
+from rollbridge_coordinator.procedures.snapshots import clear_snapshots
+from rollbridge_coordinator.procedures.suspended import without_stream
+from rollbridge_coordinator.state import streams
+from rollbridge_coordinator.state.effects import Refused
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import (
     Steps,
     end_offsets,
     ensure_nodes,
@@ -48,7 +49,7 @@ ASKED_MAX: Final = 100
 """Requests for one deletion that wait for its end."""
 
 
-def delete_stream(group: state.GroupState, name: str, stream: state.StreamState, now_ms: int) -> Steps[None]:
+def delete_stream(group: GroupState, name: str, stream: streams.StreamState, now_ms: int) -> Steps[None]:
     """Take a request to delete a stream; :func:`delete_further` carries it out and answers.
 
     A scale of it that waits half done is given up; of a rolling commit what is about this stream.
@@ -77,10 +78,10 @@ def delete_stream(group: state.GroupState, name: str, stream: state.StreamState,
         group.snapshots.forget(stream.partitions())
         del group.streams[own]
         group.faults.forget(own)
-        group.doomed[own] = state.Doomed(marked)
+        group.doomed[own] = streams.Doomed(marked)
 
 
-def delete_again(group: state.GroupState, name: str, doomed: state.Doomed) -> Steps[None]:
+def delete_again(group: GroupState, name: str, doomed: streams.Doomed) -> Steps[None]:
     """Take another request to delete a stream that is being deleted, which is tried again at once.
 
     Raises:
@@ -96,7 +97,7 @@ def delete_again(group: state.GroupState, name: str, doomed: state.Doomed) -> St
         group.housekeeping.done_ms.pop(doomed.work, None)
 
 
-def delete_further(group: state.GroupState, now_ms: int) -> Steps[bool]:
+def delete_further(group: GroupState, now_ms: int) -> Steps[bool]:
     """Do a step of each deletion that is under way; True if the next steps need not wait."""
     left = False
     for doomed in list(group.doomed.values()):
@@ -110,7 +111,7 @@ def delete_further(group: state.GroupState, now_ms: int) -> Steps[bool]:
     return left
 
 
-def _answer_refused(group: state.GroupState, doomed: state.Doomed, refused: Refused, now_ms: int) -> Steps[None]:
+def _answer_refused(group: GroupState, doomed: streams.Doomed, refused: Refused, now_ms: int) -> Steps[None]:
     """Answer that a deletion cannot go on now; it is tried again now and then."""
     name, waiting = doomed.config.name, doomed.config.deletion_requests
     if not waiting:
@@ -134,7 +135,7 @@ def _answer_refused(group: state.GroupState, doomed: state.Doomed, refused: Refu
 
 
 def _mark(
-    group: state.GroupState, name: str, config: StreamConfig, more: Sequence[NodeOperation] = ()
+    group: GroupState, name: str, config: StreamConfig, more: Sequence[NodeOperation] = ()
 ) -> Steps[StreamConfig | None]:
     """Note that a stream is to be deleted, and who asked; None if whoever asked has withdrawn it."""
     marked = replace(config, state=StreamState.DELETING, deletion_requests=(*config.deletion_requests, name))
@@ -144,7 +145,7 @@ def _mark(
     return marked if taken else None
 
 
-def _step(group: state.GroupState, doomed: state.Doomed, now_ms: int) -> Steps[bool]:
+def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]:
     """Delete the next bit of a stream; False if Kafka does not do it now."""
     name = doomed.config.name
     if not doomed.has_begun:
@@ -215,7 +216,7 @@ def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple
     return taken, frozenset(segments)
 
 
-def _keep_numbers(stream: state.StreamState) -> Steps[None]:
+def _keep_numbers(stream: streams.StreamState) -> Steps[None]:
     """Write down which numbers a stream has used, before anything of it is deleted."""
     name, history = stream.config.name, stream.history
     kept = yield from read_children(paths.formers(name.scope))

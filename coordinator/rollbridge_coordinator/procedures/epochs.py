@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import logging
 
-from bridge.model import paths
-from bridge.model.expiry import first_needed, step_towards, without_epochs
-from bridge.model.nodes import DeleteNode, bytes_of
-from bridge.model.records import StreamState as Lifecycle
-from bridge.model.records import Truncation
-from coordinator.group import GroupState, StreamState
-from coordinator.procedures.retention import save
-from coordinator.retention import marks_within
-from coordinator.steps import Steps
+from rollbridge.model import paths
+from rollbridge.model.expiry import first_needed, step_towards, without_epochs
+from rollbridge.model.nodes import DeleteNode, bytes_of
+from rollbridge.model.records import StreamState as Lifecycle
+from rollbridge.model.records import Truncation
+from rollbridge_coordinator.procedures.retention import save
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.retention import marks_within
+from rollbridge_coordinator.state.steps import Steps
+from rollbridge_coordinator.state.streams import StreamState
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,8 @@
 No segment can be sealed while a native transaction is open on it, or while nobody leads it. So it is looked before a
 scale or rolling commit is begun: what needs it waits then, with later commits of its connections, and all others go on.
 There is no bound but the one of Kafka: these transactions end by themselves (``transaction.max.timeout.ms``, 15
-minutes). What comes up between the look and the seal is waited for in :mod:`coordinator.procedures.suspended`.
+minutes). What comes up between the look and the seal is waited for in
+:mod:`rollbridge_coordinator.procedures.suspended`.
 
 What is open at two looks is waited for. Others are of the kind that conditional writers make, which end within
 milliseconds; there may always be one of these.
@@ -16,10 +17,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from bridge.model.foreign import ForeignTransaction, Obstacle, name_some
-from bridge.model.under_way import Roll
-from coordinator.group import GroupState, HeldRoll, Wait
-from coordinator.steps import Steps, end_foreign, look_for_obstacles
+from rollbridge.model.foreign import ForeignTransaction, Obstacle, name_some
+from rollbridge.model.under_way import Roll
+from rollbridge_coordinator.state.group import GroupState, HeldRoll, Wait
+from rollbridge_coordinator.state.steps import Steps, end_foreign, look_for_obstacles
 
 logger = logging.getLogger(__name__)
 

@@ -6,19 +6,20 @@ repaired it: each attempt raises the controller epoch, and in the end it would n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
-from bridge.errors import ZooKeeperOutdated
-from bridge.model import paths
-from bridge.model.journal import Journal, key_of, lost, streams_of
-from bridge.model.names import StreamName
-from bridge.model.nodes import CreateNode
-from bridge.model.records import ControllerEpoch
-from coordinator.effects import Messages
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState
-from coordinator.steps import (
+from rollbridge.errors import ZooKeeperOutdated
+from rollbridge.model import paths
+from rollbridge.model.counters import SHARED_MAX, parse_number
+from rollbridge.model.journal import Journal, key_of, lost, streams_of
+from rollbridge.model.names import StreamName
+from rollbridge.model.nodes import CreateNode
+from rollbridge.model.records import ControllerEpoch
+from rollbridge_coordinator.state.effects import Messages
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import (
     Steps,
     append_messages,
     commit_round,
@@ -30,8 +31,6 @@ from coordinator.steps import (
 )
 
 RECORDS_PER_ROUND: Final = 1_000
-_COUNTER_BYTES: Final = slice(4, 16)
-"""Of a transaction id."""
 
 
 def check_mark(group: GroupState) -> Steps[None]:
@@ -48,7 +47,6 @@ def check_journal(group: GroupState) -> Steps[None]:
         ZooKeeperOutdated: it has lost something that it knew.
     """
     yield from _check(group, group.controller_epoch)
-    yield from check_counters(group, _committed(group))
 
 
 def check_again(group: GroupState) -> Steps[None]:
@@ -65,7 +63,6 @@ def check_again(group: GroupState) -> Steps[None]:
     halted = {f"{parent}/{title}" for title in (yield from read_children(parent))}
     if any(value is not None for value in under_way.values()) or halted != group.suspended.keys():
         raise StaleStateError(f"ZooKeeper does not hold what the leader of {group.name} has under way")
-    yield from check_counters(group, [*_committed(group), *group.fold.open])
 
 
 def check_birth(group: GroupState) -> Steps[None]:
@@ -76,42 +73,24 @@ def check_birth(group: GroupState) -> Steps[None]:
     """
     cluster = yield from read_node(paths.CLUSTER)
     if cluster and group.journal.nodes.get(paths.CLUSTER) == cluster:
-        yield from _refuse(group, [f"group {group.name} was led before, ZooKeeper does not know it"])
-
-
-def check_counters(group: GroupState, used: Iterable[bytes]) -> Steps[None]:
-    """Compare the transaction counter with the ids of transactions that were committed, or are open.
-
-    Raises:
-        ZooKeeperOutdated: one of them has not been given out yet, so it will be given out again.
-    """
-    last = max((item[_COUNTER_BYTES] for item in used), default=None)
-    if last is None:
-        return
-    highest = int.from_bytes(last, "big")
-    known = yield from read_node(paths.TRANSACTION_COUNTER)
-    if known is None or highest < int(known or b"0"):
-        return  # without the node nothing was ever begun by a client of this ZooKeeper
-    yield from confirm_leadership()
-    known = yield from read_node(paths.TRANSACTION_COUNTER)
-    if highest >= int(known or b"0"):
-        given = int(known or b"0")
-        yield from _refuse(group, [f"transaction counter {highest} was in use, ZooKeeper gives out {given}"])
+        yield from refuse(group, [f"group {group.name} was led before, ZooKeeper does not know it"])
 
 
 def open_journal(group: GroupState) -> Steps[None]:
     """Write down that this leader has taken over, and what earlier ones have not come to write down."""
     known = yield from read_nodes([paths.TRANSACTION_COUNTER, paths.CLUSTER, paths.group(group.name)])
     fresh: dict[str, bytes | None] = {path: value for path, value in known.items() if value}
+    if parse_number(fresh.get(paths.TRANSACTION_COUNTER), SHARED_MAX) is None:
+        fresh.pop(paths.TRANSACTION_COUNTER, None)
     fresh[paths.controller(group.name)] = ControllerEpoch(group.controller_epoch, "", 0).to_json()
-    yield from _append(group, fresh | group.journal.changes(group.streams, dict(group.faults.items())))
+    yield from append_journal(group, fresh | group.journal.changes(group.streams, dict(group.faults.items())))
 
 
 def keep_journal(group: GroupState) -> Steps[None]:
     """Write down what has changed since."""
     changes = group.journal.changes(group.streams, dict(group.faults.items()) if group.faults else {})
     if changes:
-        yield from _append(group, changes)
+        yield from append_journal(group, changes)
 
 
 def note_deletion(group: GroupState, stream: StreamName, former: str) -> Steps[None]:
@@ -120,19 +99,16 @@ def note_deletion(group: GroupState, stream: StreamName, former: str) -> Steps[N
     ``former`` is the name of the node that keeps the numbers which it has used.
     """
     yield from keep_journal(group)
-    yield from _append(group, {paths.stream(stream): former.encode()})
+    yield from append_journal(group, {paths.stream(stream): former.encode()})
 
 
-def _append(group: GroupState, changes: Mapping[str, bytes | None]) -> Steps[None]:
+def append_journal(group: GroupState, changes: Mapping[str, bytes | None]) -> Steps[None]:
+    """Have changes of nodes stand in the journal; the round is empty before and after."""
     rows = [(key_of(path), value) for path, value in changes.items()]
     for first in range(0, len(rows), RECORDS_PER_ROUND):
         yield from append_messages(Messages(group.name.terminated_topic, rows[first : first + RECORDS_PER_ROUND]))
         yield from commit_round()
     group.journal.adopt(changes, group.streams, dict(group.faults.items()))
-
-
-def _committed(group: GroupState) -> list[bytes]:
-    return [] if group.preserver is None else [item.transaction.bytes for item in group.preserver.committed()]
 
 
 def _check(group: GroupState, next_epoch: int) -> Steps[None]:
@@ -141,12 +117,12 @@ def _check(group: GroupState, next_epoch: int) -> Steps[None]:
         yield from confirm_leadership()  # what any server has acknowledged is seen by reads that come after a write
         faults = yield from _compare(group, next_epoch)
     if faults:
-        yield from _refuse(group, faults)
+        yield from refuse(group, faults)
 
 
 def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:
     journal: Journal = group.journal.nodes
-    wanted = [paths.TRANSACTION_COUNTER]
+    wanted = [paths.group(group.name)]
     for name in streams_of(journal):
         numbers = yield from read_children(paths.epochs(name))
         wanted += [paths.stream(name), paths.truncation(name), paths.late(name)]
@@ -157,7 +133,8 @@ def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:
     return lost(journal, there, formers, group.name, next_epoch)
 
 
-def _refuse(group: GroupState, faults: list[str]) -> Steps[None]:
+def refuse(group: GroupState, faults: list[str]) -> Steps[None]:
+    """Write down that ZooKeeper was set back, and how that shows; raises ZooKeeperOutdated."""
     why = "; ".join(faults[:5])
     yield from write(CreateNode(paths.outdated(group.name), why.encode()))
     raise _outdated(group, why)

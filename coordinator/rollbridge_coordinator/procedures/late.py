@@ -1,6 +1,6 @@
 """Late records: what came in behind the end of a sealed segment is written to the segments that continue it, once.
 
-:mod:`bridge.kafka.seal` says how a record can come in there; it was acknowledged, and no reader would ever see it.
+:mod:`rollbridge.kafka.seal` says how a record can come in there; it was acknowledged, and no reader would ever see it.
 Copies are appended in one native transaction of the leader's. What is begun stands in ZooKeeper before, with where to
 look for the copies; what is done stands there after. A leader that finds something begun looks for a copy: since all of
 them are in one transaction, and nobody else can commit it any more, one tells of all.
@@ -16,14 +16,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from bridge.model import paths
-from bridge.model.identifiers import SegmentId
-from bridge.model.late import Forwarding, LateNotes, LateRecord, heir_of
-from bridge.model.records import StreamState as Lifecycle
-from coordinator.group import GroupState, StreamState
-from coordinator.late import Watched
-from coordinator.procedures.retention import save
-from coordinator.steps import Steps, append_late, commit_round, end_offsets, find_late, read_late, stable_ends
+from rollbridge.model import paths
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.late import Forwarding, LateNotes, LateRecord, heir_of
+from rollbridge.model.records import StreamState as Lifecycle
+from rollbridge_coordinator.procedures.retention import save
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.late import Watched
+from rollbridge_coordinator.state.steps import (
+    Steps,
+    append_late,
+    commit_round,
+    end_offsets,
+    find_late,
+    read_late,
+    stable_ends,
+)
+from rollbridge_coordinator.state.streams import StreamState
 
 logger = logging.getLogger(__name__)
 

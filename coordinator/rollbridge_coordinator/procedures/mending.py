@@ -13,12 +13,12 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from bridge.model.names import parse_segment_topic
-from coordinator.effects import Refused, TopicSpec
-from coordinator.group import GroupState
-from coordinator.procedures.reopening import reopen
-from coordinator.steps import Steps, try_to_mend_topics
-from coordinator.topics import segment_topic_spec
+from rollbridge.model.names import parse_segment_topic
+from rollbridge_coordinator.procedures.reopening import reopen
+from rollbridge_coordinator.state.effects import Refused, TopicSpec
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import Steps, try_to_mend_topics
+from rollbridge_coordinator.state.topics import segment_topic_spec
 
 logger = logging.getLogger(__name__)
 

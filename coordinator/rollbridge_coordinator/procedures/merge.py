@@ -5,19 +5,18 @@ Source: PDP-24, ``mergeSegments`` (same primary, sealed source, open target); Di
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Final, overload
 
-from bridge.model.buffered import BufferedTransaction, FrameRef
-from bridge.model.commit_order import LineKey
-from bridge.model.control import ControlKind, ControlRecord, Run, add_run
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import parse_segment_topic
-from bridge.model.transaction import State
-from coordinator.effects import Refused
-from coordinator.group import GroupState
-from coordinator.planning import Target, conditions_of, targets
-from coordinator.procedures.conditions import (
+from rollbridge.model.buffered import BufferedTransaction, FrameRef
+from rollbridge.model.commit_order import LineKey
+from rollbridge.model.control import ControlKind, ControlRecord, Run, add_run
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import parse_segment_topic
+from rollbridge.model.transaction import State
+from rollbridge_coordinator.procedures.conditions import (
     NOTHING_ROLLED,
     TRIES,
     Before,
@@ -25,21 +24,77 @@ from coordinator.procedures.conditions import (
     Verdict,
     check_conditions,
 )
-from coordinator.procedures.outcomes import Outcomes, adopt
-from coordinator.procedures.refusals import absorb
-from coordinator.procedures.snapshots import note_settled
-from coordinator.steps import Steps, abort_round, append_together, commit_round, merge_frames, send_offsets
+from rollbridge_coordinator.procedures.outcomes import Outcomes, adopt
+from rollbridge_coordinator.procedures.refusals import absorb, probe
+from rollbridge_coordinator.procedures.snapshots import note_settled
+from rollbridge_coordinator.state.effects import Refused
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.planning import Target, conditions_of, targets
+from rollbridge_coordinator.state.steps import (
+    Steps,
+    abort_round,
+    append_together,
+    commit_round,
+    merge_frames,
+    send_offsets,
+)
+
+ITEMS_AT_ONCE: Final = 20_000
+"""Frames of a round up to which there is an object for each; of more, one is made when it is asked for."""
+
+
+class RoundItems(Sequence[tuple[str, FrameRef]]):
+    """The frames of a round of many, with their topics, as a list of them would be."""
+
+    def __init__(self, transactions: Sequence[tuple[BufferedTransaction, Sequence[FrameRef]]], topics: Target) -> None:
+        self._transactions = transactions
+        self._topics = topics
+        self._ends: list[int] = []
+        for _, frames in transactions:
+            self._ends.append(len(frames) + (self._ends[-1] if self._ends else 0))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[tuple[str, FrameRef]]:
+        for transaction, frames in self._transactions:
+            for frame in frames:
+                yield self._topic(transaction, frame), frame
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, FrameRef]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[tuple[str, FrameRef]]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[str, FrameRef] | Sequence[tuple[str, FrameRef]]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        number = bisect_right(self._ends, place)
+        transaction, frames = self._transactions[number]
+        frame = frames[place - self._ends[number] + len(frames)]
+        return self._topic(transaction, frame), frame
+
+    def _topic(self, transaction: BufferedTransaction, frame: FrameRef) -> str:
+        name, epoch = transaction.begin.epochs[frame.piece.stream]
+        return self._topics[name, epoch, frame.piece.segment]
 
 
 def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
     """Commit a round of transactions into the active epochs, and log the aborted ones among them."""
     topics = targets(group)
     while True:
-        items, ends = items_of(transactions, topics)
+        if any(group.doubts.is_suspect(item.id) for item in transactions):
+            items, _ = items_of(transactions, topics)
+            yield from probe(group, sorted({topic for topic, _ in items}))
+        group.doubts.begin(transactions)
         try:
             yield from append_round(group, transactions, topics, now_ms)
             yield from commit_round()
         except Refused as refused:
+            # Fewer than at the beginning of the round, if offsets of one of its transactions were refused.
+            items, ends = items_of(transactions, topics)
             if not (yield from absorb(group, transactions, items, ends, refused, now_ms, may_wait=True)):
                 return
         else:
@@ -130,17 +185,24 @@ def _append_if(
 
 def items_of(
     transactions: Sequence[BufferedTransaction], topics: Target
-) -> tuple[list[tuple[str, FrameRef]], list[int]]:
+) -> tuple[Sequence[tuple[str, FrameRef]], list[int]]:
     """The frames of a round with their topics, and where in this list those of each transaction end."""
-    items: list[tuple[str, FrameRef]] = []
     ends: list[int] = []
+    merged: list[tuple[BufferedTransaction, Sequence[FrameRef]]] = []
+    end = 0
     for transaction in transactions:
         if transaction.state is State.COMMITTING:
-            epochs = transaction.begin.epochs
-            for frame in transaction.merged_frames():
-                name, epoch = epochs[frame.piece.stream]
-                items.append((topics[name, epoch, frame.piece.segment], frame))
-        ends.append(len(items))
+            merged.append((transaction, transaction.merged_frames()))
+            end += len(merged[-1][1])
+        ends.append(end)
+    if end > ITEMS_AT_ONCE:
+        return RoundItems(merged, topics), ends
+    items: list[tuple[str, FrameRef]] = []
+    for transaction, frames in merged:
+        epochs = transaction.begin.epochs
+        for frame in frames:
+            name, epoch = epochs[frame.piece.stream]
+            items.append((topics[name, epoch, frame.piece.segment], frame))
     return items, ends
 
 
@@ -166,7 +228,9 @@ def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransactio
 def settle(group: GroupState, transactions: Sequence[BufferedTransaction], *, rolled: bool = False) -> None:
     """Forget transactions whose outcome has become durable, but for what the preserver remembers of them."""
     adopt(group)
+    group.doubts.end()
     for transaction in transactions:
+        group.doubts.forget(transaction.id)
         outcome = "committed" if transaction.state is State.COMMITTING else "aborted"
         group.counts[f"transactions_{outcome}"] += 1
         note_settled(group, transaction, is_aborted=outcome == "aborted")

@@ -14,20 +14,21 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bridge.model import paths
-from bridge.model.buffered import BufferedTransaction
-from bridge.model.control import ControlKind, ControlRecord
-from bridge.model.frames import REASON_CHARACTERS_MAX
-from bridge.model.journal import split
-from bridge.model.names import GroupName
-from bridge.model.nodes import SetNode
-from bridge.model.records import Group
-from bridge.model.terminated import Terminated
-from coordinator.effects import Messages
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, LeaderSettings
-from coordinator.preserver import Draft, TransactionMetadataPreserver
-from coordinator.steps import (
+from rollbridge.model import paths
+from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.control import ControlKind, ControlRecord
+from rollbridge.model.counters import JUMP, SHARED_MAX, counter_of, parse_number
+from rollbridge.model.frames import REASON_CHARACTERS_MAX
+from rollbridge.model.journal import split
+from rollbridge.model.names import GroupName
+from rollbridge.model.nodes import SetNode
+from rollbridge.model.records import Group
+from rollbridge.model.terminated import Terminated
+from rollbridge_coordinator.state.effects import Messages
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState, LeaderSettings
+from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPreserver
+from rollbridge_coordinator.state.steps import (
     Steps,
     append_control,
     append_messages,
@@ -38,7 +39,7 @@ from coordinator.steps import (
     topic_ids,
     write,
 )
-from coordinator.topics import terminated_topic_spec
+from rollbridge_coordinator.state.topics import terminated_topic_spec
 
 logger = logging.getLogger(__name__)
 
@@ -172,14 +173,22 @@ def open_preserver(
         logger.warning("%s: %s", name, fault)
     is_new_group = not known.commit_log_topic_id
     if faults or not (is_known or is_new_group):
-        counter = yield from read_node(paths.TRANSACTION_COUNTER)
-        draft = preserver.raise_horizon(int(counter or b"0"))
+        draft = preserver.raise_horizon((yield from _horizon(known)))
         yield from append_messages(_messages(name, draft))
         yield from commit_round()
         preserver.adopt(draft)
     if not is_known:
         yield from _note_topic(replace(known, terminated_topic_id=identity))
     return preserver, journal
+
+
+def _horizon(group: Group) -> Steps[int]:
+    """Above the counters of all transactions that may have been forgotten, whatever the nodes say."""
+    shared = parse_number((yield from read_node(paths.TRANSACTION_COUNTER)), SHARED_MAX)
+    if not group.number:
+        return SHARED_MAX if shared is None else shared
+    count = parse_number((yield from read_node(paths.counter(group.name))), group.counter_ceiling, group.counter_floor)
+    return counter_of(group.number, group.counter_floor + JUMP if count is None else count)
 
 
 def log_end_after(positions: Sequence[int]) -> int:

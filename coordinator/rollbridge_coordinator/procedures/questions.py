@@ -11,25 +11,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from bridge.errors import (
+from rollbridge.errors import (
     InvalidRequestError,
     OutcomeExpired,
     RollbridgeError,
     TransactionNotFound,
     TransactionPreserverClosed,
 )
-from bridge.model import paths
-from bridge.model.buffered import BufferedTransaction
-from bridge.model.frames import PieceKey
-from bridge.model.identifiers import TransactionId
-from bridge.model.known import KnownTransaction
-from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.requests import Answer, Request, RequestKind, Story
-from bridge.model.terminated import Terminated
-from bridge.model.transaction import State
-from coordinator.group import GroupState, Question
-from coordinator.preserver import Absence, TransactionMetadataPreserver
-from coordinator.steps import Steps, end_offsets, write
+from rollbridge.model import paths
+from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.frames import PieceKey
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.known import KnownTransaction
+from rollbridge.model.nodes import CreateNode, DeleteNode
+from rollbridge.model.requests import Answer, Request, RequestKind, Story
+from rollbridge.model.terminated import Terminated
+from rollbridge.model.transaction import State
+from rollbridge_coordinator.state.group import GroupState, Question
+from rollbridge_coordinator.state.preserver import Absence, TransactionMetadataPreserver
+from rollbridge_coordinator.state.steps import Steps, end_offsets, write
 
 OPEN_SHOWN_MAX: Final = 500
 """Most open transactions in one answer, the oldest ones: a ZooKeeper node holds 1 MiB."""

@@ -18,18 +18,18 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from bridge.model import paths
-from bridge.model.buffered import BufferedTransaction, FrameRef
-from bridge.model.faults import SUSPENDED, StreamFault
-from bridge.model.frames import REASON_CHARACTERS_MAX
-from bridge.model.names import StreamName, parse_segment_topic
-from bridge.model.nodes import CreateNode, DeleteNode, SetNode
-from bridge.model.transaction import State
-from coordinator.effects import ROUND, STUMBLED, Look, Messages, Refused
-from coordinator.faults import LEADERLESS
-from coordinator.group import GroupState
-from coordinator.procedures.sealing import seal_left
-from coordinator.steps import (
+from rollbridge.model import paths
+from rollbridge.model.buffered import BufferedTransaction, FrameRef
+from rollbridge.model.faults import SUSPENDED, StreamFault
+from rollbridge.model.frames import REASON_CHARACTERS_MAX
+from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.nodes import CreateNode, DeleteNode, SetNode
+from rollbridge.model.transaction import State
+from rollbridge_coordinator.procedures.sealing import seal_left
+from rollbridge_coordinator.state.effects import ROUND, STUMBLED, Look, Messages, Refused
+from rollbridge_coordinator.state.faults import LEADERLESS
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import (
     Steps,
     abort_round,
     append_messages,
@@ -39,7 +39,7 @@ from coordinator.steps import (
     topic_ids,
     write,
 )
-from coordinator.topics import segment_topic_spec
+from rollbridge_coordinator.state.topics import segment_topic_spec
 
 Items = Sequence[tuple[str, FrameRef]]
 
@@ -75,6 +75,7 @@ def absorb(
         Refused: Nobody can be set aside: the group's own topics are refused.
     """
     group.counts["rounds_refused"] += 1
+    group.doubts.end()
     group.log_end = group.draft = None
     group.forecast.forget({topic for topic, _ in items})
     if isinstance(refused.effect, Look):
@@ -108,7 +109,7 @@ def absorb(
         return False
     start = 0
     for transaction, end in zip(transactions, ends, strict=True):
-        if any(topic == refused.topic for topic, _ in items[start:end]):
+        if any(items[place][0] == refused.topic for place in range(start, end)):
             refuse(group, transaction, reason, now_ms)
         start = end
     return True
@@ -175,6 +176,21 @@ def _try(items: Items) -> Steps[Refused | None]:
         return refused
     yield from abort_round()
     return None
+
+
+def probe(group: GroupState, topics: Sequence[str]) -> Steps[None]:
+    """See that brokers take records of the topics and the commit log; what is appended is taken back.
+
+    If one of them leaves a doubt, the term ends before anybody is suspected; a refusal is left to the round itself.
+    """
+    group.log_end = None
+    group.forecast.forget(topics)
+    try:
+        for topic in (*topics, group.commit_log):
+            yield from append_messages(Messages(topic, [(b"rollbridge", b"")]))
+    except Refused:
+        return
+    yield from abort_round()
 
 
 def _wrong_with(group: GroupState, topic: str) -> Steps[str]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from bridge.model import paths
-from bridge.model.nodes import CreateNode
-from bridge.model.under_way import Scaling
-from coordinator.effects import Refused
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState
-from coordinator.procedures.suspended import take_up
-from coordinator.steps import Steps, closed_of, write
+from rollbridge.model import paths
+from rollbridge.model.nodes import CreateNode
+from rollbridge.model.under_way import Scaling
+from rollbridge_coordinator.procedures.suspended import take_up
+from rollbridge_coordinator.state.effects import Refused
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import Steps, closed_of, write
 
 
 def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[None]:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import logging
 
-from bridge.errors import InvalidRequestError, RollbridgeError, StreamBusy, StreamNotFound, TransactionNotFound
-from bridge.model import paths
-from bridge.model.frames import REASON_CHARACTERS_MAX
-from bridge.model.identifiers import TransactionId
-from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.requests import Answer, Request, RequestKind, refusing
-from coordinator.effects import Refused
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, StreamState
-from coordinator.planning import why_waits
-from coordinator.preserver import Absence
-from coordinator.procedures.deletion import delete_again, delete_stream
-from coordinator.procedures.foreign import is_due
-from coordinator.procedures.questions import describe, put_question
-from coordinator.procedures.retention import truncate_stream, update_stream
-from coordinator.procedures.scale import scale
-from coordinator.procedures.snapshots import clear_snapshots, write_snapshots
-from coordinator.procedures.streams import create_stream
-from coordinator.procedures.suspended import hold_request, take_out
-from coordinator.steps import Steps, read_children, read_node, write
+from rollbridge.errors import InvalidRequestError, RollbridgeError, StreamBusy, StreamNotFound, TransactionNotFound
+from rollbridge.model import paths
+from rollbridge.model.frames import REASON_CHARACTERS_MAX
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.nodes import CreateNode, DeleteNode
+from rollbridge.model.requests import Answer, Request, RequestKind, refusing
+from rollbridge_coordinator.procedures.deletion import delete_again, delete_stream
+from rollbridge_coordinator.procedures.foreign import is_due
+from rollbridge_coordinator.procedures.questions import describe, put_question
+from rollbridge_coordinator.procedures.retention import truncate_stream, update_stream
+from rollbridge_coordinator.procedures.scale import scale
+from rollbridge_coordinator.procedures.snapshots import clear_snapshots, write_snapshots
+from rollbridge_coordinator.procedures.streams import create_stream
+from rollbridge_coordinator.procedures.suspended import hold_request, take_out
+from rollbridge_coordinator.state.effects import Refused
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.planning import why_waits
+from rollbridge_coordinator.state.preserver import Absence
+from rollbridge_coordinator.state.steps import Steps, read_children, read_node, write
+from rollbridge_coordinator.state.streams import StreamState
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ def handle_requests(group: GroupState, now_ms: int) -> Steps[bool]:
     names = yield from read_children(paths.requests(group.name))
     waiting = {name for names_of in group.answers.values() for name in names_of} | group.questions.keys()
     waiting |= group.held.keys() | group.unanswered
+    group.unanswered.intersection_update(names)
     todo = sorted(name for name in names if name not in waiting)
     for name in todo[: group.settings.requests_per_turn]:
         raw = yield from read_node(f"{paths.requests(group.name)}/{name}")
@@ -172,15 +174,14 @@ def _rebuild(group: GroupState, name: str, stream: StreamState, now_ms: int) -> 
 
 
 def _answer(group: GroupState, name: str, answer: Answer) -> Steps[None]:
-    """Answer a request, unless its client has withdrawn it, or ZooKeeper does not take the answer."""
+    """Answer a request, unless its client has withdrawn it, or ZooKeeper takes neither the answer nor the removal."""
     asked = DeleteNode(f"{paths.requests(group.name)}/{name}")
     for operations in ((asked, CreateNode(f"{paths.answers(group.name)}/{name}", answer.to_json())), (asked,)):
         try:
-            yield from write(*operations)
+            if (yield from write(*operations)):
+                return
         except Refused as refused:
             logger.warning("%s: request %s cannot be answered: %s", group.name, name, refused)
-        else:
-            return
     group.unanswered.add(name)
 
 

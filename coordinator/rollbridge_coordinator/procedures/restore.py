@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from bridge.model.aborted import AbortedTransactions
-from bridge.model.buffered import LateBegin, Partition
-from bridge.model.identifiers import TransactionId
-from bridge.model.ongoing import OngoingTransactions, choose_ongoing, ongoing_keys
-from bridge.model.snapshots import Snapshot, choose, index_keys, partition_name, segment_key
-from coordinator.effects import LogSummary
-from coordinator.group import GroupState
-from coordinator.metrics import Op
-from coordinator.places import Place, log_start
-from coordinator.procedures.aborted import drop_aborted, in_batches, load_segments
-from coordinator.procedures.snapshots import partitions_of
-from coordinator.snapshots import SINGLE_BYTES_MAX, Needed, PartitionSnapshots
-from coordinator.steps import Steps, end_offsets, read_compacted, start_offsets, topic_ids
+from rollbridge.model.aborted import AbortedTransactions
+from rollbridge.model.buffered import LateBegin, Partition
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ongoing import OngoingTransactions, choose_ongoing, ongoing_keys
+from rollbridge.model.snapshots import Snapshot, choose, index_keys, partition_name, segment_key
+from rollbridge_coordinator.procedures.aborted import drop_aborted, in_batches, load_segments
+from rollbridge_coordinator.procedures.snapshots import partitions_of
+from rollbridge_coordinator.state.effects import LogSummary
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.metrics import Op
+from rollbridge_coordinator.state.places import Place, log_start
+from rollbridge_coordinator.state.snapshots import SINGLE_BYTES_MAX, Needed, PartitionSnapshots
+from rollbridge_coordinator.state.steps import Steps, end_offsets, read_compacted, start_offsets, topic_ids
 
 
 def restore_snapshots(group: GroupState) -> Steps[int]:

@@ -16,14 +16,14 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from bridge.errors import ConflictError, CorruptDataError, InvalidNameError, InvalidRequestError, UnavailableError
-from bridge.model import paths
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.late import LateNotes
-from bridge.model.names import parse_segment_topic
-from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.model.records import (
+from rollbridge.errors import ConflictError, CorruptDataError, InvalidNameError, InvalidRequestError, UnavailableError
+from rollbridge.model import paths
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.late import LateNotes
+from rollbridge.model.names import parse_segment_topic
+from rollbridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from rollbridge.model.records import (
     FOREVER,
     Mark,
     Retention,
@@ -33,14 +33,14 @@ from bridge.model.records import (
     marks_from_json,
     marks_to_json,
 )
-from bridge.model.records import StreamState as Lifecycle
-from bridge.model.requests import Answer, Request
-from bridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
-from coordinator.effects import Refused
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, StreamState
-from coordinator.retention import is_mark_due, marks_that_fit, marks_within, place_to_truncate
-from coordinator.steps import (
+from rollbridge.model.records import StreamState as Lifecycle
+from rollbridge.model.requests import Answer, Request
+from rollbridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
+from rollbridge_coordinator.state.effects import Refused
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.retention import is_mark_due, marks_that_fit, marks_within, place_to_truncate
+from rollbridge_coordinator.state.steps import (
     Steps,
     delete_records,
     disk_bytes,
@@ -53,6 +53,7 @@ from coordinator.steps import (
     try_to_delete_topics,
     write,
 )
+from rollbridge_coordinator.state.streams import StreamState
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ A transaction with conditions is rolled alone, and steps 4 and 5 come before ste
 not change any more when they are looked at. If they do not hold, its frames are not in the round, only its outcome is.
 
 A seal that meets a native transaction of somebody else that stays open gives the rolling commit up to
-:mod:`coordinator.procedures.suspended`, which has it gone on with later: of what was appended nothing is visible, so it
-is aborted then, and appended anew.
+:mod:`rollbridge_coordinator.procedures.suspended`, which has it gone on with later: of what was appended nothing is
+visible, so it is aborted then, and appended anew.
 
 Source: PDP-24, "CommitTransaction" and the temporary node of "Controller changes".
 """
@@ -33,23 +33,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bridge.model import paths
-from bridge.model.buffered import BufferedTransaction
-from bridge.model.epochs import EpochHistory, EpochRecord
-from bridge.model.names import is_segment_topic, parse_segment_topic
-from bridge.model.nodes import CreateNode, DeleteNode, SetNode, bytes_of
-from bridge.model.records import epoch_to_json
-from bridge.model.transaction import State
-from bridge.model.under_way import Committing, Roll
-from coordinator.effects import ROUND, Look, Refused
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, StreamState
-from coordinator.planning import ROLL_BYTES_MAX, conditions_of, still_fitting, targets
-from coordinator.procedures.conditions import Before
-from coordinator.procedures.merge import append_round, items_of, settle
-from coordinator.procedures.refusals import absorb, note_fault, refuse
-from coordinator.procedures.reopening import reopen
-from coordinator.procedures.suspended import (
+from rollbridge.model import paths
+from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.epochs import EpochHistory, EpochRecord
+from rollbridge.model.names import is_segment_topic, parse_segment_topic
+from rollbridge.model.nodes import CreateNode, DeleteNode, SetNode, bytes_of
+from rollbridge.model.records import epoch_to_json
+from rollbridge.model.transaction import State
+from rollbridge.model.under_way import Committing, Roll
+from rollbridge_coordinator.procedures.conditions import Before
+from rollbridge_coordinator.procedures.merge import append_round, items_of, settle
+from rollbridge_coordinator.procedures.refusals import absorb, note_fault, probe, refuse
+from rollbridge_coordinator.procedures.reopening import reopen
+from rollbridge_coordinator.procedures.suspended import (
     change,
     end_suspension,
     kept_of,
@@ -59,8 +55,13 @@ from coordinator.procedures.suspended import (
     still_held,
     suspend,
 )
-from coordinator.steps import Steps, abort_round, commit_round, create_topics, seal, write
-from coordinator.topics import segment_topic_spec
+from rollbridge_coordinator.state.effects import ROUND, Look, Refused
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX, conditions_of, still_fitting, targets
+from rollbridge_coordinator.state.steps import Steps, abort_round, commit_round, create_topics, seal, write
+from rollbridge_coordinator.state.streams import StreamState
+from rollbridge_coordinator.state.topics import segment_topic_spec
 
 _Plan = tuple[Roll, StreamState, EpochRecord, EpochRecord]
 """What one stream gets: the duplicate of the transactions' epoch, and that of the active one."""
@@ -97,9 +98,16 @@ def finish_roll(
     plans = _plans(group, committing)
     if transactions is not None:
         while True:
-            items, stops = items_of(transactions, targets(group, committing.rolls))
+            for transaction in transactions:
+                doubt = group.doubts.fault_of(transaction)
+                if doubt is not None and transaction.state is State.COMMITTING:
+                    refuse(group, transaction, doubt, committing.created_ms)
+            if any(group.doubts.is_suspect(item.id) for item in transactions):
+                yield from probe(group, ())
+            group.doubts.begin([item for item in transactions if item.state is State.COMMITTING], together=True)
             try:
                 if not (yield from _append(group, committing, transactions, plans, node)):
+                    group.doubts.end()
                     left = committing.with_only(kept_of(transactions))
                     yield from suspend(group, node, left, _active_topics(plans))
                     return
@@ -114,8 +122,9 @@ def finish_roll(
                         return
                     yield from _give_up(group, transactions, refused, plans, committing.created_ms)
                     continue
+                items, ends = items_of(transactions, targets(group, committing.rolls))  # without those refused in it
                 again = yield from absorb(
-                    group, transactions, items, stops, refused, committing.created_ms, may_wait=may_wait
+                    group, transactions, items, ends, refused, committing.created_ms, may_wait=may_wait
                 )
                 if not again:
                     yield from _undo(group, committing, node, refused.reason)
@@ -123,16 +132,16 @@ def finish_roll(
         settle(group, transactions, rolled=True)
     plans = [item for item in plans if _is_published(item[0], item[1])]  # all of them, unless it was given up
     duplicates = _duplicate_topics(plans)
-    ends, held = yield from _seal_duplicates(group, plans, committing.created_ms)
+    sealed, held = yield from _seal_duplicates(group, plans, committing.created_ms)
     if held:
         yield from suspend(group, node, committing, sorted(held))
         return
     group.forecast.forget(duplicates)
     for roll, stream, duplicate, _ in plans:
         topics = {item.id: stream.topic_of(item.id) for item in duplicate.segments}
-        if not ends.keys() >= set(topics.values()):
+        if not sealed.keys() >= set(topics.values()):
             continue
-        closed = {item: ends[topic] for item, topic in topics.items()}
+        closed = {item: sealed[topic] for item, topic in topics.items()}
         stream.history = stream.history.with_sealed_ends(roll.new_active_epoch, closed)
         record = stream.history.record(roll.new_active_epoch)
         if not (yield from write(SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(record)))):
@@ -219,7 +228,7 @@ def _seal_duplicates(
     """Seal the duplicates; gives their ends, and those of them on which native transactions of others are open.
 
     Neither of a stream of which that is refused: it is in an error state then, in which it is tried again; see
-    :mod:`coordinator.procedures.sealing`.
+    :mod:`rollbridge_coordinator.procedures.sealing`.
     """
     topics = [[stream.topic_of(item.id) for item in duplicate.segments] for _, stream, duplicate, _ in plans]
     everything = [topic for own in topics for topic in own]
@@ -317,7 +326,8 @@ def _undo(group: GroupState, committing: Committing, node: str, reason: str) -> 
     """Give up a rolling commit of which nothing is visible yet; its transactions are planned anew.
 
     It may have closed active segments. They get successors all the same, or plain writers would look for these for
-    ever: one that was suspended goes on without transactions, for others see :mod:`coordinator.procedures.reopening`.
+    ever: one that was suspended goes on without transactions, for others see
+        :mod:`rollbridge_coordinator.procedures.reopening`.
     """
     if node in group.suspended:
         if committing.transactions:

@@ -13,23 +13,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bridge.errors import StreamBusy
-from bridge.model import paths
-from bridge.model.epochs import EpochHistory, EpochRecord
-from bridge.model.foreign import name_some
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange, ranges_of
-from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.records import check_segments, epoch_to_json
-from bridge.model.requests import Answer, Request, refusing
-from bridge.model.under_way import Scaling
-from coordinator.effects import Refused, Seal
-from coordinator.errors import StaleStateError
-from coordinator.faults import SEAL_TIMEOUT
-from coordinator.group import GroupState, StreamState, Wait
-from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, look_again, tell
-from coordinator.procedures.reopening import find_closed
-from coordinator.procedures.suspended import (
+from rollbridge.errors import StreamBusy
+from rollbridge.model import paths
+from rollbridge.model.epochs import EpochHistory, EpochRecord
+from rollbridge.model.foreign import name_some
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange, ranges_of
+from rollbridge.model.nodes import CreateNode, DeleteNode
+from rollbridge.model.records import check_segments, epoch_to_json
+from rollbridge.model.requests import Answer, Request, refusing
+from rollbridge.model.under_way import Scaling
+from rollbridge_coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, look_again, tell
+from rollbridge_coordinator.procedures.reopening import find_closed
+from rollbridge_coordinator.procedures.suspended import (
     end_suspension,
     hold_request,
     postpone,
@@ -38,8 +34,13 @@ from coordinator.procedures.suspended import (
     still_held,
     suspend,
 )
-from coordinator.steps import Steps, create_topics, now, seal, write
-from coordinator.topics import segment_topic_spec
+from rollbridge_coordinator.state.effects import Refused, Seal
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import SEAL_TIMEOUT
+from rollbridge_coordinator.state.group import GroupState, Wait
+from rollbridge_coordinator.state.steps import Steps, create_topics, now, seal, write
+from rollbridge_coordinator.state.streams import StreamState
+from rollbridge_coordinator.state.topics import segment_topic_spec
 
 
 def scale(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:

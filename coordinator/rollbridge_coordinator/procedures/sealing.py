@@ -6,14 +6,15 @@ sealed, until it can be. The history says what that is: an epoch without ends th
 
 from __future__ import annotations
 
-from bridge.model import paths
-from bridge.model.faults import SUSPENDED, StreamFault
-from bridge.model.nodes import SetNode
-from bridge.model.records import epoch_to_json
-from coordinator.effects import Refused, Seal
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, StreamState
-from coordinator.steps import Steps, seal, write
+from rollbridge.model import paths
+from rollbridge.model.faults import SUSPENDED, StreamFault
+from rollbridge.model.nodes import SetNode
+from rollbridge.model.records import epoch_to_json
+from rollbridge_coordinator.state.effects import Refused, Seal
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import Steps, seal, write
+from rollbridge_coordinator.state.streams import StreamState
 
 
 def unsealed_fault(since_ms: int) -> StreamFault:

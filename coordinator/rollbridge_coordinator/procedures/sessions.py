@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from bridge.errors import CorruptDataError
-from bridge.model import paths
-from bridge.model.nodes import DeleteNode
-from bridge.model.records import ClientSession
-from bridge.model.under_way import Committing
-from coordinator.group import GroupState
-from coordinator.steps import Steps, read_children, read_node, read_nodes, write
+from rollbridge.errors import CorruptDataError
+from rollbridge.model import paths
+from rollbridge.model.nodes import DeleteNode
+from rollbridge.model.records import ClientSession
+from rollbridge.model.under_way import Committing
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import Steps, read_children, read_node, read_nodes, write
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,18 @@ def load_sessions(group: GroupState) -> Steps[None]:
 
 
 def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
-    """Remove the records of sessions that registered long ago, once a day; such a client may register again."""
+    """Remove the records of sessions that registered long ago, once a day; such a client may register again.
+
+    Those that tell of labels stay: who comes again with one of these must not find a client that has written nothing.
+    """
     if group.times.differ or now_ms < group.sessions_checked_ms + LOOK_MS:
         return
     group.sessions_checked_ms = now_ms
     writing = {item.owners.session[0] for item in group.fold.open.values()}
     for session in (yield from _read_sessions(group)):
         kept_ms = KEPT_MS if session.work is None else WORK_KEPT_MS
+        if session.has_series:
+            continue
         if session.registered_ms < now_ms - kept_ms and session.client_name not in writing:
             yield from write(DeleteNode(paths.session(group.name, session.client_name)))
             group.fold.fences.forget(session.client_name)

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from bridge.model.buffered import BufferedTransaction, Partition
-from bridge.model.identifiers import TransactionId
-from bridge.model.ongoing import OngoingTransactions, is_ongoing, ongoing_keys
-from bridge.model.snapshots import Snapshot, segment_key
-from coordinator.effects import Messages
-from coordinator.group import GroupState
-from coordinator.metrics import Op
-from coordinator.ongoing import needed_with, plan_ongoing
-from coordinator.snapshots import Marks, Needed, Plan
-from coordinator.steps import (
+from rollbridge.model.buffered import BufferedTransaction, Partition
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ongoing import OngoingTransactions, is_ongoing, ongoing_keys
+from rollbridge.model.snapshots import Snapshot, segment_key
+from rollbridge_coordinator.state.effects import Messages
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.metrics import Op
+from rollbridge_coordinator.state.ongoing import needed_with, plan_ongoing
+from rollbridge_coordinator.state.snapshots import Marks, Needed, Plan
+from rollbridge_coordinator.state.steps import (
     Steps,
     append_messages,
     commit_round,
@@ -30,7 +30,7 @@ from coordinator.steps import (
     read_compacted,
     topic_ids,
 )
-from coordinator.topics import snapshot_topic_spec
+from rollbridge_coordinator.state.topics import snapshot_topic_spec
 
 SNAPSHOTS_PER_ROUND: Final = 32
 """Each may have a segment and an index of a quarter of a megabyte."""

@@ -1,21 +1,21 @@
 """Streams: create them; may be run again after a crash at any point. What deletes them is in ``deletion``.
 
 One that is created under the name of a deleted stream goes on above the numbers that this has used
-(:mod:`bridge.model.lives`), so no name of a topic is ever used by two streams.
+(:mod:`rollbridge.model.lives`), so no name of a topic is ever used by two streams.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from bridge.errors import InvalidNameError, InvalidRequestError, StreamExists
-from bridge.model import paths
-from bridge.model.epochs import EpochHistory
-from bridge.model.keyspace import check_partition, even_ranges, ranges_of
-from bridge.model.lives import former_among
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import CreateNode, DeleteNode
-from bridge.model.records import (
+from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamExists
+from rollbridge.model import paths
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.keyspace import check_partition, even_ranges, ranges_of
+from rollbridge.model.lives import former_among
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import CreateNode, DeleteNode
+from rollbridge.model.records import (
     RECORD_BYTES_MAX_DEFAULT,
     Retention,
     StreamConfig,
@@ -24,9 +24,10 @@ from bridge.model.records import (
     check_segments,
     epoch_to_json,
 )
-from bridge.model.requests import Answer, Request
-from coordinator import group as state
-from coordinator.steps import (
+from rollbridge.model.requests import Answer, Request
+from rollbridge_coordinator.state import streams
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import (
     Steps,
     create_topics,
     end_offsets,
@@ -36,13 +37,13 @@ from coordinator.steps import (
     topic_ids,
     write,
 )
-from coordinator.topics import buffer_topic_spec, segment_topic_spec
+from rollbridge_coordinator.state.topics import buffer_topic_spec, segment_topic_spec
 
 BUFFER_PARTITIONS_MAX = 256
 RECORD_BYTES_LIMIT = 64 * 1024 * 1024
 
 
-def create_stream(group: state.GroupState, name: str, request: Request, now_ms: int) -> Steps[None]:
+def create_stream(group: GroupState, name: str, request: Request, now_ms: int) -> Steps[None]:
     """Create a stream with its topics and its first epoch: 0, or above all that former lives of its name have used.
 
     Raises:
@@ -106,7 +107,7 @@ def create_stream(group: state.GroupState, name: str, request: Request, now_ms: 
         ),
     )
     if created:
-        group.add_stream(state.StreamState(config, history))
+        group.add_stream(streams.StreamState(config, history))
 
 
 def _check_name(stream: StreamName, group: GroupName) -> Steps[None]:

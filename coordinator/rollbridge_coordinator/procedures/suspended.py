@@ -24,22 +24,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from bridge.errors import CorruptDataError, StreamBusy
-from bridge.model import paths
-from bridge.model.buffered import BufferedTransaction
-from bridge.model.faults import SUSPENDED, StreamFault
-from bridge.model.foreign import name_some
-from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.model.requests import Answer, refusing
-from bridge.model.transaction import State
-from bridge.model.under_way import Committing, Scaling, Work, work_from_json
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, Suspended, Wait
-from coordinator.housekeeping import Rest
-from coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, tell
-from coordinator.procedures.refusals import hide_fault, show_fault
-from coordinator.procedures.sealing import unsealed_fault
-from coordinator.steps import Steps, look_for_obstacles, now, read_children, read_nodes, write
+from rollbridge.errors import CorruptDataError, StreamBusy
+from rollbridge.model import paths
+from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.faults import SUSPENDED, StreamFault
+from rollbridge.model.foreign import name_some
+from rollbridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
+from rollbridge.model.requests import Answer, refusing
+from rollbridge.model.transaction import State
+from rollbridge.model.under_way import Committing, Scaling, Work, work_from_json
+from rollbridge_coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, tell
+from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault
+from rollbridge_coordinator.procedures.sealing import unsealed_fault
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState, Suspended, Wait
+from rollbridge_coordinator.state.housekeeping import Rest
+from rollbridge_coordinator.state.steps import Steps, look_for_obstacles, now, read_children, read_nodes, write
 
 BLIND_MS: Final = 10_000
 """How soon it is tried again where brokers do not tell of the transactions that a seal has met: only another seal tells

@@ -14,30 +14,31 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from bridge.errors import CorruptDataError
-from bridge.model import paths
-from bridge.model.buffer import BufferFold
-from bridge.model.buffered import Partition
-from bridge.model.faults import StreamFault
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import SetNode
-from bridge.model.records import Group, StreamConfig
-from bridge.model.records import StreamState as Lifecycle
-from bridge.model.under_way import Committing, Scaling
-from coordinator.effects import LogSummary
-from coordinator.errors import StaleStateError
-from coordinator.group import Doomed, GroupState, LeaderSettings
-from coordinator.procedures.journal import check_birth, check_counters, check_journal, check_mark, open_journal
-from coordinator.procedures.outcomes import open_preserver
-from coordinator.procedures.restore import finish_restore, restore_ongoing, restore_snapshots
-from coordinator.procedures.retention import load_stream
-from coordinator.procedures.rolling import resume_roll
-from coordinator.procedures.scale import finish_scale
-from coordinator.procedures.sealing import unsealed_fault
-from coordinator.procedures.sessions import load_sessions
-from coordinator.procedures.suspended import load_suspended
-from coordinator.steps import (
+from rollbridge.errors import CorruptDataError
+from rollbridge.model import paths
+from rollbridge.model.buffer import BufferFold
+from rollbridge.model.buffered import Partition
+from rollbridge.model.faults import StreamFault
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import SetNode
+from rollbridge.model.records import Group, StreamConfig
+from rollbridge.model.records import StreamState as Lifecycle
+from rollbridge.model.under_way import Committing, Scaling
+from rollbridge_coordinator.procedures.counters import open_counter
+from rollbridge_coordinator.procedures.journal import check_birth, check_journal, check_mark, open_journal
+from rollbridge_coordinator.procedures.outcomes import open_preserver
+from rollbridge_coordinator.procedures.restore import finish_restore, restore_ongoing, restore_snapshots
+from rollbridge_coordinator.procedures.retention import load_stream
+from rollbridge_coordinator.procedures.rolling import resume_roll
+from rollbridge_coordinator.procedures.scale import finish_scale
+from rollbridge_coordinator.procedures.sealing import unsealed_fault
+from rollbridge_coordinator.procedures.sessions import load_sessions
+from rollbridge_coordinator.procedures.suspended import load_suspended
+from rollbridge_coordinator.state.effects import LogSummary
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState, LeaderSettings
+from rollbridge_coordinator.state.steps import (
     Steps,
     confirm_leadership,
     create_topics,
@@ -53,8 +54,9 @@ from coordinator.steps import (
     topic_ids,
     write,
 )
-from coordinator.tail import WarmTail
-from coordinator.topics import commit_log_topic_spec
+from rollbridge_coordinator.state.streams import Doomed
+from rollbridge_coordinator.state.tail import WarmTail
+from rollbridge_coordinator.state.topics import commit_log_topic_spec
 
 ORDERS_READ: Final = 100_000
 """How many outcomes at the end of the commit log are looked at for numbers of commits, if any commit waits for some."""
@@ -90,6 +92,7 @@ def take_over(
     yield from _check_commit_log(group, replication_factor)
     yield from check_mark(group)
     yield from check_journal(group)
+    yield from open_counter(group)
     yield from _load_streams(group)
     yield from load_suspended(group)
     raw = yield from read_node(paths.scaling(name))
@@ -98,9 +101,6 @@ def take_over(
     yield from confirm_leadership()
     yield from _check_buffers(group)
     yield from _read_logs(group, terminated, replication_factor, tail)
-    said = group.snapshots.summary
-    if said is not None:
-        yield from check_counters(group, (item for item in said.terminated if item not in said.aborted))
     if raw is not None:
         yield from finish_scale(group, Scaling.from_json(raw), paths.scaling(name))
     ends = yield from end_offsets(sorted(group.partitions()))
@@ -109,8 +109,8 @@ def take_over(
 
 def finish_pending(group: GroupState) -> Steps[None]:
     """Finish a rolling commit that was under way; the buffers have been folded up to the offsets of the takeover."""
+    group.fold.fresh = list(group.fold.open)  # looked at with the first work, once what was under way is finished
     yield from finish_restore(group)
-    yield from check_counters(group, group.fold.open)
     if group.fold.lines:
         # They wait for earlier commits of their connections, some of which may have an outcome and not be read again.
         group.fold.learn_order((yield from read_orders(group.commit_log, ORDERS_READ)))

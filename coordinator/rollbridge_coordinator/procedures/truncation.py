@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.model.buffered import Partition
-from coordinator.group import GroupState
-from coordinator.steps import Steps, delete_records
+from rollbridge.model.buffered import Partition
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import Steps, delete_records
 
 
 def needed_from(group: GroupState) -> Mapping[Partition, int]:

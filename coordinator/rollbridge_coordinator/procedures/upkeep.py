@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bridge.model import paths
-from bridge.model.buffered import BufferedTransaction, Partition
-from bridge.model.identifiers import TransactionId
-from bridge.model.nodes import CreateNode, DeleteNode, leading
-from bridge.model.records import TransactionRecord
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState
-from coordinator.planning import waiting
-from coordinator.procedures.aborted import drop_aborted
-from coordinator.procedures.merge import begin_record
-from coordinator.procedures.outcomes import log_end_after
-from coordinator.steps import Steps, append_control, commit_round, end_offsets, read_nodes, write
+from rollbridge.model import paths
+from rollbridge.model.buffered import BufferedTransaction, Partition
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.nodes import CreateNode, DeleteNode, leading
+from rollbridge.model.records import TransactionRecord
+from rollbridge_coordinator.procedures.aborted import drop_aborted
+from rollbridge_coordinator.procedures.merge import begin_record
+from rollbridge_coordinator.procedures.outcomes import log_end_after
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.planning import waiting
+from rollbridge_coordinator.state.steps import Steps, append_control, commit_round, end_offsets, read_nodes, write
 
 RECORDS_PER_WRITE = 500
 

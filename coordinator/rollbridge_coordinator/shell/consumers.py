@@ -1,27 +1,28 @@
-"""Consumers of a leader: the tail of the transaction buffers, frames read again, and the whole commit log."""
+"""What a leader reads besides the tail of buffers (``rollbridge.kafka.tail``): frames again, and the commit log."""
 
 from __future__ import annotations
 
 import logging
-import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from bridge.errors import CorruptDataError, KafkaUnavailable
-from bridge.kafka.clients import assign_more, library_logger
-from bridge.kafka.compacted import is_end
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.quiet import limited
-from bridge.kafka.standstill import Lookout, places_of, positions_of
-from bridge.model.buffered import FrameRef, Partition
-from bridge.model.commit_order import LineKey
-from bridge.model.control import ControlKind, decode_control, peek_kind
-from coordinator.effects import LogSummary
+from rollbridge.errors import CorruptDataError, KafkaUnavailable
+from rollbridge.kafka.batches import Record, check_crc, complete_batches, parse_header
+from rollbridge.kafka.clients import library_logger
+from rollbridge.kafka.compacted import is_end
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.quiet import limited
+from rollbridge.kafka.tail import INFLATED_BYTES_MAX, read_numbered
+from rollbridge.model.buffered import FrameRef, Partition
+from rollbridge.model.commit_order import LineKey
+from rollbridge.model.control import ControlKind, decode_control, peek_kind
+from rollbridge_coordinator.state.effects import LogSummary
 
 logger = limited(logging.getLogger(__name__))
 
@@ -31,11 +32,9 @@ TRANSACTION_ID_BYTES: Final = 16
 IDLE_WAIT_MS: Final = 500
 """How long a broker holds back the answer that there is nothing new. What arrives is answered at once."""
 FETCH_WAIT_MS: Final = 50
-"""The same where offsets are sought, which waits for the fetch that is under way."""
-SEEK_GAP: Final = 2_000
-"""Frames of others that are skipped by reading rather than by seeking."""
-PATIENCE_S: Final = 10.0
-"""How long a frame that is read again may take to come before another consumer is asked."""
+"""The same where a log is read to its end."""
+READ_BYTES: Final = 4 * 1024 * 1024
+"""Asked for at once where frames are read again."""
 _GONE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
 
 
@@ -63,78 +62,6 @@ def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more:
         },
         logger=library_logger,
     )
-
-
-class BufferTail:
-    """Reads the buffers of a group from given offsets on, as they grow."""
-
-    def __init__(self, brokers: str, security: Mapping[str, str]) -> None:
-        """``brokers`` are the bootstrap servers."""
-        self._open = partial(_consumer, brokers, security, "read_uncommitted", **{"fetch.wait.max.ms": IDLE_WAIT_MS})
-        self._consumer = self._open()
-        self._starts: dict[Partition, int] = {}
-        self._arrived_at = 0.0
-        self._lookout = Lookout(brokers, Isolation.READ_UNCOMMITTED, security=security)
-
-    def assign(self, wanted: Mapping[Partition, int]) -> None:
-        """Read exactly these partitions; a new one from its offset on, the others from where they are.
-
-        Offsets are numbers: finding the "beginning" costs the library half a second, and a leader knows where a
-        buffer begins.
-        """
-        gone = self._starts.keys() - wanted.keys()
-        if gone:
-            self._consumer.incremental_unassign([TopicPartition(*item) for item in sorted(gone)])
-            for item in gone:
-                del self._starts[item]
-        fresh = {item: wanted[item] for item in sorted(wanted.keys() - self._starts.keys())}
-        if not fresh:
-            return
-        if self._starts and time.monotonic() - self._arrived_at > IDLE_WAIT_MS / 1000:
-            self._renew(fresh)  # they would wait for the fetch that is under way
-        else:
-            assign_more(self._consumer, places_of(fresh))
-            self._starts |= fresh
-
-    def poll(self, timeout_s: float) -> Iterator[Message]:
-        """What has arrived; waits for the first message at most ``timeout_s``."""
-        stuck = self._lookout.stuck(self._positions)
-        if stuck:
-            logger.warning("no frames come from %s although there are some; reading anew", sorted(stuck))
-            self._renew()
-        for message in _arrived(self._consumer, timeout_s):
-            error = message.error()
-            if error is None:
-                self._arrived_at = time.monotonic()
-                yield message
-            elif (message.topic(), message.partition()) in self._starts:
-                _report(error)
-
-    def ends(self) -> dict[Partition, int]:
-        """Where each buffer ended when it was read last, as far as that is known."""
-        found = {}
-        for item in self._starts:
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(*item), cached=True)
-            if end >= 0:
-                found[item] = end
-        return found
-
-    def close(self) -> None:
-        """Stop reading."""
-        self._consumer.close()
-
-    def _positions(self) -> dict[Partition, int]:
-        return positions_of(self._consumer.position([TopicPartition(*item) for item in self._starts]), self._starts)
-
-    def _renew(self, fresh: Mapping[Partition, int] | None = None) -> None:
-        """Go on with another consumer where this one is; what it has fetched and not handed out comes again.
-
-        ``fresh`` is read as well from now on.
-        """
-        before, self._starts = self._consumer, {**self._positions(), **(fresh or {})}
-        self._consumer = self._open()
-        assign_more(self._consumer, places_of(self._starts))
-        before.close()
 
 
 def _arrived(consumer: Consumer, timeout_s: float) -> Sequence[Message]:
@@ -177,16 +104,21 @@ class LogTail:
 
 
 class FrameReader:
-    """Reads single frames again, best in the order of their offsets."""
+    """Reads single frames again, best in the order of their offsets.
+
+    Only batches that hold a frame which is wanted are opened, one at a time: what else stands in a buffer may be of any
+    size once it is decompressed.
+    """
 
     def __init__(self, brokers: str, security: Mapping[str, str], timeout_s: float = 60.0) -> None:
-        self._brokers = brokers
-        self._security = security
-        self._timeout_s = timeout_s
-        self._consumer: Consumer | None = None
-        self._at: tuple[Partition, int] | None = None
-        self._ahead: dict[int, Message] = {}
-        self._sought = 0
+        self._log = LogReader(
+            Cluster(brokers, security=security, client_id="rollbridge-coordinator"), retry_timeout_s=timeout_s
+        )
+        self._partition: Partition | None = None
+        self._batches: Sequence[_Batch] = ()
+        self._opened: _Batch | None = None
+        self._records: Iterator[Record] = iter(())
+        self._record: Record | None = None
 
     def read(self, frame: FrameRef) -> bytes:
         """The record batch of a frame.
@@ -195,17 +127,7 @@ class FrameReader:
             CorruptDataError: the buffer no longer holds the frame.
             KafkaUnavailable: no broker answered in time.
         """
-        if self._consumer is None:
-            self._consumer = _consumer(self._brokers, self._security, "read_uncommitted")
-        if self._at is None or self._at[0] != frame.partition or not 0 <= frame.offset - self._at[1] <= SEEK_GAP:
-            self._seek(frame)
-        self._at = (frame.partition, frame.offset)
-        deadline = time.monotonic() + self._timeout_s
-        while frame.offset not in self._ahead:
-            self._fill(frame, deadline)
-        for offset in [item for item in self._ahead if item < frame.offset]:
-            del self._ahead[offset]
-        value = self._ahead[frame.offset].value() or b""  # it stays: the next frame may be in the same bundle
+        value = self._value(frame)
         batch = value[frame.start : frame.start + frame.size]
         if len(batch) != frame.size or (frame.start == 0 and len(value) != frame.size):
             raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} no longer holds its frame")
@@ -213,42 +135,62 @@ class FrameReader:
 
     def close(self) -> None:
         """Stop reading and forget what was read ahead."""
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer, self._at = None, None
-            self._ahead.clear()
+        self._log.close()
+        self._partition, self._batches, self._opened, self._record = None, (), None, None
 
-    def _seek(self, frame: FrameRef) -> None:
-        assert self._consumer is not None
-        self._consumer.assign([TopicPartition(*frame.partition, frame.offset)])
-        self._ahead.clear()
-        self._sought = frame.offset
+    def _value(self, frame: FrameRef) -> bytes:
+        record = self._record
+        if self._opened is None or self._partition != frame.partition or frame.offset not in self._opened.offsets:
+            self._open(frame)
+        elif record is not None and record.offset == frame.offset:
+            return record.value or b""  # the next frame may be in the same bundle
+        elif record is not None and record.offset > frame.offset:
+            self._begin(self._opened)
+        for record in self._records:
+            if record.offset == frame.offset:
+                self._record = record
+                return record.value or b""
+        self._opened = None
+        raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} no longer holds its frame")
 
-    def _fill(self, frame: FrameRef, deadline: float) -> None:
-        assert self._consumer is not None
-        first = self._consumer.poll(min(PATIENCE_S, self._timeout_s))
-        if first is None:
-            if time.monotonic() >= deadline:
-                raise KafkaUnavailable(
-                    f"no broker gave offset {frame.offset} of {frame.partition[0]} in {self._timeout_s:g} s"
-                )
-            self._consumer.close()  # another one looks for the leader anew, see bridge.kafka.standstill
-            self._consumer = _consumer(self._brokers, self._security, "read_uncommitted")
-            self._seek(frame)
-            return
-        for message in (first, *self._consumer.consume(64, 0)):
-            error = message.error()
-            if error is not None:
-                if error.code() in _GONE and self._sought < frame.offset:
-                    self._seek(frame)  # what lies between the frame before and this one was truncated meanwhile
-                    return
-                _report(error)
-                continue
-            offset = message.offset()
-            if offset is not None and offset >= frame.offset:
-                self._ahead[offset] = message
-        if self._ahead and frame.offset not in self._ahead and min(self._ahead) > frame.offset:
+    def _open(self, frame: FrameRef) -> None:
+        """Find the batch in which a frame stands."""
+        if self._partition != frame.partition:
+            self._partition, self._batches = frame.partition, ()
+        found = self._find(frame.offset)
+        if found is None:
+            self._batches, self._opened, self._record = (), None, None
+            topic, number = frame.partition
+            raw = self._log.fetch_raw(
+                topic, frame.offset, partition=number, isolation=Isolation.READ_UNCOMMITTED, max_bytes=READ_BYTES
+            )
+            if raw.start <= frame.offset:
+                self._batches = [_Batch.of(batch) for batch in complete_batches(raw.batches)]
+            found = self._find(frame.offset)
+        if found is None:
             raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} is gone: the buffer was truncated")
+        self._begin(found)
+
+    def _find(self, offset: int) -> _Batch | None:
+        place = bisect_right(self._batches, offset, key=lambda batch: batch.offsets.start) - 1
+        return self._batches[place] if place >= 0 and offset in self._batches[place].offsets else None
+
+    def _begin(self, batch: _Batch) -> None:
+        check_crc(parse_header(batch.batch), batch.batch)
+        self._opened, self._record = batch, None
+        self._records = read_numbered(batch.batch, batch.offsets.start, batch.offsets.stop, INFLATED_BYTES_MAX)
+
+
+class _Batch(NamedTuple):
+    """A batch that was fetched, and the offsets in it."""
+
+    offsets: range
+    batch: memoryview
+
+    @classmethod
+    def of(cls, batch: memoryview) -> Self:
+        header = parse_header(batch)
+        return cls(range(header.base_offset, header.base_offset + header.last_offset_delta + 1), batch)
 
 
 def read_commit_log(
@@ -310,7 +252,7 @@ def _read_committed(
 ) -> Iterator[Message]:
     """The committed messages of a topic of one partition from an offset up to its present end.
 
-    The leader tells the end beforehand; see :mod:`bridge.kafka.compacted` for why a consumer can not.
+    The leader tells the end beforehand; see :mod:`rollbridge.kafka.compacted` for why a consumer can not.
     """
     with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
         end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from time import time
 from typing import Final
 
-from bridge.kafka.batches import BatchBuilder
-from bridge.model.control import ControlRecord
-from coordinator.effects import Messages
+from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.model.control import ControlRecord
+from rollbridge_coordinator.state.effects import Messages
 
 BATCH_BYTES_MAX: Final = 512 * 1024
 

@@ -18,7 +18,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from bridge.errors import ConfigError
+from rollbridge.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """The daemon: registers itself, and shares the transaction groups with the other coordinators that are alive.
 
-Who leads which group is decided in :mod:`coordinator.succession`, from what each coordinator says of itself in its
-ephemeral node. A coordinator that Kafka does not answer is no choice: it strikes itself off the list until it is
-answered again.
+Who leads which group is decided in :mod:`rollbridge_coordinator.state.succession`, from what each coordinator says of
+itself in its ephemeral node. A coordinator that Kafka does not answer is no choice: it strikes itself off the list
+until it is answered again.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Final
 
 import psutil
 
-from bridge.errors import EnvironmentProblem, RollbridgeError
-from bridge.kafka.topics import TopicAdmin
-from bridge.model import paths
-from bridge.model.names import GroupName
-from bridge.model.records import Coordinator
-from bridge.zookeeper.errors import NodeExists
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import SessionState, ZooKeeperSession
-from coordinator.config import CoordinatorSettings
-from coordinator.health import Vitals, faults
-from coordinator.metrics import coordinator_lines, joined, process_lines
-from coordinator.shell.endpoint import Endpoint
-from coordinator.shell.leadership import Leadership
-from coordinator.shell.metrics_file import MetricsBoard
-from coordinator.shell.presence import Presence, local_address
-from coordinator.shell.pulse import Pulse, PulseWatch
-from coordinator.shell.roll import Roll, within
-from coordinator.shell.vigils import Vigils
-from coordinator.succession import Candidates
+from rollbridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import Coordinator
+from rollbridge.zookeeper.errors import NodeExists
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.endpoint import Endpoint
+from rollbridge_coordinator.shell.leadership import Leadership
+from rollbridge_coordinator.shell.metrics_file import MetricsBoard
+from rollbridge_coordinator.shell.presence import Presence, local_address
+from rollbridge_coordinator.shell.pulse import Pulse, PulseWatch
+from rollbridge_coordinator.shell.roll import Roll, within
+from rollbridge_coordinator.shell.vigils import Vigils
+from rollbridge_coordinator.state.health import Vitals, faults
+from rollbridge_coordinator.state.metrics import coordinator_lines, joined, process_lines
+from rollbridge_coordinator.state.succession import Candidates
 
 logger = logging.getLogger(__name__)
 

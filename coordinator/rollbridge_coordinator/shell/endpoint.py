@@ -10,7 +10,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self
 
-from bridge.errors import EnvironmentProblem
+from rollbridge.errors import EnvironmentProblem
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,12 @@ The order within each topic is that of the items; topics are independent of each
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from bridge.kafka.batches import check_numbering, rebatch
-from bridge.model.buffered import FrameRef
+from rollbridge.kafka.batches import check_numbering, rebatch
+from rollbridge.model.buffered import FrameRef
 
 SMALL_BYTES: Final = 32 * 1024
 """Frames below this are joined with their neighbours; larger ones are cheaper to forward as they are."""
@@ -28,7 +29,9 @@ class FrameFeed:
         """
         self._items = items
         self._read = read
-        self._places: list[tuple[int, int]] = [(-1, 0)] * len(items)
+        # Of each item, the batch that holds it and the place of its first record there. There may be a million.
+        self._batches = array("q", [-1]) * len(items)
+        self._deltas = array("q", [0]) * len(items)
         self._made = 0
         self.at: tuple[int, ...] = ()
         """Places of the items whose batch was made last, or is being made."""
@@ -50,7 +53,7 @@ class FrameFeed:
                 yield from self._join(topic, waiting.pop(topic))
                 del sizes[topic]
             self.at = (index,)
-            self._places[index] = (self._made, 0)
+            self._batches[index] = self._made
             self._made += 1
             batch = self._batch(frame)
             check_numbering(batch)
@@ -60,18 +63,19 @@ class FrameFeed:
 
     def offsets(self, bases: Sequence[int]) -> list[int]:
         """The offset of each item's first record, from the base offsets of the batches."""
-        return [bases[batch] + delta for batch, delta in self._places]
+        return [bases[batch] + delta for batch, delta in zip(self._batches, self._deltas, strict=True)]
 
     def items_of(self, batch: int) -> tuple[int, ...]:
         """Places of the items whose records are in a batch that was made; none if it is not one of frames."""
-        made = [place for place, (number, _) in enumerate(self._places) if number == batch]
+        made = [place for place, number in enumerate(self._batches) if number == batch]
         return tuple(made) if batch < self._made else ()
 
     def _join(self, topic: str, indexes: Sequence[int]) -> Iterator[tuple[str, bytes]]:
         self.at = tuple(indexes)
         joined = rebatch([self._batch(self._items[index][1]) for index in indexes], JOINED_BYTES_MAX)
         for index, place in zip(indexes, joined.places, strict=True):
-            self._places[index] = (self._made + place.batch, place.offset_delta)
+            self._batches[index] = self._made + place.batch
+            self._deltas[index] = place.offset_delta
         self._made += len(joined.batches)
         for batch in joined.batches:
             yield topic, bytes(batch)

@@ -9,36 +9,36 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, cycle
 from typing import Any, Final, TypeVar, assert_never
 
-from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.compacted import read_latest, read_values
-from bridge.kafka.errors import AppendRefusedError, AppendUnknownError, NotAuthorizedError
-from bridge.kafka.foreign import end_transactions, obstacles
-from bridge.kafka.metadata import Cluster
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model import paths
-from bridge.model.buffered import FrameRef, Partition
-from bridge.model.foreign import ForeignTransaction
-from bridge.model.group_offsets import GroupOffsets
-from bridge.model.late import LateRecord
-from bridge.model.names import GroupName, is_segment_topic
-from bridge.model.nodes import CheckNode, NodeOperation
-from bridge.zookeeper.access import open_slots
-from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch
-from bridge.zookeeper.session import ZooKeeperSession
-from coordinator import effects as fx
-from coordinator.config import CoordinatorSettings
-from coordinator.errors import DeposedError, StaleStateError
-from coordinator.faults import LEADERLESS_S
-from coordinator.shell.consumers import FrameReader, read_commit_log, read_orders
-from coordinator.shell.control_batch import Batches, beside_batches, control_batches, message_batches
-from coordinator.shell.crash import CrashPoint
-from coordinator.shell.frame_feed import FrameFeed
-from coordinator.shell.late import LateRecords, late_batches
-from coordinator.shell.measures import Measures
-from coordinator.shell.outlook import Outlook
-from coordinator.shell.refusals import refusal
-from coordinator.steps import Steps
+from rollbridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.compacted import read_latest, read_values
+from rollbridge.kafka.errors import AppendRefusedError, AppendUnknownError, NotAuthorizedError
+from rollbridge.kafka.foreign import end_transactions, obstacles
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model import paths
+from rollbridge.model.buffered import FrameRef, Partition
+from rollbridge.model.foreign import ForeignTransaction
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.late import LateRecord
+from rollbridge.model.names import GroupName, is_segment_topic
+from rollbridge.model.nodes import CheckNode, NodeOperation
+from rollbridge.zookeeper.access import open_counter, open_slots
+from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.consumers import FrameReader, read_commit_log, read_orders
+from rollbridge_coordinator.shell.control_batch import Batches, beside_batches, control_batches, message_batches
+from rollbridge_coordinator.shell.crash import CrashPoint
+from rollbridge_coordinator.shell.frame_feed import FrameFeed
+from rollbridge_coordinator.shell.late import LateRecords, late_batches
+from rollbridge_coordinator.shell.measures import Measures
+from rollbridge_coordinator.shell.outlook import Outlook
+from rollbridge_coordinator.shell.refusals import refusal
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.errors import DeposedError, StaleStateError
+from rollbridge_coordinator.state.faults import LEADERLESS_S
+from rollbridge_coordinator.state.steps import Steps
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,9 @@ T = TypeVar("T")
 class Interpreter:
     """Runs procedures for one term of one leader.
 
-    An effect that was refused for good is thrown into its procedure as :class:`~coordinator.effects.Refused`. All other
-    errors of the adapters pass through: after them nobody knows what was done, so the leader takes over anew.
+    An effect that was refused for good is thrown into its procedure as
+    :class:`~rollbridge_coordinator.state.effects.Refused`. All other errors of the adapters pass through: after them
+    nobody knows what was done, so the leader takes over anew.
     """
 
     def __init__(
@@ -200,6 +201,9 @@ class Interpreter:
             case fx.ReadNodes(names):
                 nodes = self._session.get_many(names)
                 return {name: None if node is None else node.value for name, node in zip(names, nodes, strict=True)}
+            case fx.ReadCounter(name):
+                found = self._session.get(name)
+                return None if found is None else (found.value, found.version)
             case fx.ReadChildren(names):
                 return dict(zip(names, self._session.children_many(names), strict=True))
             case fx.EnsureNodes(names):
@@ -209,6 +213,8 @@ class Interpreter:
                         self._session.ensure(name)
                     if name.startswith(f"{paths.CAS}/"):
                         open_slots(self._session, self._group, name)
+                    elif name == paths.counter(self._group):
+                        open_counter(self._session, self._group)
             case fx.CreateTopics(topics):
                 self._look_at_fence(effect)
                 return self._create_topics(topics)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from bridge.kafka.batches import BatchBuilder
-from bridge.kafka.fetch import LogReader
-from bridge.kafka.foreign_names import batch_of_one, is_plain
-from bridge.kafka.metadata import Cluster
-from bridge.model.late import LATE_HEADER, LateRecord
-from coordinator.config import CoordinatorSettings
-from coordinator.faults import LEADERLESS_S
-from coordinator.shell.control_batch import BATCH_BYTES_MAX
+from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.foreign_names import batch_of_one, is_plain
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.model.late import LATE_HEADER, LateRecord
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.control_batch import BATCH_BYTES_MAX
+from rollbridge_coordinator.state.faults import LEADERLESS_S
 
 
 class LateRecords:
@@ -30,7 +30,7 @@ class LateRecords:
         self._reader.close()
 
     def read(self, topic: str, start: int, end: int, records_max: int) -> tuple[list[LateRecord], int]:
-        """See :class:`coordinator.effects.ReadLate`."""
+        """See :class:`rollbridge_coordinator.state.effects.ReadLate`."""
         found: list[LateRecord] = []
         place = start
         while place < end:
@@ -49,7 +49,7 @@ class LateRecords:
         return found, min(place, end)
 
     def find(self, source: str, offset: int, targets: Mapping[str, int]) -> bool | None:
-        """See :class:`coordinator.effects.FindLate`.
+        """See :class:`rollbridge_coordinator.state.effects.FindLate`.
 
         What was deleted from a target since counts as found: it can have been deleted only after it was there.
         """

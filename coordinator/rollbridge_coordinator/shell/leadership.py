@@ -14,30 +14,32 @@ from collections import Counter
 from dataclasses import replace
 from typing import Protocol
 
-from bridge.errors import CorruptDataError, FencedError, RollbridgeError
-from bridge.kafka.batches import validate_frame
-from bridge.model import paths
-from bridge.model.buffer import BufferFold
-from bridge.model.buffered import Partition
-from bridge.model.names import GroupName
-from bridge.model.records import ControllerEpoch
-from bridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
-from bridge.zookeeper.session import NodeStat, ZooKeeperSession
-from coordinator.agenda import work
-from coordinator.config import CoordinatorSettings
-from coordinator.errors import DeposedError, StaleStateError
-from coordinator.group import GroupState
-from coordinator.procedures.journal import check_again
-from coordinator.procedures.outcomes import coalescing
-from coordinator.procedures.takeover import finish_pending, take_over
-from coordinator.shell.clock import Clock
-from coordinator.shell.consumers import BufferTail
-from coordinator.shell.interpreter import Interpreter
-from coordinator.shell.metrics_file import MetricsBoard, MetricsFile, leader_lines
-from coordinator.shell.pulse import Pulse
-from coordinator.shell.standby import Standby
-from coordinator.succession import Candidates, gives_way_in_s, stands_in_s
-from coordinator.times import SPREAD_MAX_MS, Times
+from rollbridge.errors import CorruptDataError, FencedError, KafkaUnavailable, RollbridgeError
+from rollbridge.kafka.batches import validate_frame
+from rollbridge.kafka.errors import AppendUnknownError
+from rollbridge.kafka.tail import Tail
+from rollbridge.model import paths
+from rollbridge.model.buffer import BufferFold
+from rollbridge.model.buffered import Partition
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import ControllerEpoch
+from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
+from rollbridge.zookeeper.session import NodeStat, ZooKeeperSession
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.procedures.agenda import work
+from rollbridge_coordinator.procedures.journal import check_again
+from rollbridge_coordinator.procedures.outcomes import coalescing
+from rollbridge_coordinator.procedures.takeover import finish_pending, take_over
+from rollbridge_coordinator.shell.clock import Clock
+from rollbridge_coordinator.shell.interpreter import Interpreter
+from rollbridge_coordinator.shell.metrics_file import MetricsBoard, MetricsFile, leader_lines
+from rollbridge_coordinator.shell.pulse import Pulse
+from rollbridge_coordinator.shell.standby import Standby
+from rollbridge_coordinator.state.doubts import Doubts
+from rollbridge_coordinator.state.errors import DeposedError, StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.succession import Candidates, gives_way_in_s, stands_in_s
+from rollbridge_coordinator.state.times import SPREAD_MAX_MS, Times
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +128,7 @@ class Leadership(threading.Thread):
         self._is_watching = False
         self._seen: NodeStat | None = None
         self._is_rival = False
+        self._doubts = Doubts()
         self.is_leading = False
         """Whether it has taken over and serves."""
 
@@ -264,7 +267,7 @@ class Leadership(threading.Thread):
         clock, times = Clock(), Times()
         epoch, version = self._raise_epoch(clock, times)
         interpreter = Interpreter(self._settings, self._group, self._session, version, clock.now_ms)
-        tail = BufferTail(self._settings.bootstrap_servers, self._settings.security)
+        tail = Tail(self._settings.bootstrap_servers, self._settings.security)
         try:
             warm = None if standby is None else standby.take()
             group, ends = interpreter.run(
@@ -278,10 +281,12 @@ class Leadership(threading.Thread):
                 )
             )
             group.times = times
+            group.doubts = self._doubts
             if times.differ:
                 self._warn_of_clocks(times)
             unread = sum(ends.values()) - sum(group.fold.positions.get(partition, 0) for partition in ends)
             self._fold_until(tail, group, ends)
+            self._doubts.keep(group.fold.open)
             interpreter.run(finish_pending(group))
             group.fold.chronicle.is_live = True  # what is dropped from now on has just come
             group.serves_since_ms = clock.now_ms()
@@ -302,7 +307,11 @@ class Leadership(threading.Thread):
             self.is_leading = True
             with Pulse(self._settings) as pulse:
                 self._loop(interpreter, tail, group, pulse, took_s, clock)
+        except (AppendUnknownError, KafkaUnavailable):
+            self._doubts.note_unknown()
+            raise
         finally:
+            self._doubts.end()
             # First of all let others begin: closing takes long if the servers do not answer.
             self._yield_lead()
             tail.close()
@@ -320,7 +329,7 @@ class Leadership(threading.Thread):
     def _loop(
         self,
         interpreter: Interpreter,
-        tail: BufferTail,
+        tail: Tail,
         group: GroupState,
         pulse: Pulse,
         took_s: float,
@@ -363,7 +372,7 @@ class Leadership(threading.Thread):
             pulse.beat()
             self._report(group, reported)
 
-    def _fold_until(self, tail: BufferTail, group: GroupState, ends: dict[Partition, int]) -> None:
+    def _fold_until(self, tail: Tail, group: GroupState, ends: dict[Partition, int]) -> None:
         """Fold everything that was in the buffers when this leader took over."""
         tail.assign({partition: group.fold.positions.get(partition, 0) for partition in group.partitions()})
         while not group.is_folded(ends):
@@ -371,15 +380,14 @@ class Leadership(threading.Thread):
                 raise StaleStateError("stopped during the takeover")
             self._fold(tail, group, 1.0)
 
-    def _fold(self, tail: BufferTail, group: GroupState, timeout_s: float) -> None:
+    def _fold(self, tail: Tail, group: GroupState, timeout_s: float) -> None:
         streams = group.partitions()
         fold = group.fold.fold
         foreign = group.fold.dropped["foreign"]
         for message in tail.poll(timeout_s):
-            partition = (message.topic() or "", message.partition() or 0)
-            stream = streams.get(partition)
+            stream = streams.get(message.partition)
             if stream is not None:
-                fold(stream, partition, message.offset() or 0, message.timestamp()[1], message.key(), message.value())
+                fold(stream, *message)
         if foreign == 0 and group.fold.dropped["foreign"]:
             logger.warning(
                 "%s: a buffer holds messages that are no frames; they are skipped and counted, this is logged once",
@@ -437,7 +445,7 @@ class Leadership(threading.Thread):
             raise DeposedError("the leader node is another coordinator's")
 
     def _gives_way_in_s(self, served_s: float, took_s: float) -> float | None:
-        """See :func:`coordinator.succession.gives_way_in_s`."""
+        """See :func:`rollbridge_coordinator.state.succession.gives_way_in_s`."""
         candidates = self._peers.candidates
         left = gives_way_in_s(self._group, self._settings.name, candidates, served_s, took_s)
         if left == 0.0:

@@ -9,15 +9,15 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from bridge.errors import RollbridgeError
-from bridge.group_commits import GroupCommits
-from bridge.kafka.leaders import ask_once
-from bridge.kafka.log_dirs import leader_bytes
-from bridge.kafka.log_offsets import LATEST, offsets_question
-from bridge.kafka.metadata import Cluster, Isolation
-from bridge.kafka.patience import Backoff, Deadline
-from bridge.kafka.quiet import limited
-from coordinator.config import CoordinatorSettings
+from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.group_commits import GroupCommits
+from rollbridge.kafka.leaders import ask_once
+from rollbridge.kafka.log_dirs import leader_bytes
+from rollbridge.kafka.log_offsets import LATEST, offsets_question
+from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.patience import Backoff, Deadline
+from rollbridge.kafka.quiet import limited
+from rollbridge_coordinator.config import CoordinatorSettings
 
 logger = limited(logging.getLogger(__name__))
 
@@ -47,7 +47,7 @@ class Measures:
         self._cluster.disconnect()
 
     def stable_ends(self, topics: Sequence[str]) -> dict[str, int]:
-        """See :class:`coordinator.effects.StableEnds`."""
+        """See :class:`rollbridge_coordinator.state.effects.StableEnds`."""
         question = offsets_question(LATEST, Isolation.READ_COMMITTED)
         found: dict[str, int] = {}
         left = [(topic, 0) for topic in topics]
@@ -74,7 +74,7 @@ class Measures:
         return found
 
     def disk_bytes(self, topics: Sequence[str]) -> dict[str, int]:
-        """See :class:`coordinator.effects.DiskBytes`."""
+        """See :class:`rollbridge_coordinator.state.effects.DiskBytes`."""
         try:
             return leader_bytes(self._cluster, topics)
         except RollbridgeError as fault:
@@ -82,7 +82,7 @@ class Measures:
             return {}
 
     def group_commits(self, groups: Sequence[str]) -> dict[str, dict[str, int]]:
-        """See :class:`coordinator.effects.GroupCommits`."""
+        """See :class:`rollbridge_coordinator.state.effects.GroupCommits`."""
         found: dict[str, dict[str, int]] = {}
         for name in groups:
             try:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from coordinator.group import GroupState
-from coordinator.metrics import clock_lines, count_lines, fault_lines
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.metrics import clock_lines, count_lines, fault_lines
 
 logger = logging.getLogger(__name__)
 

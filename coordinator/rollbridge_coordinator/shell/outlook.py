@@ -10,15 +10,15 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from bridge.cas.lookup import StreamLogs
-from bridge.cas.segment_log import WaitedTooLong
-from bridge.kafka.fetch import LogReader
-from bridge.kafka.metadata import Cluster, Isolation
-from bridge.model.cas import Scope
-from bridge.model.names import StreamName
-from coordinator.config import CoordinatorSettings
-from coordinator.effects import Found, Query, Undecided
-from coordinator.faults import LEADERLESS_S
+from rollbridge.cas.lookup import StreamLogs
+from rollbridge.cas.segment_log import WaitedTooLong
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.model.cas import Scope
+from rollbridge.model.names import StreamName
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.state.effects import Found, Query, Undecided
+from rollbridge_coordinator.state.faults import LEADERLESS_S
 
 CONDITIONS_S: Final = 2.5
 """How long other native transactions that were begun earlier may stay open before a conditional one is refused.
@@ -43,19 +43,25 @@ class Outlook:
         self._logs.clear()
 
     def look(self, queries: Sequence[Query]) -> list[Found | Undecided]:
-        """See :class:`coordinator.effects.Look`.
+        """See :class:`rollbridge_coordinator.state.effects.Look`.
 
         Raises:
             TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError
         """
         deadline = time.monotonic() + CONDITIONS_S
-        return [self._answer(query, deadline) for query in queries]
+        confirmed: set[str] = set()
+        return [self._answer(query, deadline, confirmed) for query in queries]
 
-    def _answer(self, query: Query, deadline: float) -> Found | Undecided:
+    def _answer(self, query: Query, deadline: float, confirmed: set[str]) -> Found | Undecided:
         logs = self._logs.setdefault(query.stream, StreamLogs(query.stream))
         condition = query.condition
         try:
-            end = logs.active(query.course).end_now(self._reader) if query.end is None else query.end
+            log = logs.active(query.course)
+            end = log.end_now(self._reader) if query.end is None else query.end
+            if log.topic not in confirmed:
+                # Once for all conditions of a transaction: its records stand there already, or the segment is sealed.
+                confirmed.add(log.topic)
+                log.confirm(self._reader, end)
             if condition.scope is Scope.KEY and condition.key is not None:
                 last = logs.last_of(query.course, self._reader, condition.key, query.since, end, deadline)
             else:

@@ -28,8 +28,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Final, Self
 
-from bridge.errors import EnvironmentProblem
-from bridge.kafka.patience import Backoff
+from rollbridge.errors import EnvironmentProblem
+from rollbridge.kafka.patience import Backoff
 
 logger = logging.getLogger(__name__)
 

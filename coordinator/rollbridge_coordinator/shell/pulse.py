@@ -13,9 +13,9 @@ from typing import Final, Self
 
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 
-from bridge.errors import RollbridgeError
-from bridge.kafka.metadata import Cluster
-from coordinator.config import CoordinatorSettings
+from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.metadata import Cluster
+from rollbridge_coordinator.config import CoordinatorSettings
 
 TIMEOUT_MIN_S: Final = 3.0
 """Brokers may be slow for a moment, and giving way costs a takeover."""

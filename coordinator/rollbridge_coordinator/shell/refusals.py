@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bridge.errors import (
+from rollbridge.errors import (
     ConflictError,
     CorruptDataError,
     FencedError,
@@ -13,7 +13,7 @@ from bridge.errors import (
     NotFoundError,
     RollbridgeError,
 )
-from bridge.kafka.errors import (
+from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
     AuthenticationError,
@@ -21,11 +21,11 @@ from bridge.kafka.errors import (
     SealTimeoutError,
     UnsupportedBrokerError,
 )
-from bridge.model.names import is_segment_topic
-from bridge.zookeeper.errors import ZooKeeperRefused
-from coordinator import effects as fx
-from coordinator.faults import LEADERLESS, SEAL_TIMEOUT
-from coordinator.shell.frame_feed import FrameFeed
+from rollbridge.model.names import is_segment_topic
+from rollbridge.zookeeper.errors import ZooKeeperRefused
+from rollbridge_coordinator.shell.frame_feed import FrameFeed
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.faults import LEADERLESS, SEAL_TIMEOUT
 
 _LOOKS: Final = (fx.Look, fx.ReadLate, fx.FindLate, fx.EndOffsets)
 """What changes nothing."""

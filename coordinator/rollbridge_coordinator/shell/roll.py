@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from bridge.errors import CorruptDataError, InvalidRequestError
-from bridge.model import paths
-from bridge.model.names import GroupName
-from bridge.model.records import Coordinator
-from bridge.zookeeper.session import Node, ZooKeeperSession
-from coordinator.succession import Candidates
+from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import Coordinator
+from rollbridge.zookeeper.session import Node, ZooKeeperSession
+from rollbridge_coordinator.state.succession import Candidates
 
 logger = logging.getLogger(__name__)
 

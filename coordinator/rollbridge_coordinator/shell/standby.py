@@ -1,7 +1,8 @@
 """The standby: follows a group that somebody else leads, so that a takeover reads only what came since.
 
-It reads Kafka and ZooKeeper and changes nothing. What it knows is :class:`coordinator.tail.WarmTail`; without one, as
-before it has looked, or after what it followed was truncated, a takeover reads everything from the snapshots on.
+It reads Kafka and ZooKeeper and changes nothing. What it knows is :class:`rollbridge_coordinator.state.tail.WarmTail`;
+without one, as before it has looked, or after what it followed was truncated, a takeover reads everything from the
+snapshots on.
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.config import ConnectionSettings
-from bridge.errors import KafkaUnavailable, RollbridgeError, ZooKeeperUnavailable
-from bridge.kafka.topics import TopicAdmin
-from bridge.model import paths
-from bridge.model.buffered import Partition
-from bridge.model.names import GroupName
-from bridge.model.records import StreamState
-from bridge.snapshots import SnapshotReader
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
-from coordinator.config import CoordinatorSettings
-from coordinator.metrics import standby_lines
-from coordinator.places import Place, log_start
-from coordinator.procedures.takeover import MakeFold
-from coordinator.shell.consumers import BufferTail, LogTail
-from coordinator.shell.metrics_file import MetricsBoard, MetricsFile
-from coordinator.tail import WarmTail
+from rollbridge.config import ConnectionSettings
+from rollbridge.errors import KafkaUnavailable, RollbridgeError, ZooKeeperUnavailable
+from rollbridge.kafka.snapshots import SnapshotReader
+from rollbridge.kafka.tail import Tail
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model import paths
+from rollbridge.model.buffered import Partition
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import StreamState
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.procedures.takeover import MakeFold
+from rollbridge_coordinator.shell.consumers import LogTail
+from rollbridge_coordinator.shell.metrics_file import MetricsBoard, MetricsFile
+from rollbridge_coordinator.state.metrics import standby_lines
+from rollbridge_coordinator.state.places import Place, log_start
+from rollbridge_coordinator.state.tail import WarmTail
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +140,7 @@ class Standby(threading.Thread):
         assert tail is not None
         brokers, security = self._settings.bootstrap_servers, self._settings.security
         log = LogTail(brokers, security, self._group.commit_log_topic, tail.log_end)
-        with closing(log), closing(BufferTail(brokers, security)) as buffers:
+        with closing(log), closing(Tail(brokers, security)) as buffers:
             buffers.assign(tail.fold.positions)
             look_at = time.monotonic() + LOOK_S
             while not self._stopping.is_set():
@@ -149,12 +151,14 @@ class Standby(threading.Thread):
                 log_end = log.end()
                 if log_end is not None and len(ends) == len(tail.fold.positions):
                     self._judge(lag + max(log_end - tail.log_end, 0))
-                if len(tail) > self._settings.standby_transactions_max:
+                if tail.is_full or len(tail) > self._settings.standby_transactions_max:
                     logger.warning(
                         "%s: a standby follows no longer, because there are more than %d transactions since the last "
-                        "snapshots: one that is open for long may be the reason",
+                        "snapshots, or those that are open take more memory than %d bytes: one that is open for long "
+                        "may be the reason",
                         self._group,
                         self._settings.standby_transactions_max,
+                        self._settings.limits.held_bytes_max,
                     )
                     self._tail = None
                     return GIVEN_UP_S
@@ -167,11 +171,11 @@ class Standby(threading.Thread):
             self._still.set()  # closing takes its time
         return 0.0
 
-    def _read(self, tail: WarmTail, buffers: BufferTail, log: LogTail) -> None:
+    def _read(self, tail: WarmTail, buffers: Tail, log: LogTail) -> None:
         for message in buffers.poll(POLL_S):
-            partition = (message.topic() or "", message.partition() or 0)
-            place = message.offset() or 0, message.timestamp()[1]
-            tail.fold.fold(self._streams[partition], partition, *place, message.key(), message.value())
+            if tail.is_full:
+                return
+            tail.fold.fold(self._streams[message.partition], *message)
         said = log.poll(0.0)
         if said is not None:
             tail.follow(said)
@@ -190,7 +194,7 @@ class Standby(threading.Thread):
         ]
         log = self._group.commit_log_topic
         log_end = admin.end_offsets([log])[log]  # before those of the buffers
-        reader = SnapshotReader(self._connection, self._group.scope)
+        reader = SnapshotReader(self._connection.bootstrap_servers, self._connection.kafka, self._group.scope)
         found = [item for config in configs for item in reader.of(config)]
         starts = admin.start_offsets([item.partition for item in found])
         places = {

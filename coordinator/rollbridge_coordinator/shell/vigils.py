@@ -3,7 +3,7 @@
 So its groups are vacant without waiting for ZooKeeper's session time-out. That is allowed because nothing rests on the
 session: who can act is decided by the controller epoch and by Kafka's fencing. A coordinator that was taken for dead,
 though it lives, finds its node gone, gives up what it leads, registers anew without an address, and so is never judged
-by a connection again; see :mod:`coordinator.shell.presence`.
+by a connection again; see :mod:`rollbridge_coordinator.shell.presence`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from bridge.errors import RollbridgeError
-from bridge.model import paths
-from bridge.model.nodes import DeleteNode
-from bridge.model.records import Coordinator
-from bridge.zookeeper.errors import NodeMissing
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import Node, ZooKeeperSession
-from coordinator.shell.presence import Vigil
+from rollbridge.errors import RollbridgeError
+from rollbridge.model import paths
+from rollbridge.model.nodes import DeleteNode
+from rollbridge.model.records import Coordinator
+from rollbridge.zookeeper.errors import NodeMissing
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import Node, ZooKeeperSession
+from rollbridge_coordinator.shell.presence import Vigil
 
 logger = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bridge.model.buffered import FrameRef, Partition
-from bridge.model.cas import Condition
-from bridge.model.control import ControlRecord
-from bridge.model.course import Course
-from bridge.model.foreign import ForeignTransaction
-from bridge.model.group_offsets import GroupOffsets
-from bridge.model.late import LateRecord
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import NodeOperation
-from bridge.model.sn import SN
+from rollbridge.model.buffered import FrameRef, Partition
+from rollbridge.model.cas import Condition
+from rollbridge.model.control import ControlRecord
+from rollbridge.model.course import Course
+from rollbridge.model.foreign import ForeignTransaction
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.late import LateRecord
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import NodeOperation
+from rollbridge.model.sn import SN
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,13 @@ class ReadNodes:
     """The values of ZooKeeper nodes, None for those that do not exist, as new as any write of this leader."""
 
     paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCounter:
+    """Value and version of a node, None if it does not exist, as new as any write of this leader."""
+
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ class Write:
     operations: tuple[NodeOperation, ...]
 
 
-ON_ZOOKEEPER: Final = (ReadNodes, ReadChildren, EnsureNodes, Write)
+ON_ZOOKEEPER: Final = (ReadNodes, ReadCounter, ReadChildren, EnsureNodes, Write)
 """The effects that ZooKeeper carries out, or refuses; Kafka does all others."""
 
 
@@ -426,7 +433,7 @@ class Refused(Exception):
     Attributes:
         effect: What was refused.
         reason: Why, as a sentence for people.
-        code: Kafka's name of the error, such as ``MESSAGE_TOO_LARGE``, or a code of :mod:`bridge.errors`.
+        code: Kafka's name of the error, such as ``MESSAGE_TOO_LARGE``, or a code of :mod:`rollbridge.errors`.
         topic: Topic that was refused; None if it was no single one.
         places: Of a :class:`MergeFrames` or :class:`AppendTogether`, places of the items one or more of which are at
             fault for what is in them; empty if their content is not the reason.
@@ -450,6 +457,7 @@ class Refused(Exception):
 
 Effect = (
     ReadNodes
+    | ReadCounter
     | ReadChildren
     | EnsureNodes
     | Write

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from bridge.model.faults import StreamFault
-from coordinator.housekeeping import Rest
+from rollbridge.model.faults import StreamFault
+from rollbridge_coordinator.state.housekeeping import Rest
 
 LEADERLESS: Final = "LEADER_NOT_AVAILABLE"
 """Kafka's name of what is wrong with a topic none of whose brokers is there."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.model.buffered import FrameRef
+from rollbridge.model.buffered import FrameRef
 
 Items = Sequence[tuple[str, FrameRef]]
 

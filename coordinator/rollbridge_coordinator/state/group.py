@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from bridge.model.buffer import BufferFold
-from bridge.model.buffered import BufferedTransaction, Partition
-from bridge.model.epochs import EpochHistory, EpochRecord
-from bridge.model.foreign import Obstacle
-from bridge.model.frames import buffer_partition
-from bridge.model.identifiers import SegmentId, TransactionId
-from bridge.model.late import LateNotes
-from bridge.model.names import GroupName
-from bridge.model.records import Mark, StreamConfig
-from bridge.model.requests import Request
-from bridge.model.transaction import State
-from bridge.model.under_way import Committing, Work
-from coordinator.faults import Faults
-from coordinator.forecast import Forecast
-from coordinator.housekeeping import Housekeeping, Rest
-from coordinator.journal import JournalState
-from coordinator.late import LateWatch
-from coordinator.preserver import Draft, TransactionMetadataPreserver
-from coordinator.retention import ByteCounter
-from coordinator.snapshots import Snapshots, SnapshotSettings
-from coordinator.times import Times
+from rollbridge.model.buffer import BufferFold
+from rollbridge.model.buffered import BufferedTransaction, Partition
+from rollbridge.model.counters import GroupCounter
+from rollbridge.model.foreign import Obstacle
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import GroupName
+from rollbridge.model.requests import Request
+from rollbridge.model.transaction import State
+from rollbridge.model.under_way import Committing, Work
+from rollbridge_coordinator.state.doubts import Doubts
+from rollbridge_coordinator.state.faults import Faults
+from rollbridge_coordinator.state.forecast import Forecast
+from rollbridge_coordinator.state.housekeeping import Housekeeping, Rest
+from rollbridge_coordinator.state.journal import JournalState
+from rollbridge_coordinator.state.late import LateWatch
+from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPreserver
+from rollbridge_coordinator.state.snapshots import Snapshots, SnapshotSettings
+from rollbridge_coordinator.state.streams import Doomed, StreamState
+from rollbridge_coordinator.state.times import Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +53,8 @@ class LeaderSettings:
     """How often it is looked whether streams with a retention hold what may be deleted."""
     bookkeeping_ms: int = 60_000
     """How often it is looked for bookkeeping in ZooKeeper that is of no use any more."""
+    counter_check_ms: int = 5_000
+    """How often it is looked whether the counter of the group's transactions says what can be."""
     answers_keep_ms: int = 60 * 60 * 1000
     """How long the answer to an admin request waits for whoever asked."""
     epochs_keep_ms: int = 24 * 60 * 60 * 1000
@@ -78,61 +78,6 @@ class LeaderSettings:
     outcomes_again: int = 20_000
     """How far before the position in a snapshot the commit log is read, for BEGIN frames that a writer has doubled."""
     snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
-
-
-@dataclass(slots=True)
-class StreamState:
-    """A stream as its leader knows it."""
-
-    config: StreamConfig
-    history: EpochHistory
-    removing: frozenset[SegmentId] = frozenset()
-    """Segments that were removed and whose topics may still be there."""
-    marks: list[Mark] = field(default_factory=list)
-    """Where it may be truncated, oldest first."""
-    late: LateNotes = field(default_factory=LateNotes)
-    """What came in behind the ends of its sealed segments."""
-    counter: ByteCounter = field(default_factory=ByteCounter)
-
-    def partitions(self) -> Iterator[Partition]:
-        """The partitions of its buffer."""
-        for number in range(self.config.buffer_partitions):
-            yield self.config.buffer_topic, number
-
-    def partition_of(self, transaction: BufferedTransaction) -> Partition:
-        """The partition of its buffer that holds a transaction's frames."""
-        return self.partition_for(transaction.transaction_id)
-
-    def partition_for(self, identifier: TransactionId) -> Partition:
-        """The same for a transaction's id."""
-        return self.config.buffer_topic, buffer_partition(identifier, self.config.buffer_partitions)
-
-    def topic_of(self, segment: SegmentId) -> str:
-        """The topic of a segment."""
-        return self.config.name.segment_topic(segment)
-
-    def topics_of(self, record: EpochRecord) -> dict[int, str]:
-        """The topic of each segment of an epoch, by segment number."""
-        return {item.id.number: self.config.name.segment_topic(item.id) for item in record.segments}
-
-
-@dataclass(slots=True)
-class Doomed:
-    """A stream that is being deleted."""
-
-    config: StreamConfig
-    has_begun: bool = False
-    """Whether this leader has seen to it that its buffer is gone."""
-
-    @property
-    def work(self) -> str:
-        """What its deletion is called in the housekeeping."""
-        return f"deletion {self.config.name}"
-
-    def partitions(self) -> Iterator[Partition]:
-        """The partitions that its buffer had."""
-        for number in range(self.config.buffer_partitions):
-            yield self.config.buffer_topic, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +169,9 @@ class GroupState:
         snapshots: The snapshots of its buffers.
         watch: Which sealed segments are still looked behind.
         faults: Streams whose transactions wait because a broker refuses them.
+        doubts: Whose rounds had no known outcome; outlives terms.
         failed_rounds: How many rounds of a transaction were refused as a whole; it is merged alone since.
+        counter: What is known of the counter of its transactions.
         journal: What of its nodes in ZooKeeper stands in Kafka once more.
         times: By how much clocks differ.
         counts: What happened, for metrics.
@@ -259,7 +206,9 @@ class GroupState:
     snapshots: Snapshots = field(init=False)
     watch: LateWatch = field(init=False)
     faults: Faults = field(default_factory=Faults)
+    doubts: Doubts = field(default_factory=Doubts)
     failed_rounds: Counter[bytes] = field(default_factory=Counter)
+    counter: GroupCounter = field(default_factory=GroupCounter)
     journal: JournalState = field(default_factory=JournalState)
     times: Times = field(default_factory=Times)
     counts: Counter[str] = field(default_factory=Counter)
@@ -287,15 +236,16 @@ class GroupState:
     def waits_for(self, transaction: BufferedTransaction) -> str | None:
         """A stream in an error state for which a transaction waits, if its commit was asked for.
 
-        A stream that is suspended changes its segments, so what is expected of it waits as well.
+        A stream that is half done changes its segments, so what is expected of it waits as well.
         """
         if not self.faults or transaction.state is not State.COMMITTING or transaction.manifest is None:
             return None
         written = transaction.written_streams()
         found = self.faults.first_of([name for name in transaction.begin.streams if name in written])
-        if found is not None or not self.suspended:
+        if found is not None:
             return found
-        return next(filter(self.is_suspended, sorted(transaction.expected_streams())), None)
+        expected = sorted(transaction.expected_streams() & self.streams.keys())
+        return next(filter(self.is_half_done, expected), None)
 
     def suspended_on(self, stream: str) -> Suspended | None:
         """The scale or rolling commit of a stream that waits half done."""

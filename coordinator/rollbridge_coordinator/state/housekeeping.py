@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from bridge.model.buffered import Partition
+from rollbridge.model.buffered import Partition
 
 REST_FIRST_MS: Final = 1_000
 REST_MAX_MS: Final = 60_000

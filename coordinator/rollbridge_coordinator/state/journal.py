@@ -1,4 +1,4 @@
-"""What of a group's streams its journal does not have yet. Pure; see :mod:`bridge.model.journal`."""
+"""What of a group's streams its journal does not have yet. Pure; see :mod:`rollbridge.model.journal`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bridge.model import paths
-from bridge.model.epochs import EpochRecord
-from bridge.model.faults import StreamFault
-from bridge.model.journal import DELETED, is_deleted, streams_of
-from bridge.model.names import StreamName
-from bridge.model.records import StreamState as Lifecycle
-from bridge.model.records import Truncation, epoch_to_json
+from rollbridge.model import paths
+from rollbridge.model.epochs import EpochRecord
+from rollbridge.model.faults import StreamFault
+from rollbridge.model.journal import DELETED, is_deleted, streams_of
+from rollbridge.model.names import StreamName
+from rollbridge.model.records import StreamState as Lifecycle
+from rollbridge.model.records import Truncation, epoch_to_json
 
 if TYPE_CHECKING:
-    from coordinator.group import StreamState
+    from rollbridge_coordinator.state.streams import StreamState
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Which sealed segments a leader still looks behind, and when. Pure.
 
-A record may come in behind a sealed end (:mod:`bridge.kafka.seal` says how). It does so soon or hardly ever, so a
+A record may come in behind a sealed end (:mod:`rollbridge.kafka.seal` says how). It does so soon or hardly ever, so a
 segment is looked behind at growing intervals, for longer than a request, or a native transaction, can live.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
 
 FIRST_MS: Final = 1_000
 GAP_MAX_MS: Final = 60_000

@@ -1,5 +1,5 @@
-"""Metrics of a coordinator in Prometheus' text format. Pure; :mod:`coordinator.shell` writes them to files, or serves
-them.
+"""Metrics of a coordinator in Prometheus' text format. Pure; :mod:`rollbridge_coordinator.shell` writes them to files,
+or serves them.
 
 Those of snapshots have PIP-196's names, with our prefix in place of ``pulsar``.
 """

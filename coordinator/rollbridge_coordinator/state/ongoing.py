@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from bridge.model.ongoing import FRAME_BYTES, TRANSACTION_BYTES, OngoingTransaction, OngoingTransactions
-from bridge.model.transaction import State
-from coordinator.group import GroupState
-from coordinator.snapshots import Needed, PartitionSnapshots, Plan
+from rollbridge.model.ongoing import FRAME_BYTES, TRANSACTION_BYTES, OngoingTransaction, OngoingTransactions
+from rollbridge.model.transaction import State
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, Plan
 
 BYTES_MAX: Final = 8 * 1024 * 1024
 """Of one record: about half a million frames. What does not fit is read again, as everything after it."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bridge.model.buffered import Partition
-from bridge.model.ongoing import OngoingTransactions
-from bridge.model.snapshots import Snapshot
+from rollbridge.model.buffered import Partition
+from rollbridge.model.ongoing import OngoingTransactions
+from rollbridge.model.snapshots import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.model.buffered import BufferedTransaction
-from bridge.model.commit_order import LineKey
-from bridge.model.conditions import StreamCondition
-from bridge.model.foreign import name_some
-from bridge.model.records import bytes_of_epoch
-from bridge.model.transaction import State
-from bridge.model.under_way import Roll, ids_beside
-from coordinator.group import GroupState
+from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.commit_order import LineKey
+from rollbridge.model.conditions import StreamCondition
+from rollbridge.model.foreign import name_some
+from rollbridge.model.records import bytes_of_epoch
+from rollbridge.model.transaction import State
+from rollbridge.model.under_way import Roll, ids_beside
+from rollbridge_coordinator.state.group import GroupState
 
 ROLL_BYTES_MAX: Final = 1_000_000
 """Of the two epochs that a rolling commit publishes of a stream at once; ZooKeeper takes 1 MiB."""
@@ -85,7 +85,7 @@ def plan_round(group: GroupState) -> Round:
                 held.add(line_of(transaction))
                 continue
             fault, rolls = shapes.look_up(transaction)
-            fault = fault or _roll_fault(group, rolls)
+            fault = fault or group.doubts.fault_of(transaction) or _roll_fault(group, rolls)
             if fault is not None:
                 return DirectRound(tuple(ready)) if ready else Refusal(transaction, fault)
             if rolls and group.held_rolls and group.holds_roll(rolls):
@@ -93,7 +93,7 @@ def plan_round(group: GroupState) -> Round:
                 continue
             if rolls:
                 return DirectRound(tuple(ready)) if ready else _gather(group, transaction, rolls)
-            if conditions_of(transaction) or transaction.id in group.failed_rounds:
+            if conditions_of(transaction) or is_alone(group, transaction):
                 return DirectRound(tuple(ready) or (transaction,))
         if ready and (
             size + transaction.bytes > settings.round_bytes_max or len(ready) >= settings.round_transactions_max
@@ -104,6 +104,11 @@ def plan_round(group: GroupState) -> Round:
     if ready:
         return DirectRound(tuple(ready))
     return Incomplete(tuple(incomplete)) if incomplete else None
+
+
+def is_alone(group: GroupState, transaction: BufferedTransaction) -> bool:
+    """Whether a transaction is merged by itself because of what became of a round that held it."""
+    return transaction.id in group.failed_rounds or group.doubts.is_suspect(transaction.id)
 
 
 def line_of(transaction: BufferedTransaction) -> Line:
@@ -290,7 +295,7 @@ def _own_wait(group: GroupState, transaction: BufferedTransaction) -> str | None
 
 def _is_alone(group: GroupState, transaction: BufferedTransaction) -> bool:
     """Whether it has a round of its own."""
-    return bool(conditions_of(transaction)) or transaction.id in group.failed_rounds
+    return bool(conditions_of(transaction)) or is_alone(group, transaction)
 
 
 def _is_served(group: GroupState, transaction: BufferedTransaction, rolls: dict[str, int]) -> bool:

@@ -11,14 +11,14 @@ the outcome, and a horizon tells what is unknown from what has been forgotten.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from bridge.errors import CorruptDataError
-from bridge.model.identifiers import TransactionId
-from bridge.model.terminated import GONE, Terminated, decode_terminated, encode_terminated
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.terminated import GONE, Terminated, decode_terminated, encode_terminated
 
 Record = tuple[bytes, bytes | None]
 """Key and value of a message of the compacted topic; None is a tombstone."""
@@ -82,6 +82,21 @@ class TransactionMetadataPreserver:
         self._histories: dict[str, ClientHistory] = {}
         self._index: dict[bytes, tuple[str, Terminated]] = {}
         self.gone_below = 0
+        self._is_given: Callable[[bytes], bool] = lambda _: True
+
+    def believe(self, is_given: Callable[[bytes], bool], bound: int) -> None:
+        """Let ids that were not given out raise no horizon, and lower one that they have raised to what was.
+
+        Args:
+            is_given: Tells them from others; asked again each time.
+            bound: Above the counters of all that were given out.
+        """
+        self._is_given = is_given
+        self.gone_below = min(self.gone_below, bound)
+        self._histories = {
+            client: item if item.forgotten_below <= bound else replace(item, forgotten_below=bound)
+            for client, item in self._histories.items()
+        }
 
     def __len__(self) -> int:
         """How many client names are remembered."""
@@ -132,7 +147,7 @@ class TransactionMetadataPreserver:
             items = (*before.items, *((item, item.encode()) for item in fresh if item.retain_ms != 0))
             over = [item for item, _ in items[: _excess(items, self._count)]]
             unkept = [item for item in fresh if item.retain_ms == 0]
-            after = ClientHistory(items[len(over) :], _raised(before.forgotten_below, [*over, *unkept]))
+            after = ClientHistory(items[len(over) :], self._raised(before.forgotten_below, [*over, *unkept]))
             histories[client] = after
             records.append((client.encode(), after.encode()))
             added += [(client, item) for item in fresh if item.retain_ms != 0]
@@ -157,7 +172,7 @@ class TransactionMetadataPreserver:
             ]
             if due or not history.items:
                 left = tuple(entry for entry in history.items if entry[0] not in due)
-                horizon = _raised(history.forgotten_below, due)
+                horizon = self._raised(history.forgotten_below, due)
                 changed[client] = ClientHistory(left, horizon) if left else None
                 gone_below = gone_below if left else max(gone_below, horizon)
                 removed += due
@@ -168,6 +183,10 @@ class TransactionMetadataPreserver:
             (client.encode(), None if history is None else history.encode()) for client, history in changed.items()
         ]
         return Draft(records, changed, gone_below, removed=removed)
+
+    def _raised(self, horizon: int, forgotten: Iterable[Terminated]) -> int:
+        given = (item.transaction for item in forgotten if self._is_given(item.transaction.bytes))
+        return max([horizon, *(item.counter + 1 for item in given)])
 
     def _crowded_before_ms(self) -> int:
         """What ended before this time has to go because there is too much: a tenth of the total, or a little more."""
@@ -228,10 +247,6 @@ def _excess(items: Sequence[tuple[Terminated, bytes]], count: int) -> int:
             size -= len(items[excess][1])
             excess += 1
     return excess
-
-
-def _raised(horizon: int, forgotten: Iterable[Terminated]) -> int:
-    return max([horizon, *(item.transaction.counter + 1 for item in forgotten)])
 
 
 def _horizon(gone_below: int) -> Record:

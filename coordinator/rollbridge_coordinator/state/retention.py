@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.records import FOREVER, Mark, Retention, marks_to_json
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.records import FOREVER, Mark, Retention, marks_to_json
 
 MARKS_PER_LIMIT: Final = 50
 PLACES_MAX: Final = 5_000

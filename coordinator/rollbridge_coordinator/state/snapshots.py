@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from bridge.model.aborted import AbortedTransactions, Cut, SegmentCache
-from bridge.model.buffered import Partition
-from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
-from bridge.model.ongoing import OngoingTransactions, ongoing_name
-from bridge.model.snapshots import SegmentIndex, Snapshot, SnapshotSegment, partition_name
-from coordinator.effects import LogSummary
-from coordinator.metrics import SnapshotMetrics
+from rollbridge.model.aborted import AbortedTransactions, Cut, SegmentCache
+from rollbridge.model.buffered import Partition
+from rollbridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from rollbridge.model.ongoing import OngoingTransactions, ongoing_name
+from rollbridge.model.snapshots import SegmentIndex, Snapshot, SnapshotSegment, partition_name
+from rollbridge_coordinator.state.effects import LogSummary
+from rollbridge_coordinator.state.metrics import SnapshotMetrics
 
 RECORD_OVERHEAD_BYTES: Final = 256
 """What a segment takes besides its ids and the name of its topic."""
@@ -128,7 +128,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How far a partition and the commit log have been dealt with; see ``schemas/snapshot_indexes.avsc``."""
+    """How far a partition and the commit log have been dealt with; see ``snapshot_indexes.avsc``."""
 
     position: int
     max_read_position: int

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from bridge.model.buffered import FrameRef, Partition
-from bridge.model.commit_order import LineKey
-from bridge.model.control import ControlRecord
-from bridge.model.foreign import ForeignTransaction, Obstacle
-from bridge.model.group_offsets import GroupOffsets
-from bridge.model.late import LateRecord
-from bridge.model.names import GroupName
-from bridge.model.nodes import NodeOperation
-from coordinator.effects import (
+from rollbridge.model.buffered import FrameRef, Partition
+from rollbridge.model.commit_order import LineKey
+from rollbridge.model.control import ControlRecord
+from rollbridge.model.foreign import ForeignTransaction, Obstacle
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.late import LateRecord
+from rollbridge.model.names import GroupName
+from rollbridge.model.nodes import NodeOperation
+from rollbridge_coordinator.state.effects import (
     AbortRound,
     AppendControl,
     AppendLate,
@@ -43,6 +43,7 @@ from coordinator.effects import (
     ReadChildren,
     ReadCommitLog,
     ReadCompacted,
+    ReadCounter,
     ReadLate,
     ReadNodes,
     ReadOrders,
@@ -74,6 +75,12 @@ def read_node(path: str) -> Steps[bytes | None]:
     """The value of one node; see :class:`ReadNodes`."""
     values = yield from read_nodes([path])
     return values[path]
+
+
+def read_counter(path: str) -> Steps[tuple[bytes, int] | None]:
+    """See :class:`ReadCounter`."""
+    found: tuple[bytes, int] | None = yield ReadCounter(path)
+    return found
 
 
 def read_children(path: str) -> Steps[list[str]]:

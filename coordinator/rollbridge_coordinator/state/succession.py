@@ -22,7 +22,7 @@ from typing import Final
 
 import xxhash
 
-from bridge.model.names import GroupName
+from rollbridge.model.names import GroupName
 
 SERVED_FACTOR: Final = 10
 """A leader serves at least so many times as long as its takeover took, so that at most a tenth of the time is lost."""

@@ -18,11 +18,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import takewhile
 
-from bridge.model.buffer import BufferFold
-from bridge.model.buffered import Partition
-from bridge.model.fences import Fences
-from coordinator.effects import LogSummary
-from coordinator.places import Places
+from rollbridge.model.buffer import BufferFold
+from rollbridge.model.buffered import Partition
+from rollbridge.model.fences import Fences
+from rollbridge_coordinator.state.effects import LogSummary
+from rollbridge_coordinator.state.places import Places
 
 
 class WarmTail:
@@ -40,10 +40,13 @@ class WarmTail:
             fold: An empty fold that drops the frames of the transactions in ``terminated``.
             terminated: An empty dictionary.
             places: The group's buffer partitions.
-            start: From where on the commit log will be followed, see :func:`coordinator.places.log_start`.
+            start: From where on the commit log will be followed, see
+                :func:`rollbridge_coordinator.state.places.log_start`.
         """
         # How many are open at a time depends on how far the commit log was read; the leader's bound is looked at later.
-        fold.limits = replace(fold.limits, open_transactions_max=sys.maxsize)
+        # So with the memory that all of them take; whoever follows gives up beyond the leader's bound.
+        self._held_bytes_max = fold.limits.held_bytes_max
+        fold.limits = replace(fold.limits, open_transactions_max=sys.maxsize, held_bytes_max=sys.maxsize)
         fold.late = {}
         fold.fences = Fences(replaying=True)
         fold.positions = {partition: place.floor for partition, place in places.items()}
@@ -64,6 +67,11 @@ class WarmTail:
     def partitions(self) -> Collection[Partition]:
         """What is followed."""
         return self._places.keys()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what is held takes more memory than a leader may hold."""
+        return self.fold.held_bytes > self._held_bytes_max
 
     def __len__(self) -> int:
         """How many transactions are held."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from bridge.model.control import CONTROL_RECORD_BYTES_MAX
-from bridge.model.frames import BUFFER_OVERHEAD_BYTES
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import GroupName
-from bridge.model.records import RECORD_BYTES_MAX_DEFAULT, StreamConfig
-from coordinator.effects import TopicSpec
+from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX
+from rollbridge.model.frames import BUFFER_OVERHEAD_BYTES
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, StreamConfig
+from rollbridge_coordinator.state.effects import TopicSpec
 
 BATCH_OVERHEAD_BYTES: Final = 48_588
 """How much larger a segment's message limit is than its records: batch header, record framing and our header."""

@@ -1,0 +1,143 @@
+"""rollbridge: rolling transactions on real Kafka topics.
+
+::
+
+    import rollbridge
+    with rollbridge.connect("localhost:9092", zookeeper="localhost:2181") as b:
+        b.admin.create_stream("sales/orders", segments=2)
+        with b.transaction("sales/orders") as txn:
+            txn.write("sales/orders", key=b"order-1", value=b"...")
+
+Any Kafka client that reads with ``isolation.level=read_committed`` sees what is committed, in commit order, and never
+waits for a transaction that is open.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from rollbridge.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from rollbridge.cas.future import CasFuture
+    from rollbridge.cas.synchronizer import Synchronizer
+    from rollbridge.cas.writer import CasWriter
+    from rollbridge.client.admin import Admin, StreamDescription
+    from rollbridge.client.joint import JointTicket, JointTransaction
+    from rollbridge.client.options import ClientOptions
+    from rollbridge.client.results import CommitResult, Outcome, PartHandle, TransactionStory
+    from rollbridge.client.resumed import ResumedTransaction
+    from rollbridge.client.shared import SharedClient
+    from rollbridge.client.slots import WriteFuture
+    from rollbridge.client.transaction import AbortFuture, CommitFuture, Transaction
+    from rollbridge.client.writing import Part
+    from rollbridge.connection import Bridge, connect
+    from rollbridge.consumer.consumer import Consumer
+    from rollbridge.consumer.message import Message
+    from rollbridge.consumer.reader import Reader
+    from rollbridge.consumer.records import Batch, Record
+    from rollbridge.consumer.transactions import CommittedTransaction, TransactionReader
+    from rollbridge.model.identifiers import SegmentId, TransactionId
+    from rollbridge.model.names import GroupName, StreamName
+    from rollbridge.model.position import LogPosition, ReadPosition
+    from rollbridge.model.sequence import DLSN
+    from rollbridge.model.sn import ANY, EMPTY, SN
+    from rollbridge.model.synchronizer import Codec
+    from rollbridge.model.token import Token
+    from rollbridge.producer import ProducedMessage, Producer
+    from rollbridge.writer import PlainFuture, StreamWriter, WriterOptions
+
+# They are imported when they are first used: Spark starts several processes for each query, which need few of them.
+_NAMES = {
+    "rollbridge.client.admin": "Admin StreamDescription",
+    "rollbridge.cas.future": "CasFuture",
+    "rollbridge.cas.writer": "CasWriter",
+    "rollbridge.client.slots": "WriteFuture",
+    "rollbridge.client.joint": "JointTicket JointTransaction",
+    "rollbridge.client.options": "ClientOptions",
+    "rollbridge.client.results": "CommitResult Outcome PartHandle TransactionStory",
+    "rollbridge.client.resumed": "ResumedTransaction",
+    "rollbridge.client.shared": "SharedClient",
+    "rollbridge.client.transaction": "AbortFuture CommitFuture Transaction",
+    "rollbridge.client.writing": "Part",
+    "rollbridge.connection": "Bridge connect",
+    "rollbridge.consumer.consumer": "Consumer",
+    "rollbridge.consumer.message": "Message",
+    "rollbridge.consumer.records": "Batch Record",
+    "rollbridge.model.identifiers": "SegmentId TransactionId",
+    "rollbridge.model.names": "GroupName StreamName",
+    "rollbridge.model.position": "LogPosition ReadPosition",
+    "rollbridge.model.sequence": "DLSN",
+    "rollbridge.model.sn": "ANY EMPTY SN",
+    "rollbridge.model.synchronizer": "Codec",
+    "rollbridge.model.token": "Token",
+    "rollbridge.producer": "ProducedMessage Producer",
+    "rollbridge.consumer.reader": "Reader",
+    "rollbridge.cas.synchronizer": "Synchronizer",
+    "rollbridge.consumer.transactions": "CommittedTransaction TransactionReader",
+    "rollbridge.writer": "PlainFuture StreamWriter WriterOptions",
+}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+
+__all__ = [
+    "ANY",
+    "DLSN",
+    "EMPTY",
+    "SN",
+    "AbortFuture",
+    "Admin",
+    "Batch",
+    "Bridge",
+    "CasFuture",
+    "CasWriter",
+    "ClientOptions",
+    "Codec",
+    "CommitFuture",
+    "CommitResult",
+    "CommittedTransaction",
+    "Consumer",
+    "GroupName",
+    "JointTicket",
+    "JointTransaction",
+    "LogPosition",
+    "Message",
+    "Outcome",
+    "Part",
+    "PartHandle",
+    "PlainFuture",
+    "ProducedMessage",
+    "Producer",
+    "ReadPosition",
+    "Reader",
+    "Record",
+    "ResumedTransaction",
+    "SegmentId",
+    "SharedClient",
+    "StreamDescription",
+    "StreamName",
+    "StreamWriter",
+    "Synchronizer",
+    "Token",
+    "Transaction",
+    "TransactionId",
+    "TransactionReader",
+    "TransactionStory",
+    "WriteFuture",
+    "WriterOptions",
+    "connect",
+]
+
+
+def __getattr__(name: str) -> object:
+    """A public name, or a module of the package."""
+    home = _HOMES.get(name)
+    if home is not None:
+        value = globals()[name] = getattr(import_module(home), name)
+        return value
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,43 @@
+"""The command that runs a coordinator against any cluster."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+
+import click
+
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.config import CONFIG_VARIABLE
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def coordinator(context: CliContext, arguments: tuple[str, ...]) -> int:
+    """Run a coordinator in the foreground; it ends in good order on SIGTERM and Ctrl-C.
+
+    Other arguments go to `python -m rollbridge_coordinator`.
+    """
+    if not {"-h", "--help"} & set(arguments):
+        settings = context.settings()
+        arguments = (
+            "--bootstrap-servers",
+            settings.bootstrap_servers,
+            "--zookeeper",
+            settings.zookeeper,
+            "--zookeeper-root",
+            settings.zookeeper_root,
+            *arguments,
+        )
+    if context.config_file is not None:
+        # For what has no option of its own: security, which must not stand on a command line that others can see.
+        os.environ[CONFIG_VARIABLE] = str(context.config_file)
+    # By name: the coordinator is built on this package, not the other way round.
+    entry = import_module("rollbridge_coordinator.__main__")
+    try:
+        entry.main(args=arguments, prog_name="rollbridge coordinator")
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    return ExitCode.OK

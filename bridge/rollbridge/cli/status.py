@@ -1,0 +1,58 @@
+"""What runs, and where: the embedded cluster, or one that somebody else runs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.config import CONFIG_VARIABLE
+from rollbridge.embedded.reachable import ClusterStatus, existing_status
+
+
+@click.command()
+@click.pass_obj
+def status(context: CliContext) -> int:
+    """Show what runs, and where; exit code 7 if not everything does.
+
+    Looks at the embedded cluster unless another one is named.
+    """
+    found = _look(context)
+    document = asdict(found) | {"ok": found.ok}
+    context.answer(document, _status_text(found))
+    return ExitCode.OK if found.ok else ExitCode.UNAVAILABLE
+
+
+def _look(context: CliContext) -> ClusterStatus:
+    named = (*context.flags.values(), context.config_file, os.environ.get(CONFIG_VARIABLE))
+    named += tuple(os.environ.get(f"ROLLBRIDGE_{key}") for key in ("BOOTSTRAP_SERVERS", "ZOOKEEPER"))
+    if any(named):
+        settings = context.settings()
+        return existing_status(
+            settings.bootstrap_servers,
+            settings.zookeeper,
+            settings.zookeeper_root,
+            kafka_security=settings.kafka,
+            zookeeper_security=settings.zookeeper_security,
+        )
+    # By name: only this needs what looks at processes.
+    embedded = import_module("rollbridge.embedded.status")
+    found: ClusterStatus = embedded.embedded_status(context.home)
+    return found
+
+
+def _status_text(found: ClusterStatus) -> str:
+    if not found.parts:
+        return f"There is no cluster in {found.home}; `rollbridge up` starts one."
+    lines = []
+    for part in found.parts:
+        columns = (f"{part.part:<14}", f"{part.state:<14}", f"{part.address or '':<22}")
+        lines.append("".join(columns) + (f"process {part.pid}" if part.pid else ""))
+    if found.home and not found.ok:
+        lines.append(f"Logs are in {Path(found.home) / 'logs'}; `rollbridge up` starts what does not run.")
+    return "\n".join(line.rstrip() for line in lines)

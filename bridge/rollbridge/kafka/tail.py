@@ -1,0 +1,447 @@
+"""Following partitions that anybody may write to: read by ourselves, with bounds that a consumer does not have.
+
+Whoever may write to a buffer chooses how its batches are compressed. librdkafka gets the memory for whatever gzip
+claims (a batch of 0.9 MB took 900 MB), and of zstd it asks for the same batch again, without end, if that is more than
+100 MB: no group can be led behind such a batch. Here a batch is decompressed up to a bound, and one that is larger,
+does not parse, or numbers its records otherwise than one by one is handed out as one message that is none, and passed.
+
+A thread fetches ahead, whole batches and up to a bound; they are opened where they are taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final, NamedTuple
+
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v12 import FetchResponse
+
+from rollbridge.errors import CorruptDataError, RollbridgeError
+from rollbridge.kafka import codes
+from rollbridge.kafka.batches import Record, check_crc, complete_batches, parse_header
+from rollbridge.kafka.fetch import Wanted, fetch_request
+from rollbridge.kafka.foreign_names import iterate_any_records
+from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
+from rollbridge.kafka.patience import Backoff
+from rollbridge.kafka.quiet import limited
+from rollbridge.kafka.wire import Connection
+
+logger = limited(logging.getLogger(__name__))
+
+Partition = tuple[str, int]
+
+INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Most that a batch may take decompressed. Our clients do not compress what they write to buffers, only the batches
+within, so this is far above what any batch of theirs holds."""
+AT_ONCE: Final = 2_000
+"""Messages handed out at once."""
+FETCH_BYTES: Final = 4 * 1024 * 1024
+"""Asked for at once of one partition, and of all of one broker; the first batch comes whole even if it is larger."""
+AHEAD_BYTES: Final = 16 * 1024 * 1024
+"""Fetched and not handed out; when it is more, nothing is asked for."""
+IDLE_WAIT_MS: Final = 500
+"""How long a broker holds back the answer that there is nothing new. What arrives is answered at once."""
+_CONNECT_S: Final = 3.0
+_REQUEST_S: Final = 10.0
+_END_S: Final = 1.0
+
+
+class TailMessage(NamedTuple):
+    """A message of a partition; one with neither key nor value stands for all up to it that can not be read."""
+
+    partition: Partition
+    offset: int
+    appended_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+class _Chunk(NamedTuple):
+    """Batches of one partition, fetched for a reader of it that may have been taken away since."""
+
+    partition: Partition
+    token: int
+    start: int
+    raw: bytes
+
+
+class Tail:
+    """Reads partitions from given offsets on, as they grow, whatever native transactions say. Not for several threads.
+
+    Attributes:
+        skipped: How many batches could not be read.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        security: Mapping[str, str],
+        *,
+        client_id: str = "rollbridge",
+        inflated_bytes_max: int = INFLATED_BYTES_MAX,
+    ) -> None:
+        """Prepare; nothing is asked before the first :meth:`assign`."""
+        self.skipped = 0
+        self._inflated_bytes_max = inflated_bytes_max
+        self._shared = _Shared()
+        self._fetcher = _Fetcher(
+            self._shared,
+            Cluster(
+                bootstrap_servers,
+                security=security,
+                client_id=client_id,
+                connect_timeout_s=_CONNECT_S,
+                request_timeout_s=_REQUEST_S,
+            ),
+        )
+        self._assigned: dict[Partition, int] = {}
+        self._tokens = 0
+        self._opened: Iterator[TailMessage] = iter(())
+
+    def assign(self, wanted: Mapping[Partition, int]) -> None:
+        """Read exactly these partitions; a new one from its offset on, the others from where they are."""
+        if self._assigned.keys() == wanted.keys():
+            return
+        for item in self._assigned.keys() - wanted.keys():
+            del self._assigned[item]
+        fresh: dict[Partition, tuple[int, int]] = {}
+        for item in wanted.keys() - self._assigned.keys():
+            self._tokens += 1
+            self._assigned[item] = self._tokens
+            fresh[item] = self._tokens, wanted[item]
+        self._shared.change(frozenset(self._assigned), fresh)
+        if not self._fetcher.is_alive():
+            self._fetcher.start()
+
+    def poll(self, timeout_s: float) -> Iterator[TailMessage]:
+        """What has arrived, at most :data:`AT_ONCE`; waits for the first message at most ``timeout_s``.
+
+        Raises:
+            CorruptDataError: What comes next was deleted, or is not what was written: its checksum is wrong.
+        """
+        count = 0
+        while count < AT_ONCE:
+            for message in islice(self._opened, AT_ONCE - count):
+                count += 1
+                yield message
+            if count < AT_ONCE:
+                chunk = self._shared.take(0.0 if count else timeout_s)
+                if chunk is None:
+                    return
+                self._opened = self._open(chunk)
+
+    def ends(self) -> dict[Partition, int]:
+        """Where each partition ended when it was read last, as far as that is known."""
+        return self._shared.ends()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._shared.close()
+        if self._fetcher.is_alive():
+            self._fetcher.join(_END_S)  # it may be waiting for a broker, and ends by itself
+        else:
+            self._fetcher.finish()
+
+    def _open(self, chunk: _Chunk) -> Iterator[TailMessage]:
+        partition, token, position, raw = chunk
+        for batch in complete_batches(raw):
+            if self._assigned.get(partition) != token:
+                return
+            header = parse_header(batch)
+            end = header.base_offset + header.last_offset_delta + 1
+            if end <= position:
+                continue
+            if not header.is_control:
+                check_crc(header, batch)
+                try:
+                    records = read_numbered(batch, header.base_offset, end, self._inflated_bytes_max)
+                    for record in records:
+                        if record.offset >= position:
+                            position = record.offset + 1
+                            yield TailMessage(partition, record.offset, record.timestamp, record.key, record.value)
+                except CorruptDataError as fault:
+                    self.skipped += 1
+                    logger.warning(
+                        "messages up to offset %d of partition %d of %s are passed over, since they can not be read: "
+                        "%s",
+                        end - 1,
+                        partition[1],
+                        partition[0],
+                        fault,
+                    )
+            if position < end:
+                position = end
+                yield TailMessage(partition, end - 1, max(header.max_timestamp, 0), None, None)
+
+
+def read_numbered(batch: memoryview, base: int, end: int, limit_bytes: int) -> Iterator[Record]:
+    """The records of a batch, one after the other; no more are made at a time than are looked at.
+
+    Brokers believe what an uncompressed batch says of its numbers, and a reader that does would go on anywhere.
+
+    Raises:
+        CorruptDataError: While iterating: it is larger than allowed, does not parse, or is not numbered one by one.
+    """
+    offset = base
+    for record in iterate_any_records(batch, limit_bytes=limit_bytes):
+        if record.offset != offset or offset >= end:
+            raise CorruptDataError(f"record {offset - base} of a batch is numbered {record.offset - base}")
+        offset += 1
+        yield record
+
+
+class _Shared:
+    """What the fetching thread and the reading one have in common."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._waker, self._wakes = os.pipe()
+        os.set_blocking(self._waker, False)
+        self._places: dict[Partition, tuple[int, int]] = {}
+        self._ends: dict[Partition, int] = {}
+        self._chunks: deque[_Chunk] = deque()
+        self._ahead = 0
+        self._fault: RollbridgeError | None = None
+        self._is_closed = False
+
+    def change(self, kept: frozenset[Partition], fresh: Mapping[Partition, tuple[int, int]]) -> None:
+        """Read other partitions: ``fresh`` has tokens and offsets."""
+        with self._lock:
+            self._places = {item: place for item, place in self._places.items() if item in kept} | dict(fresh)
+            self._ends = {item: end for item, end in self._ends.items() if item in kept}
+        self._wake()
+
+    def take(self, timeout_s: float) -> _Chunk | None:
+        """The next batches, once there are any."""
+        with self._lock:
+            if not self._chunks and self._fault is None and timeout_s > 0:
+                self._lock.wait_for(lambda: self._chunks or self._fault is not None or self._is_closed, timeout_s)
+            if not self._chunks:
+                if self._fault is not None:
+                    raise self._fault
+                return None
+            chunk = self._chunks.popleft()
+            was_full = self._ahead > AHEAD_BYTES
+            self._ahead -= len(chunk.raw)
+        if was_full:
+            self._wake()
+        return chunk
+
+    def ends(self) -> dict[Partition, int]:
+        with self._lock:
+            return dict(self._ends)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._lock.notify_all()
+        self._wake()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def waker(self) -> int:
+        """Becomes readable when something has changed for the fetching thread."""
+        return self._waker
+
+    def hush(self) -> None:
+        """What has changed is looked at."""
+        try:
+            while os.read(self._waker, 512):
+                pass
+        except BlockingIOError:
+            pass
+
+    def places(self) -> dict[Partition, tuple[int, int]]:
+        """Tokens and offsets of what is to be fetched; nothing while there is much to be taken."""
+        with self._lock:
+            return {} if self._ahead > AHEAD_BYTES or self._fault is not None else dict(self._places)
+
+    def give(self, partition: Partition, token: int, start: int, raw: bytes, after: int, end: int) -> None:
+        """Batches have come; ``after`` is where to go on and ``end`` where the partition ends."""
+        with self._lock:
+            known = self._places.get(partition)
+            if known != (token, start):
+                return
+            self._ends[partition] = end
+            if after > start:
+                self._places[partition] = token, after
+                self._chunks.append(_Chunk(partition, token, start, raw))
+                self._ahead += len(raw)
+                self._lock.notify_all()
+
+    def fail(self, partition: Partition, token: int, fault: RollbridgeError) -> None:
+        """What comes next can never be read."""
+        with self._lock:
+            known = self._places.get(partition)
+            if known is not None and known[0] == token:
+                self._fault = fault
+                self._lock.notify_all()
+
+    def release(self) -> None:
+        with self._lock:
+            os.close(self._waker)
+            os.close(self._wakes)
+            self._waker = self._wakes = -1
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._wakes >= 0:
+                os.write(self._wakes, b"x")
+
+
+class _Asked(NamedTuple):
+    connection: Connection
+    places: dict[Partition, tuple[int, int]]
+
+
+class _Fetcher(threading.Thread):
+    """Asks the leaders of partitions for what comes next, one request at a time for each broker."""
+
+    def __init__(self, shared: _Shared, cluster: Cluster) -> None:
+        super().__init__(name="rollbridge-tail", daemon=True)
+        self._shared = shared
+        self._cluster = cluster
+        self._asked: dict[NodeId, _Asked] = {}
+        self._pauses: dict[str, tuple[Backoff, float]] = {}
+        self._served: dict[Partition, int] = {}
+        self._turn = 0
+
+    def run(self) -> None:
+        """Fetch until closed."""
+        try:
+            while not self._shared.is_closed:
+                try:
+                    self._shared.hush()
+                    self._ask()
+                    self._wait()
+                except RollbridgeError as fault:  # nobody says who leads what
+                    logger.info("partitions can not be followed now: %s", fault)
+                    self._sleep(0.2)
+                except Exception:
+                    logger.exception("a defect ended a look at partitions; going on")
+                    self._drop()
+                    self._sleep(1.0)
+        finally:
+            self.finish()
+
+    def finish(self) -> None:
+        """Close what is open."""
+        self._drop()
+        self._cluster.close()
+        self._shared.release()
+
+    def _ask(self) -> None:
+        """Send a request to each leader that has none, for all of its partitions."""
+        places = self._shared.places()
+        now = time.monotonic()
+        for node, asked in list(self._asked.items()):
+            known = (item for item in places if self._cluster.known_leader(*item) == node)
+            if any(places[item][0] != asked.places.get(item, (None,))[0] for item in known):
+                self._forget(node)  # a new one would wait until the request that is under way is answered
+        due = {item for item in places if self._pauses.get(item[0], (None, 0.0))[1] <= now}
+        for topic, code in self._cluster.learn(topic for topic, _ in due).items():
+            self._pause(topic, codes.name(code))
+        wanted: dict[NodeId, dict[Partition, tuple[int, int]]] = {}
+        for item in sorted(due, key=lambda item: (self._served.get(item, 0), item)):
+            leader = self._cluster.known_leader(*item)
+            if leader is None:
+                self._pause(item[0], "LEADER_NOT_AVAILABLE")
+            elif leader not in self._asked:
+                wanted.setdefault(leader, {})[item] = places[item]
+        for node, mine in wanted.items():
+            try:
+                connection = self._cluster.connection(node)
+                requested = (Wanted(topic, number, offset) for (topic, number), (_, offset) in mine.items())
+                connection.send(fetch_request(requested, IDLE_WAIT_MS, Isolation.READ_UNCOMMITTED, FETCH_BYTES))
+            except RollbridgeError as fault:
+                for topic, _ in mine:
+                    self._pause(topic, str(fault))
+            else:
+                self._asked[node] = _Asked(connection, mine)
+
+    def _wait(self) -> None:
+        """Wait for answers, or for something else to do."""
+        poller = select.poll()
+        poller.register(self._shared.waker, select.POLLIN)
+        for asked in self._asked.values():
+            poller.register(asked.connection.fileno(), select.POLLIN)
+        now = time.monotonic()
+        pauses = [until - now for _, until in self._pauses.values() if until > now]
+        if not any(asked.connection.has_answer() for asked in self._asked.values()):
+            poller.poll(round(1000 * min([IDLE_WAIT_MS / 1000, *pauses])) + 1)
+        for node, asked in list(self._asked.items()):
+            if asked.connection.has_answer():
+                self._hear(node, asked)
+            elif asked.connection.overdue():
+                self._forget(node)
+                for topic, _ in asked.places:
+                    self._pause(topic, "no answer in time")
+
+    def _hear(self, node: NodeId, asked: _Asked) -> None:
+        del self._asked[node]
+        try:
+            answer = asked.connection.receive(FetchResponse)
+        except RollbridgeError as fault:
+            for topic, _ in asked.places:
+                self._pause(topic, str(fault))
+            return
+        for responses in answer.responses:
+            for found in responses.partitions:
+                partition = str(responses.topic), int(found.partition_index)
+                token, start = asked.places[partition]
+                if found.error_code == ErrorCode.none:
+                    self._pauses.pop(partition[0], None)
+                    raw = found.records or b""
+                    try:
+                        after = _end_of(raw, start)
+                    except CorruptDataError as fault:
+                        self._shared.fail(partition, token, fault)
+                        continue
+                    if after > start:
+                        self._turn += 1
+                        self._served[partition] = self._turn
+                    self._shared.give(partition, token, start, raw, after, found.high_watermark)
+                elif found.error_code == ErrorCode.offset_out_of_range:
+                    text = f"a buffer does not hold what it should: offset {start} of {partition[0]} is gone"
+                    self._shared.fail(partition, token, CorruptDataError(text))
+                else:
+                    self._pause(partition[0], codes.name(found.error_code))
+
+    def _pause(self, topic: str, why: str) -> None:
+        """Ask again later, and whoever leads by then."""
+        self._cluster.forget_leader(topic)
+        backoff = self._pauses[topic][0] if topic in self._pauses else Backoff()
+        self._pauses[topic] = backoff, time.monotonic() + backoff.grow()
+        logger.info("topic %s is asked again soon: %s", topic, why)
+
+    def _forget(self, node: NodeId) -> None:
+        """Drop a connection with what was asked on it; the next request opens another."""
+        self._asked.pop(node).connection.close()
+
+    def _drop(self) -> None:
+        for node in list(self._asked):
+            self._forget(node)
+
+    def _sleep(self, pause_s: float) -> None:
+        poller = select.poll()
+        poller.register(self._shared.waker, select.POLLIN)
+        poller.poll(round(1000 * pause_s))
+
+
+def _end_of(raw: bytes, start: int) -> int:
+    """The offset behind the last whole batch."""
+    end = start
+    for batch in complete_batches(raw):
+        header = parse_header(batch)
+        end = max(end, header.base_offset + header.last_offset_delta + 1)
+    return end

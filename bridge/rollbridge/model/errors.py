@@ -1,0 +1,91 @@
+"""The errors that pure code raises, and what others are derived from; :mod:`rollbridge.errors` has the whole tree."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RollbridgeError(Exception):
+    """Base of all errors of this package.
+
+    Attributes:
+        resource: What of Kafka it is about, such as ``topic orders``; empty where that is not one thing.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+    resource: str = ""
+
+
+class InvalidRequestError(RollbridgeError):
+    """The request can never succeed as it is; nothing was written."""
+
+    code = "invalid-request"
+    exit_code = 4
+
+
+class InvalidNameError(InvalidRequestError):
+    """A name that Kafka, ZooKeeper or the naming scheme cannot carry; nothing was written."""
+
+    code = "invalid-name"
+
+
+class InvalidRangesError(InvalidRequestError):
+    """Key ranges that do not partition the key space, or segments that are not active; nothing was written."""
+
+    code = "invalid-ranges"
+
+
+class NotFoundError(RollbridgeError):
+    """What the request names does not exist; nothing was written."""
+
+    code = "not-found"
+    exit_code = 3
+
+
+class TruncatedError(NotFoundError):
+    """Records from which reading was to begin, or go on, have been deleted; nothing of them was handed out."""
+
+    code = "truncated"
+
+
+class ConflictError(RollbridgeError):
+    """The state is not what the request assumes; this request wrote nothing."""
+
+    code = "conflict"
+    exit_code = 5
+
+
+class StreamRecreated(ConflictError):
+    """The stream was deleted and created again: what the request names is of its former life and means nothing now.
+
+    Nothing was written, and nothing was handed out of one life as the other's. Begin anew with the stream as it is.
+    """
+
+    code = "stream-recreated"
+
+
+class InvalidTransitionError(ConflictError):
+    """The transaction's state does not allow the request."""
+
+    code = "invalid-transition"
+
+    def __init__(self, message: str, *, transaction: str, state: str, request: str) -> None:
+        super().__init__(message)
+        self.transaction = transaction
+        self.state = state
+        self.request = request
+
+
+class UnavailableError(RollbridgeError):
+    """A part of the system does not answer; nothing is known to have been written; try again later."""
+
+    code = "unavailable"
+    exit_code = 7
+
+
+class CorruptDataError(RollbridgeError):
+    """Bytes that are not what they claim to be; the message says where they were found."""
+
+    code = "corrupt-data"
+    exit_code = 1

@@ -1,1 +1,0 @@
-"""Unit tests; they need neither Kafka nor ZooKeeper."""

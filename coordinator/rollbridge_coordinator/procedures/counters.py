@@ -1,0 +1,278 @@
+"""The counter of a group's transactions: the group gets its number, the node is believed, set right, or held for lost.
+
+Members of the group write the node, and may write anything. What a leader believes of it stands in the journal before
+an id is taken for given out, so a later leader knows at least as much. See :mod:`rollbridge.model.counters`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from rollbridge.model import paths
+from rollbridge.model.counters import (
+    COUNT_MAX,
+    FIRST_COUNT,
+    JUMP,
+    NOT_GIVEN_OUT,
+    NUMBER_MAX,
+    SHARED_MAX,
+    START_MAX,
+    STRIDE,
+    Note,
+    need_number,
+    parse_number,
+    split_counter,
+)
+from rollbridge.model.nodes import SetNode
+from rollbridge.model.records import Group
+from rollbridge_coordinator.procedures.journal import append_journal, refuse
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.steps import Steps, confirm_leadership, ensure_nodes, read_counter, read_node, write
+
+logger = logging.getLogger(__name__)
+
+TRIES: Final = 20
+"""How often a write is tried that somebody else's comes before, in one go."""
+SHARED_STRIDE: Final = 1 << 56
+"""How far the shared counter may be above what it was known to be; a repair raises it by 2^48."""
+
+
+def open_counter(group: GroupState) -> Steps[None]:
+    """Number a group that has no number, and know what its counter has given out.
+
+    Raises:
+        ZooKeeperOutdated: the nodes were set back with all of ZooKeeper.
+        CorruptDataError: the node that only coordinators write holds no number.
+    """
+    counter = group.counter
+    counter.noted = Note.from_text(group.journal.nodes.get(paths.counter(group.name)))
+    record = yield from _record(group)
+    if not record.number:
+        record = yield from _number(group, record)
+    _adopt(group, record)
+    yield from look_at_shared(group)
+    yield from look_at_counter(group)
+    if group.preserver is not None:
+        group.preserver.believe(counter.is_given, counter.bound)
+
+
+def check_given(group: GroupState, transactions: Iterable[bytes], now_ms: int) -> Steps[None]:
+    """Refuse open transactions whose ids nobody has given out, one by one; those that would be soon are passed by."""
+    counter = group.counter
+    doubtful = [item for item in transactions if not counter.is_given(item)]
+    if any(map(counter.is_ours, doubtful)):
+        yield from look_at_counter(group)
+        doubtful = [item for item in doubtful if not counter.is_given(item)]
+        if any(map(counter.is_ours, doubtful)):
+            yield from confirm_leadership()  # a read may come from a server that lags, and does not after a write
+            yield from look_at_counter(group)
+    forged = [item for item in doubtful if not counter.is_given(item)]
+    ahead = [count for number, count in map(split_counter, forged) if number == counter.number]
+    near = [count for count in ahead if count < counter.note.value + JUMP]
+    if near:
+        yield from _pass_by(group, max(near) + 1)
+    for identifier in forged:
+        transaction = group.fold.open.get(identifier)
+        if transaction is not None and not group.is_rolling(transaction):
+            group.fold.refuse(identifier, NOT_GIVEN_OUT, now_ms)
+            group.counts["transactions_not_given_out"] += 1
+
+
+def _pass_by(group: GroupState, free: int) -> Steps[None]:
+    """Have the counter go on at ``free``, so that nobody gets an id that somebody has guessed.
+
+    A leader that dies before it has refused these leaves transactions that nobody else's ids are those of.
+    """
+    path = paths.counter(group.name)
+    for _ in range(TRIES):
+        found = yield from read_counter(path)
+        value = None if found is None else parse_number(found[0], free - 1)
+        if found is None or value is None:
+            return  # it has gone on, or is damaged: that is looked at next
+        if (yield from write(SetNode(path, b"%d" % free, found[1]))):
+            yield from look_at_counter(group)
+            return
+
+
+def keep_counter(group: GroupState, now_ms: int) -> Steps[None]:
+    """Look at the counters, now and then, so that what is wrong with them does not last."""
+    if group.counter.number and group.housekeeping.is_due("counter", now_ms, group.settings.counter_check_ms):
+        yield from look_at_counter(group)
+    if group.counter.number and group.housekeeping.is_due("shared counter", now_ms, group.settings.bookkeeping_ms):
+        yield from look_at_shared(group)
+
+
+def look_at_counter(group: GroupState) -> Steps[None]:
+    """Know what the group's counter has given out, and set it right if it says what can not be.
+
+    Raises:
+        ZooKeeperOutdated: it was written less often than it is known to have been, so all of ZooKeeper was set back.
+    """
+    counter, path = group.counter, paths.counter(group.name)
+    for _ in range(TRIES):
+        found = yield from read_counter(path)
+        if found is None:
+            yield from ensure_nodes([path])
+            continue
+        raw, version = found
+        value = parse_number(raw, COUNT_MAX, FIRST_COUNT)
+        known = _known(group)
+        if not raw and not version:  # it was deleted, and has just been made: nobody knows how often it was written
+            logger.warning("%s: ZooKeeper node %s was gone", group.name, path)
+            _adopt(group, (yield from _number(group, (yield from _record(group)))))
+            continue
+        if version < known.version:
+            yield from _check_version(group, path, known.version)
+            continue
+        record = yield from _record(group)
+        floor = max(FIRST_COUNT, record.counter_floor, known.value, *_used(group, counter.number))
+        if value is not None and floor <= value <= record.counter_ceiling:
+            if value > record.counter_floor:  # so that clients reserve nothing again, whatever the node says
+                high = value + STRIDE if value > record.counter_ceiling - STRIDE // 2 else record.counter_ceiling
+                moved = replace(record, counter_floor=value, counter_ceiling=high)
+                if not (yield from write(SetNode(paths.group(group.name), moved.to_json()))):
+                    raise StaleStateError(f"group {group.name} is gone")
+            yield from _note(group, known._replace(number=counter.number, value=value, version=version))
+            return
+        fresh = floor + JUMP
+        if fresh + STRIDE > COUNT_MAX:
+            _adopt(group, (yield from _number(group, record)))
+            continue
+        right = replace(record, counter_floor=fresh, counter_ceiling=fresh + STRIDE)
+        logger.warning(
+            "%s: ZooKeeper node %s held %r where a count from %d to %d is expected: a member of the group has written "
+            "that; it is set to %d",
+            group.name,
+            path,
+            raw[:40],
+            floor,
+            record.counter_ceiling,
+            fresh,
+        )
+        if (yield from write(SetNode(paths.group(group.name), right.to_json()), SetNode(path, b"%d" % fresh, version))):
+            group.counts["counters_set_right"] += 1
+    logger.warning("%s: node %s is written again and again, its counter is looked at later", group.name, path)
+
+
+def look_at_shared(group: GroupState) -> Steps[None]:
+    """The same for the counter of clients of earlier versions: anybody's members may write it, so nothing stops for it.
+
+    Raises:
+        ZooKeeperOutdated: it was written less often than it is known to have been.
+    """
+    found = yield from read_counter(paths.TRANSACTION_COUNTER)
+    if found is None:
+        return
+    known = _known(group)
+    if found[1] < known.shared_version:
+        yield from _check_version(group, paths.TRANSACTION_COUNTER, known.shared_version)
+        return
+    raw, version = found
+    value = parse_number(raw, SHARED_MAX)
+    journaled = parse_number(group.journal.nodes.get(paths.TRANSACTION_COUNTER), SHARED_MAX) or 0
+    floor = max(journaled, known.shared_value, *_used(group, 0))
+    if value is not None and floor <= value and (not known.shared_value or value <= floor + SHARED_STRIDE):
+        group.counter.note = known._replace(shared_value=value, shared_version=version)
+        return
+    fresh = floor + JUMP
+    if fresh <= SHARED_MAX and (yield from write(SetNode(paths.TRANSACTION_COUNTER, b"%d" % fresh, version))):
+        group.counts["counters_set_right"] += 1
+        logger.warning(
+            "%s: ZooKeeper node %s held %r, it is set to %d; once no client of an earlier version is left, close it "
+            "with `rollbridge access secure --shared-counter`",
+            group.name,
+            paths.TRANSACTION_COUNTER,
+            raw[:40],
+            fresh,
+        )
+
+
+def _known(group: GroupState) -> Note:
+    """What is known for certain under the number that the group has now."""
+    counter = group.counter
+    for note in (counter.note, counter.noted):
+        if note is not None and note.number == counter.number:
+            return note
+    return Note(counter.number, 0, -1)
+
+
+def _used(group: GroupState, number: int) -> list[int]:
+    """Counts behind those that are remembered as committed; of those that can not be, none."""
+    if group.preserver is None:
+        return [0]
+    most = SHARED_MAX // 2 if not number else max(group.counter.ceiling, 1)
+    pairs = (split_counter(item.transaction.bytes) for item in group.preserver.committed())
+    return [0, *(count + 1 for its, count in pairs if its == number and count < most)]
+
+
+def _note(group: GroupState, note: Note) -> Steps[None]:
+    """Know this, and have the journal know it before anything is done for it."""
+    counter = group.counter
+    if note != counter.noted:
+        yield from append_journal(group, {paths.counter(group.name): note.to_text()})
+        counter.noted = note
+    counter.note = note
+
+
+def _check_version(group: GroupState, path: str, version: int) -> Steps[None]:
+    """Raise ZooKeeperOutdated unless a node has been written so often; a read may come from a server that lags."""
+    yield from confirm_leadership()
+    found = yield from read_counter(path)
+    now = -1 if found is None else found[1]
+    if now < version:
+        yield from refuse(group, [f"node {path} was written {version} times, ZooKeeper knows of {now}"])
+
+
+def _record(group: GroupState) -> Steps[Group]:
+    raw = yield from read_node(paths.group(group.name))
+    if raw is None:
+        raise StaleStateError(f"group {group.name} is gone")
+    record = Group.from_json(raw)
+    group.counter.ceiling = record.counter_ceiling
+    return record
+
+
+def _adopt(group: GroupState, record: Group) -> None:
+    group.counter.number, group.counter.ceiling = record.number, record.counter_ceiling
+    group.counter.formers = frozenset(record.former_numbers)
+
+
+def _number(group: GroupState, record: Group) -> Steps[Group]:
+    """Give the group a number that no group had before, and begin to count.
+
+    An older group's count begins beyond what was in use, as connections are told apart by it.
+    """
+    path = paths.counter(group.name)
+    yield from ensure_nodes([paths.GROUP_NUMBERS, path])
+    noted = group.counter.noted or Note(0, 0, -1)
+    formers = tuple(sorted({record.number, *record.former_numbers, noted.number} - {0}))
+    while True:
+        found = yield from read_counter(paths.GROUP_NUMBERS)
+        raw, version = found or (b"", -1)
+        how = "set it to a number above those of all groups (`number` and `former_numbers` in their nodes)"
+        free = need_number(paths.GROUP_NUMBERS, raw, NUMBER_MAX, how) if raw else 1
+        number = max([free, *(item + 1 for item in formers)])
+        start = FIRST_COUNT
+        if group.journal.nodes:
+            shared = parse_number((yield from read_node(paths.TRANSACTION_COUNTER)), SHARED_MAX) or 0
+            start = max(min(shared, START_MAX), record.counter_floor, noted.value) + JUMP
+        if start + STRIDE > COUNT_MAX:
+            start = JUMP
+        fresh = replace(
+            record, number=number, former_numbers=formers, counter_floor=start, counter_ceiling=start + STRIDE
+        )
+        if (
+            yield from write(
+                SetNode(paths.GROUP_NUMBERS, b"%d" % (number + 1), version),
+                SetNode(paths.group(group.name), fresh.to_json()),
+                SetNode(path, b"%d" % start),
+            )
+        ):
+            logger.info("%s: ids of its transactions have number %d from now on", group.name, number)
+            return fresh
+        if (yield from read_node(paths.group(group.name))) is None:
+            raise StaleStateError(f"group {group.name} is gone")
