@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from bridge.kafka.batches import BatchBuilder, Compression
-from bridge.kafka.clients import consumer_config
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.topics import Partition, TopicAdmin
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.kafka.batches import BatchBuilder, Compression
+from rollbridge.kafka.clients import consumer_config
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.topics import Partition, TopicAdmin
 
 # Of today: brokers delete what is older than a week by its own timestamp.
 TIMESTAMP = int(time.time() * 1000)

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import bridge
-from bridge import ANY as ANY_SN
-from bridge import EMPTY as EMPTY_SN
-from bridge import SN
-from bridge.cas.writer import CasWriter
-from bridge.errors import CasOutcomeUnknown, CasWriteError, OutcomeUnknown, TransactionAborted, UnavailableError
-from bridge.model.sn import sequence_bases
+import rollbridge
 from integration_tests.histories import ANY, EMPTY, FOREVER, Answer, Look, Operation, Write
+from rollbridge import ANY as ANY_SN
+from rollbridge import EMPTY as EMPTY_SN
+from rollbridge import SN
+from rollbridge.cas.writer import CasWriter
+from rollbridge.errors import CasOutcomeUnknown, CasWriteError, OutcomeUnknown, TransactionAborted, UnavailableError
+from rollbridge.model.sn import sequence_bases
 
 Line = dict[str, Any]
 Note = Callable[[Line], None]
@@ -48,7 +48,9 @@ class Task:
     in_transactions: bool = False
 
 
-def write_in_transaction(client: bridge.Bridge, stream: str, key: bytes, value: bytes, expected: SN, scope: str) -> SN:
+def write_in_transaction(
+    client: rollbridge.Bridge, stream: str, key: bytes, value: bytes, expected: SN, scope: str
+) -> SN:
     """A transaction of one record; gives its SN."""
     transaction = client.begin(stream)
     transaction.expect(stream, key=key, sn=expected, scope=scope)
@@ -59,7 +61,7 @@ def write_in_transaction(client: bridge.Bridge, stream: str, key: bytes, value: 
     return SN(dlsn, None, base + dlsn.offset)
 
 
-def work(client: bridge.Bridge, writer: CasWriter, task: Task, note: Note) -> None:
+def work(client: rollbridge.Bridge, writer: CasWriter, task: Task, note: Note) -> None:
     """Carry out the operations and note them."""
 
     def write(key: bytes, value: bytes, expected: SN, scope: str) -> SN:
@@ -164,12 +166,12 @@ def main(raw: str) -> None:
             out.write(json.dumps(line) + "\n")
 
         with (
-            bridge.connect(
+            rollbridge.connect(
                 task.bootstrap_servers,
                 zookeeper=task.zookeeper,
                 zookeeper_root=task.zookeeper_root,
                 client_name=task.name,
-                options=bridge.ClientOptions(session_timeout_s=2.0),
+                options=rollbridge.ClientOptions(session_timeout_s=2.0),
             ) as client,
             client.cas_writer(task.stream, timeout=60, transaction_timeout=2) as writer,
         ):

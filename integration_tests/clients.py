@@ -11,16 +11,16 @@ from typing import Self
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
-import bridge
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import StreamName, parse_segment_topic
-from bridge.model.sequence import DLSN, RECORD_HEADER, unpack_record_header
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import until
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.sequence import DLSN, RECORD_HEADER, unpack_record_header
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 __all__ = [
     "Site",
@@ -86,10 +86,13 @@ class Site:
         return any("is suspended" in log.read_text(errors="replace") for log in self._logs.glob("*.log"))
 
     def connect(
-        self, name: str | None = None, options: bridge.ClientOptions | None = None, bootstrap_servers: str | None = None
-    ) -> bridge.Bridge:
+        self,
+        name: str | None = None,
+        options: rollbridge.ClientOptions | None = None,
+        bootstrap_servers: str | None = None,
+    ) -> rollbridge.Bridge:
         """A client."""
-        return bridge.connect(
+        return rollbridge.connect(
             bootstrap_servers or self.cluster.bootstrap_servers,
             zookeeper=self.cluster.zookeeper,
             zookeeper_root=self.root,
@@ -151,9 +154,9 @@ def read_committed(
     return [message for topic in topics for message in found[topic]]
 
 
-def consumer_of(cluster: AnyCluster, root: str, group: str, stream: str) -> bridge.Consumer:
+def consumer_of(cluster: AnyCluster, root: str, group: str, stream: str) -> rollbridge.Consumer:
     """A member of a consumer group that begins at the earliest record and commits by itself."""
-    consumer = bridge.Consumer(
+    consumer = rollbridge.Consumer(
         {
             "bootstrap.servers": cluster.bootstrap_servers,
             "zookeeper": cluster.zookeeper,
@@ -167,7 +170,7 @@ def consumer_of(cluster: AnyCluster, root: str, group: str, stream: str) -> brid
     return consumer
 
 
-def read_and_commit(consumer: bridge.Consumer, last: bytes) -> list[bytes | None]:
+def read_and_commit(consumer: rollbridge.Consumer, last: bytes) -> list[bytes | None]:
     """The values up to ``last``, each of which is committed."""
     found: list[bytes | None] = []
     deadline = time.monotonic() + 2 * PATIENCE_S

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from bridge.cli.main import main
 from integration_tests.backends.interface import AnyCluster
+from rollbridge.cli.main import main
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Cli:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command as a process, its output in pipes."""
         return subprocess.Popen(
-            [sys.executable, "-m", "bridge", *arguments],
+            [sys.executable, "-m", "rollbridge", *arguments],
             env={**os.environ, **self._environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import bridge
+import rollbridge
 from integration_tests.backends.choice import (
     BACKEND_VARIABLE,
     Backend,
@@ -158,7 +158,7 @@ def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
-def client(site: Site) -> Iterator[bridge.Bridge]:
+def client(site: Site) -> Iterator[rollbridge.Bridge]:
     """A client named ``tester`` for the tests of one module."""
     with site.connect("tester") as client:
         yield client
@@ -171,7 +171,7 @@ def scope(unique_name: Callable[[str], str]) -> str:
 
 
 @pytest.fixture
-def orders(client: bridge.Bridge, scope: str) -> str:
+def orders(client: rollbridge.Bridge, scope: str) -> str:
     """A stream of two segments."""
     name = f"{scope}/orders"
     client.admin.create_stream(name, segments=2)
@@ -179,7 +179,7 @@ def orders(client: bridge.Bridge, scope: str) -> str:
 
 
 @pytest.fixture
-def ledger(client: bridge.Bridge, scope: str) -> str:
+def ledger(client: rollbridge.Bridge, scope: str) -> str:
     """A stream of one segment."""
     name = f"{scope}/ledger"
     client.admin.create_stream(name)
@@ -187,7 +187,7 @@ def ledger(client: bridge.Bridge, scope: str) -> str:
 
 
 @pytest.fixture
-def payments(client: bridge.Bridge, scope: str) -> str:
+def payments(client: rollbridge.Bridge, scope: str) -> str:
     """A stream of three segments in the same group."""
     name = f"{scope}/payments"
     client.admin.create_stream(name, segments=3)

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from bridge.model import paths
-from bridge.model.names import GroupName
-from bridge.model.records import ControllerEpoch
-from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.patience import PATIENCE_S, end
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import ControllerEpoch
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 SESSION_TIMEOUT_S = 1.0
 TERM_ENDS = ("no longer the leader", "gives up the lead")
@@ -49,7 +49,7 @@ def command(
     return [
         sys.executable,
         "-m",
-        "coordinator",
+        "rollbridge_coordinator",
         f"--bootstrap-servers={kafka or cluster.bootstrap_servers}",
         f"--zookeeper={zookeeper or cluster.zookeeper}",
         f"--zookeeper-root={root}",

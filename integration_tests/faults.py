@@ -27,16 +27,17 @@ from kio.schema.types import ProducerId
 from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i16, i32Timedelta, i64
 
-from bridge.kafka.metadata import Broker, Cluster
-from bridge.kafka.patience import Deadline
-from bridge.kafka.wire import Connection
 from integration_tests.patience import PATIENCE_S
+from rollbridge.kafka.metadata import Broker, Cluster
+from rollbridge.kafka.patience import Deadline
+from rollbridge.kafka.wire import Connection
 
 
 class Api(IntEnum):
     """Requests that faults can be aimed at."""
 
     PRODUCE = 0
+    FETCH = 1
     LIST_OFFSETS = 2
     METADATA = 3
     FIND_COORDINATOR = 10

@@ -12,8 +12,8 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-import bridge
-from bridge.errors import RollbridgeError
+import rollbridge
+from rollbridge.errors import RollbridgeError
 
 RECORDS = 300
 _PATIENCE_S = 60
@@ -22,17 +22,17 @@ _PATIENCE_S = 60
 def main(stream: str, servers: dict[str, str]) -> None:
     """Fork with one of everything open."""
 
-    def connect() -> bridge.Bridge:
-        return bridge.connect(
+    def connect() -> rollbridge.Bridge:
+        return rollbridge.connect(
             servers["bootstrap.servers"], zookeeper=servers["zookeeper"], zookeeper_root=servers["zookeeper.root"]
         )
 
     b = connect()
-    consumer = bridge.Consumer({**servers, "group.id": "forking", "auto.offset.reset": "earliest"})
+    consumer = rollbridge.Consumer({**servers, "group.id": "forking", "auto.offset.reset": "earliest"})
     consumer.subscribe([stream])
-    producer = bridge.Producer(dict(servers))
+    producer = rollbridge.Producer(dict(servers))
     writer, conditional = b.writer(stream), b.cas_writer(stream)
-    shared: bridge.Synchronizer[bytes, bytes] = b.synchronizer(
+    shared: rollbridge.Synchronizer[bytes, bytes] = b.synchronizer(
         stream, b"state", b"", lambda state, update: state + update
     )
     reader, transactions = b.reader(stream), b.transactions(stream.partition("/")[0])
@@ -52,7 +52,7 @@ def main(stream: str, servers: dict[str, str]) -> None:
         "plain flush": writer.flush,
         "plain future": waiting.result,
         "another writer": lambda: b.writer(stream),
-        "conditional": lambda: conditional.write(b"k", b"of the child", expected=bridge.ANY),
+        "conditional": lambda: conditional.write(b"k", b"of the child", expected=rollbridge.ANY),
         "tail": lambda: conditional.tail(b"k"),
         "update": lambda: shared.update(lambda state: [b"x"]),
         "fetch": shared.fetch,
@@ -88,7 +88,7 @@ def main(stream: str, servers: dict[str, str]) -> None:
     later = b.begin(stream)
     later.write(stream, key=b"k", value=b"later")
     later.commit(timeout=120)
-    conditional.write(b"k", b"by a condition", expected=bridge.ANY)
+    conditional.write(b"k", b"by a condition", expected=rollbridge.ANY)
     shared.update(lambda state: [b"u"])
     found: list[bytes] = []
     while b"later" not in found:

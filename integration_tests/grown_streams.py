@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import bridge
+import rollbridge
 
 KEYS = [b"k%d" % number for number in range(8)]
 
 
-def write(b: bridge.Bridge, stream: str, value: bytes) -> None:
+def write(b: rollbridge.Bridge, stream: str, value: bytes) -> None:
     """The same value for each key, in one transaction."""
     with b.transaction(stream) as txn:
         txn.write_all(stream, ((key, value) for key in KEYS))
 
 
-def grow(b: bridge.Bridge, stream: str) -> list[bytes]:
+def grow(b: rollbridge.Bridge, stream: str) -> list[bytes]:
     """Three scales and a rolling commit, an empty epoch among them; the values of each key in their order."""
     write(b, stream, b"before")
     late = b.begin(stream)

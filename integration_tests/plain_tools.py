@@ -9,15 +9,15 @@ from typing import cast
 
 from confluent_kafka import Message
 
-import bridge
-from bridge.model.sequence import DLSN
-from bridge.writer import PlainFuture
+import rollbridge
 from integration_tests.clients import until
+from rollbridge.model.sequence import DLSN
+from rollbridge.writer import PlainFuture
 
 KEYS = [b"key-%02d" % number for number in range(24)]
 
 
-def read_in_order(client: bridge.Bridge, stream: str) -> list[tuple[DLSN, Message]]:
+def read_in_order(client: rollbridge.Bridge, stream: str) -> list[tuple[DLSN, Message]]:
     """Everything of a stream in the order of its epochs, with the places."""
     with client.reader(stream, follow=False) as reader:
         return [(cast("DLSN", record.dlsn), cast("Message", record.raw)) for record in reader]
@@ -35,13 +35,13 @@ def halves(low: float, high: float) -> list[tuple[float, float]]:
     return [(low, middle), (middle, high)]
 
 
-def split_first(client: bridge.Bridge, stream: str) -> None:
+def split_first(client: rollbridge.Bridge, stream: str) -> None:
     """Scale up: the first active segment is replaced by two."""
     segment = client.admin.history(stream).active.segments[0]
     client.admin.scale(stream, seal=[segment.id.number], ranges=halves(segment.range.low, segment.range.high))
 
 
-def join_all(client: bridge.Bridge, stream: str) -> None:
+def join_all(client: rollbridge.Bridge, stream: str) -> None:
     """Scale down to one segment."""
     active = client.admin.history(stream).active.segments
     client.admin.scale(stream, seal=[item.id.number for item in active], ranges=[(0.0, 1.0)])

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, Producer
 
-import bridge
-from bridge.kafka.batches import BatchBuilder
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
-from bridge.model.names import GroupName, StreamName
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.clients import Site
 from integration_tests.command_line import run_cli
 from integration_tests.coordinators import controller_epoch
 from integration_tests.patience import PATIENCE_S
 from integration_tests.spark_tools import options_of
+from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ GIVE_UP_S = 3.0
 class Group:
     """The streams of a group: one that has nothing to do with it, and a fresh one to be poisoned, made on demand."""
 
-    def __init__(self, site: Site, client: bridge.Bridge, scope: str) -> None:
+    def __init__(self, site: Site, client: rollbridge.Bridge, scope: str) -> None:
         self.site, self.client, self.scope = site, client, scope
         # Somebody else: commits of one connection keep their order, so a poisoned one holds up those behind it.
         self.others = site.connect()
@@ -77,11 +77,11 @@ class Group:
         with self.others.transaction(stream) as txn:
             txn.write(stream, key=b"k", value=value)
 
-    def inject_data(self, txn: bridge.Transaction, value: bytes, count: int) -> None:
+    def inject_data(self, txn: rollbridge.Transaction, value: bytes, count: int) -> None:
         """Put a forged DATA frame of a transaction into the buffer."""
         self._inject(FrameHeader(FrameKind.DATA, txn.id.bytes, 0, 0, 1_000, count), value)
 
-    def inject_commit(self, txn: bridge.Transaction, count: int) -> None:
+    def inject_commit(self, txn: rollbridge.Transaction, count: int) -> None:
         """Ask for the commit of a transaction with so many records, forged ones included."""
         self._inject(FrameHeader(FrameKind.COMMIT, txn.id.bytes, 0), Manifest({PieceKey(0, 0, 0): count}).encode())
 
@@ -186,20 +186,20 @@ Way = Callable[[Group, Poison], None]
 
 
 def by_client(group: Group, poison: Poison) -> None:
-    """A transaction of ``bridge.connect``."""
+    """A transaction of ``rollbridge.connect``."""
     with group.client.transaction(group.poisoned) as txn:
         txn.write(group.poisoned, **_record(poison), timestamp_ms=_time(poison))
 
 
 def by_producer(group: Group, poison: Poison) -> None:
-    """A transaction of :class:`bridge.Producer`."""
+    """A transaction of :class:`rollbridge.Producer`."""
     settings = {
         "bootstrap.servers": group.site.cluster.bootstrap_servers,
         "zookeeper": group.site.cluster.zookeeper,
         "zookeeper.root": group.site.root,
         "transactional.id": f"poison-{uuid.uuid4().hex[:8]}",
     }
-    with bridge.Producer(settings) as producer:
+    with rollbridge.Producer(settings) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.produce(group.poisoned, **_record(poison), timestamp=_time(poison) or 0)
@@ -238,7 +238,7 @@ def by_plain_writer(group: Group, poison: Poison) -> None:
 def by_conditional_writer(group: Group, poison: Poison) -> None:
     """A conditional write."""
     with group.client.cas_writer(group.poisoned, timeout=GIVE_UP_S) as writer:
-        writer.write(**_record(poison), expected=bridge.EMPTY)
+        writer.write(**_record(poison), expected=rollbridge.EMPTY)
 
 
 def by_forged_frame(group: Group, poison: Poison) -> None:
@@ -292,7 +292,7 @@ CELLS = [(way, name) for way in WAYS for name in POISONS if (way, name) not in I
 """What is run; the others are in IMPOSSIBLE, with the reason."""
 
 
-def closing_group(site: Site, client: bridge.Bridge, scope: str) -> closing[Group]:
+def closing_group(site: Site, client: rollbridge.Bridge, scope: str) -> closing[Group]:
     """A group that is closed in the end."""
     return closing(Group(site, client, scope))
 

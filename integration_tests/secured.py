@@ -27,9 +27,9 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-import bridge
-from bridge.config import ConnectionSettings
-from bridge.model.rights import Resource, Right
+import rollbridge
+from rollbridge.config import ConnectionSettings
+from rollbridge.model.rights import Resource, Right
 
 CERTIFICATES: Final = Path(__file__).parent / "certificates"
 AUTHORITY: Final = "ca.pem"
@@ -175,9 +175,9 @@ class Secured:
             },
         }
 
-    def connect(self, user: str) -> bridge.Bridge:
+    def connect(self, user: str) -> rollbridge.Bridge:
         """A client of a user."""
-        return bridge.Bridge(self.settings(user))
+        return rollbridge.Bridge(self.settings(user))
 
     def coordinator(self, user: str) -> AbstractContextManager[Callable[[], str]]:
         """A coordinator as a user, whose name it has; gives what it has told so far."""

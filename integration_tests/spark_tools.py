@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.embedded.jars import JarCache
-from bridge.embedded.java import find_java
 from integration_tests.clients import Site
+from rollbridge.embedded.jars import JarCache
+from rollbridge.embedded.java import find_java
 from spark_examples.session import local_session
 
 if TYPE_CHECKING:

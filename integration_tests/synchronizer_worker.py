@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import bridge
+import rollbridge
 
 KEY = b"list"
 Entries = list[str]
 
 
-def share(b: bridge.Bridge, stream: str) -> bridge.Synchronizer[Entries, str]:
+def share(b: rollbridge.Bridge, stream: str) -> rollbridge.Synchronizer[Entries, str]:
     """The list, as bytes of JSON; an entry that comes twice is refused by everybody."""
     return b.synchronizer(
         stream,
         KEY,
         [],
         append,
-        states=bridge.Codec.json(),
-        updates=bridge.Codec.json(),
+        states=rollbridge.Codec.json(),
+        updates=rollbridge.Codec.json(),
         transaction_timeout=2,
     )
 
@@ -40,10 +40,10 @@ def work(
     bootstrap_servers: str, zookeeper: str, zookeeper_root: str, stream: str, name: str, count: int, out: Path
 ) -> None:
     """Append ``count`` entries, some without a condition, and compact and truncate now and then."""
-    options = bridge.ClientOptions(session_timeout_s=1.0)
+    options = rollbridge.ClientOptions(session_timeout_s=1.0)
     with (
         out.open("w", buffering=1) as notes,
-        bridge.connect(
+        rollbridge.connect(
             bootstrap_servers, zookeeper=zookeeper, zookeeper_root=zookeeper_root, client_name=name, options=options
         ) as b,
         share(b, stream) as shared,

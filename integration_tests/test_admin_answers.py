@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.errors import InvalidRequestError, TransactionAborted, TransactionNotFound
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import Relay
 from integration_tests.patience import PATIENCE_S
+from rollbridge.errors import InvalidRequestError, TransactionAborted, TransactionNotFound
 
 
 @pytest.mark.long
@@ -20,11 +20,11 @@ def test_an_abort_and_a_truncation_that_a_killed_leader_has_carried_out_are_not_
 ) -> None:
     scope = unique_name("answers")
     stream, root = f"{scope}/orders", f"/{scope}"
-    options = bridge.ClientOptions(admin_timeout_s=PATIENCE_S)
+    options = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)
     points = ["answer_waiting/Write:before", "truncate_stream/DeleteRecords:after"]
     with (
         Relay(cluster, root, tmp_path, points) as relay,
-        bridge.connect(
+        rollbridge.connect(
             cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=options
         ) as b,
     ):

@@ -11,26 +11,26 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.errors import InvalidRequestError, StreamNotFound
-from bridge.model import paths
-from bridge.model.epochs import EpochCause, EpochRecord, Segment
-from bridge.model.identifiers import Epoch, SegmentId
-from bridge.model.keyspace import even_ranges
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import CreateNode
-from bridge.model.records import StreamState, epoch_to_json
-from bridge.model.requests import Request, RequestKind
-from bridge.zookeeper.metadata import Metadata
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.coordinators import controller_epoch
+from rollbridge.errors import InvalidRequestError, StreamNotFound
+from rollbridge.model import paths
+from rollbridge.model.epochs import EpochCause, EpochRecord, Segment
+from rollbridge.model.identifiers import Epoch, SegmentId
+from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import CreateNode
+from rollbridge.model.records import StreamState, epoch_to_json
+from rollbridge.model.requests import Request, RequestKind
+from rollbridge.zookeeper.metadata import Metadata
 
 EPOCHS = 9_000
 ASKER = """
-import sys, bridge
-from bridge.errors import InvalidRequestError
-b = bridge.connect(sys.argv[1], zookeeper=sys.argv[2], zookeeper_root=sys.argv[3])
+import sys, rollbridge
+from rollbridge.errors import InvalidRequestError
+b = rollbridge.connect(sys.argv[1], zookeeper=sys.argv[2], zookeeper_root=sys.argv[3])
 print("asks", flush=True)
 while True:
     try:
@@ -40,7 +40,7 @@ while True:
 """
 
 
-def test_what_kafka_refuses_is_answered_and_stops_nobody(site: Site, client: bridge.Bridge, scope: str) -> None:
+def test_what_kafka_refuses_is_answered_and_stops_nobody(site: Site, client: rollbridge.Bridge, scope: str) -> None:
     client.admin.create_stream(f"{scope}/orders")
     before = controller_epoch(client._metadata.session, GroupName(scope))
     with pytest.raises(InvalidRequestError, match=r"(?i)replication.factor"):
@@ -74,7 +74,7 @@ def test_what_kafka_refuses_is_answered_and_stops_nobody(site: Site, client: bri
     client.admin.create_stream(f"{scope}/refused", segments=3)
 
 
-def test_a_request_goes_with_the_process_that_asked(client: bridge.Bridge, scope: str) -> None:
+def test_a_request_goes_with_the_process_that_asked(client: rollbridge.Bridge, scope: str) -> None:
     client._metadata.ensure_group(GroupName(scope), 1)
     request = Request(kind=RequestKind.CREATE_STREAM, stream=f"{scope}/orders", created_ms=1)
     name = client._metadata._put_request(GroupName(scope), request)
@@ -84,7 +84,7 @@ def test_a_request_goes_with_the_process_that_asked(client: bridge.Bridge, scope
 
 
 @pytest.mark.long
-def test_a_stream_with_thousands_of_epochs_is_deleted(client: bridge.Bridge, scope: str) -> None:
+def test_a_stream_with_thousands_of_epochs_is_deleted(client: rollbridge.Bridge, scope: str) -> None:
     client.admin.create_stream(f"{scope}/orders")
     client.admin.create_stream(f"{scope}/old")
     name = StreamName.parse(f"{scope}/old")

@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bridge.errors import ConfigError, CorruptDataError
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.batches import BatchBuilder, Compression
-from bridge.kafka.errors import (
+from integration_tests.adapter_tools import TIMESTAMP, await_settled, batch_of, read_messages, read_values
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.patience import PATIENCE_S
+from rollbridge.errors import ConfigError, CorruptDataError
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.batches import BatchBuilder, Compression
+from rollbridge.kafka.errors import (
     AppendRefusedError,
     InvalidStateError,
     ProducerFencedError,
     TopicNotFound,
 )
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.pipeline import Addressed
-from bridge.kafka.states import State
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from integration_tests.adapter_tools import TIMESTAMP, await_settled, batch_of, read_messages, read_values
-from integration_tests.backends.interface import AnyCluster
-from integration_tests.patience import PATIENCE_S
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.pipeline import Addressed
+from rollbridge.kafka.states import State
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 Opener = Callable[..., TransactionalAppender]
 

@@ -12,24 +12,24 @@ from collections.abc import Callable, Iterator
 import pytest
 from kio.schema.errors import ErrorCode
 
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.coordination import Coordination, RequestRefused, Standing
-from bridge.kafka.errors import (
+from integration_tests.adapter_tools import await_settled, batch_of, read_values
+from integration_tests.backends.choice import new_cluster
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.faults import Api, FaultProxy, Point
+from integration_tests.patience import eventually
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.coordination import Coordination, RequestRefused, Standing
+from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
     InvalidStateError,
     KafkaUnavailable,
     ProducerFencedError,
 )
-from bridge.kafka.metadata import Cluster, Isolation
-from bridge.kafka.pipeline import Producer, Session
-from bridge.kafka.states import State
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from integration_tests.adapter_tools import await_settled, batch_of, read_values
-from integration_tests.backends.choice import new_cluster
-from integration_tests.backends.interface import AnyCluster
-from integration_tests.faults import Api, FaultProxy, Point
-from integration_tests.patience import eventually
+from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.pipeline import Producer, Session
+from rollbridge.kafka.states import State
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 Opener = Callable[..., TransactionalAppender]
 

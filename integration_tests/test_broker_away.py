@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-import bridge
+import rollbridge
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
@@ -31,12 +31,12 @@ SLOW_MACHINE_S = 15.0
 
 MEMBER = """
 import faulthandler, sys
-import bridge
+import rollbridge
 faulthandler.enable()
 servers, zookeeper, root, group, stream = sys.argv[1:]
 config = {"bootstrap.servers": servers, "zookeeper": zookeeper, "zookeeper.root": root, "group.id": group,
           "auto.offset.reset": "earliest", "auto.commit.interval.ms": 200}
-with bridge.Consumer(config) as consumer:
+with rollbridge.Consumer(config) as consumer:
     consumer.subscribe([stream])
     while True:
         for message in consumer.consume(100, 0.2):
@@ -115,9 +115,9 @@ def test_a_commit_that_no_broker_answers_ends_in_time_and_can_be_asked_for_again
         "enable.auto.commit": False,
         "default.api.timeout.ms": round(TIMEOUT_S * 1000),
     }
-    with bridge.Consumer(config) as consumer:
+    with rollbridge.Consumer(config) as consumer:
         consumer.subscribe([stream])
-        read: list[bridge.Message] = []
+        read: list[rollbridge.Message] = []
 
         def has_read() -> bool:
             read.extend(consumer.consume(100, 0.2))

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-import bridge
-from bridge.errors import CoordinatorUnavailable, TransactionAborted
-from bridge.kafka.batches import BatchBuilder
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import StreamName
-from bridge.zookeeper.errors import UnknownWriteError
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator, until
+from rollbridge.errors import CoordinatorUnavailable, TransactionAborted
+from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import StreamName
+from rollbridge.zookeeper.errors import UnknownWriteError
 
 
 class Setting:
     """A stream with one segment, its coordinator's log, and a way to write anything into its buffer."""
 
-    def __init__(self, cluster: AnyCluster, root: str, log: Path, b: bridge.Bridge, stream: StreamName) -> None:
+    def __init__(self, cluster: AnyCluster, root: str, log: Path, b: rollbridge.Bridge, stream: StreamName) -> None:
         self.cluster, self.root, self.log, self.b, self.stream = cluster, root, log, b, stream
         self._producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
 
@@ -82,7 +82,7 @@ def setting(
     stream = StreamName(scope, "s")
     with (
         coordinator(cluster, root, "one", tmp_path, **environment),
-        bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root) as b,
+        rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root) as b,
     ):
         b.admin.create_stream(str(stream))
         yield Setting(cluster, root, tmp_path / "one.log", b, stream)
@@ -205,11 +205,11 @@ def test_a_buffer_that_was_deleted_and_made_again_is_refused(
     admin = TopicAdmin(cluster.bootstrap_servers)
     with (
         coordinator(cluster, root, "one", tmp_path),
-        bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root) as b,
+        rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root) as b,
     ):
         b.admin.create_stream(str(stream))
-    impatient = bridge.ClientOptions(admin_timeout_s=8)
-    with bridge.connect(
+    impatient = rollbridge.ClientOptions(admin_timeout_s=8)
+    with rollbridge.connect(
         cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=impatient
     ) as b:
         admin.delete_topics([stream.buffer_topic()])

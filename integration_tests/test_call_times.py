@@ -20,13 +20,13 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
-import bridge
-from bridge.errors import RollbridgeError
+import rollbridge
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.grown_streams import KEYS, write
 from integration_tests.patience import PATIENCE_S
+from rollbridge.errors import RollbridgeError
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ SAME: Final = {
     "CasFuture.results": "CasFuture.result",
     "Part.finish": "Part.flush",
     "Admin.rebuild_snapshots": "Admin.clear_snapshots",
+    "SharedClient.committed": "SharedClient.joint",
 }
 CALLS: Final = frozenset(
     {
@@ -119,8 +120,8 @@ CALLS: Final = frozenset(
 def with_time_outs() -> set[str]:
     """Public calls that take a time-out, ``Class.method``."""
     found = set()
-    for name in bridge.__all__:
-        item = getattr(bridge, name)
+    for name in rollbridge.__all__:
+        item = getattr(rollbridge, name)
         if not inspect.isclass(item):
             continue
         for method, function in inspect.getmembers(item, callable):
@@ -198,7 +199,7 @@ class Lanes:
 class Readers:
     """Everything that reads one stream: opened, and at its end, before servers are stopped."""
 
-    def __init__(self, site: Site, client: bridge.Bridge, stream: str, group: str, stack: ExitStack) -> None:
+    def __init__(self, site: Site, client: rollbridge.Bridge, stream: str, group: str, stack: ExitStack) -> None:
         self._config: dict[str, Any] = {
             "bootstrap.servers": site.cluster.bootstrap_servers,
             "zookeeper": site.cluster.zookeeper,
@@ -225,8 +226,8 @@ class Readers:
 
         until(is_drained)
 
-    def _member(self, group: str, stream: str) -> bridge.Consumer:
-        consumer = bridge.Consumer({**self._config, "group.id": group})
+    def _member(self, group: str, stream: str) -> rollbridge.Consumer:
+        consumer = rollbridge.Consumer({**self._config, "group.id": group})
         consumer.subscribe([stream])
         return consumer
 
@@ -238,7 +239,7 @@ def test_no_call_with_a_time_out_takes_much_longer_while_a_server_is_stopped(
 ) -> None:
     scope, group = unique_name("scope"), unique_name("group")
     stream = f"{scope}/orders"
-    options = bridge.ClientOptions(connect_timeout_s=TIMEOUT_S)
+    options = rollbridge.ClientOptions(connect_timeout_s=TIMEOUT_S)
     lanes = Lanes()
     with ExitStack() as stack:
         client = stack.enter_context(own_site.connect())
@@ -283,12 +284,12 @@ def _reading(lanes: Lanes, readers: Readers, stream: str) -> None:
     lanes.add("closing", "Consumer.close", closing.close, CLOSE_S)
 
 
-def _writing(lanes: Lanes, site: Site, client: bridge.Bridge, stream: str, stack: ExitStack) -> None:
+def _writing(lanes: Lanes, site: Site, client: rollbridge.Bridge, stream: str, stack: ExitStack) -> None:
     warm = client.writer(stream)
     warm.write(b"k", b"v").result(PATIENCE_S)
     # Opened, but nothing was ever sent: it has no connection to the leader yet.
     other = stack.enter_context(site.connect())
-    fresh = other.writer(stream, options=bridge.WriterOptions(block_s=TIMEOUT_S))
+    fresh = other.writer(stream, options=rollbridge.WriterOptions(block_s=TIMEOUT_S))
 
     def flush() -> None:
         warm.write(b"k", b"v")
@@ -302,11 +303,13 @@ def _writing(lanes: Lanes, site: Site, client: bridge.Bridge, stream: str, stack
     lanes.add("fresh", "StreamWriter.write (another)", lambda: fresh.write(b"k", b"v"))
     lanes.add("fresh", "StreamWriter.close (the first)", lambda: fresh.close(TIMEOUT_S))
     cas = client.cas_writer(stream, timeout=TIMEOUT_S)
-    lanes.add("cas", "CasWriter.write", lambda: cas.write(b"k", b"v", expected=bridge.EMPTY))
-    lanes.add("cas", "CasFuture.result", lambda: cas.write_async(b"k", b"v", expected=bridge.EMPTY).result(TIMEOUT_S))
+    lanes.add("cas", "CasWriter.write", lambda: cas.write(b"k", b"v", expected=rollbridge.EMPTY))
+    lanes.add(
+        "cas", "CasFuture.result", lambda: cas.write_async(b"k", b"v", expected=rollbridge.EMPTY).result(TIMEOUT_S)
+    )
 
 
-def _transactions(lanes: Lanes, client: bridge.Bridge, stream: str) -> bridge.TransactionId:
+def _transactions(lanes: Lanes, client: rollbridge.Bridge, stream: str) -> rollbridge.TransactionId:
     first, other, third = (client.begin(stream) for _ in range(3))
     for transaction in (first, other, third):
         transaction.write(stream, key=b"k", value=b"v")
@@ -331,7 +334,7 @@ def _transactions(lanes: Lanes, client: bridge.Bridge, stream: str) -> bridge.Tr
     return first.id
 
 
-def _asking(lanes: Lanes, client: bridge.Bridge, stream: str, identifier: bridge.TransactionId) -> None:
+def _asking(lanes: Lanes, client: rollbridge.Bridge, stream: str, identifier: rollbridge.TransactionId) -> None:
     admin, times = client.admin, TIMEOUT_S
     lanes.add("outcome", "Bridge.outcome", lambda: client.outcome(identifier, timeout=times))
     lanes.add("outcome", "Bridge.story", lambda: client.story(identifier, timeout=times))
@@ -357,8 +360,8 @@ def _producing(lanes: Lanes, site: Site, stream: str, group: str, stack: ExitSta
         "zookeeper.root": site.root,
     }
 
-    def producer(name: str) -> bridge.Producer:
-        made = bridge.Producer({**config, "transactional.id": f"{group}-{name}"})
+    def producer(name: str) -> rollbridge.Producer:
+        made = rollbridge.Producer({**config, "transactional.id": f"{group}-{name}"})
         stack.callback(made.close)
         return made
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-import bridge
-from bridge import ANY, DLSN, EMPTY, SN
-from bridge.cas.contention import Contention
-from bridge.cas.writer import CasWriter
-from bridge.client.catalog import Catalog
-from bridge.errors import (
+import rollbridge
+from integration_tests.clients import Site
+from integration_tests.patience import PATIENCE_S
+from rollbridge import ANY, DLSN, EMPTY, SN
+from rollbridge.cas.contention import Contention
+from rollbridge.cas.writer import CasWriter
+from rollbridge.errors import (
     CasWriteError,
     ConfigError,
     InvalidNameError,
@@ -26,16 +27,15 @@ from bridge.errors import (
     StreamNotFound,
     TransactionIdOutOfOrder,
 )
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import even_ranges, position_of_key
-from bridge.model.names import StreamName
-from bridge.model.token import Token
-from integration_tests.clients import Site
-from integration_tests.patience import PATIENCE_S
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import even_ranges, position_of_key
+from rollbridge.model.names import StreamName
+from rollbridge.model.token import Token
+from rollbridge.zookeeper.catalog import Catalog
 
 
 @pytest.fixture
-def writer(client: bridge.Bridge, ledger: str) -> Iterator[CasWriter]:
+def writer(client: rollbridge.Bridge, ledger: str) -> Iterator[CasWriter]:
     with client.cas_writer(ledger) as writer:
         yield writer
 
@@ -44,13 +44,13 @@ def values(site: Site, stream: str) -> list[bytes | None]:
     return [message.value() for message in site.committed(stream)]
 
 
-def rescale(client: bridge.Bridge, stream: str, segments: int) -> None:
+def rescale(client: rollbridge.Bridge, stream: str, segments: int) -> None:
     """Replace all segments by so many even ones."""
     numbers = [item.id.number for item in client.admin.history(stream).active.segments]
     client.admin.scale(stream, seal=numbers, ranges=[(item.low, item.high) for item in even_ranges(segments)])
 
 
-def two_keys(client: bridge.Bridge, stream: str) -> tuple[bytes, bytes]:
+def two_keys(client: rollbridge.Bridge, stream: str) -> tuple[bytes, bytes]:
     """Keys of different segments."""
     active = client.admin.history(stream).active
     found: dict[SegmentId, bytes] = {}
@@ -78,7 +78,7 @@ def test_a_first_write_expects_nothing_and_each_expects_the_one_before(
 
 
 def test_a_refusal_by_a_look_says_what_is_in_the_successors(
-    site: Site, client: bridge.Bridge, ledger: str, monkeypatch: pytest.MonkeyPatch
+    site: Site, client: rollbridge.Bridge, ledger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that looks before it appends, and has not heard of a scale, must not answer with an old segment."""
     monkeypatch.setattr(Contention, "looks_first", lambda self: True)
@@ -141,7 +141,7 @@ def test_scope_key_is_refused_only_by_the_same_key(site: Site, writer: CasWriter
 
 
 def test_a_new_writer_finds_the_last_record_behind_many_aborted_ones(
-    client: bridge.Bridge, writer: CasWriter, ledger: str
+    client: rollbridge.Bridge, writer: CasWriter, ledger: str
 ) -> None:
     first = writer.write(b"a", b"1", expected=EMPTY)
     second = writer.write(b"b", b"2", expected=first)
@@ -207,7 +207,7 @@ def test_what_expects_a_refused_write_is_refused_with_it(site: Site, writer: Cas
     assert values(site, ledger) == [b"1", b"2"]
 
 
-def test_one_of_many_contenders_wins(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def test_one_of_many_contenders_wins(site: Site, client: rollbridge.Bridge, ledger: str) -> None:
     rounds, contenders = 10, 6
     wins: list[list[int]] = [[] for _ in range(rounds)]
     barrier = threading.Barrier(contenders)
@@ -229,7 +229,7 @@ def test_one_of_many_contenders_wins(site: Site, client: bridge.Bridge, ledger: 
 
 
 def test_it_holds_against_plain_producers_and_transactions(
-    site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str
+    site: Site, client: rollbridge.Bridge, writer: CasWriter, ledger: str
 ) -> None:
     first = writer.write(b"a", b"1", expected=EMPTY)
     producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "enable.idempotence": True})
@@ -250,7 +250,7 @@ def test_it_holds_against_plain_producers_and_transactions(
 
 
 def test_after_a_scale_the_sealed_predecessor_is_honoured_in_empty_successors(
-    site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str
+    site: Site, client: rollbridge.Bridge, writer: CasWriter, ledger: str
 ) -> None:
     first = writer.write(b"a", b"1", expected=EMPTY)
     rescale(client, ledger, 2)
@@ -276,7 +276,7 @@ def test_after_a_scale_the_sealed_predecessor_is_honoured_in_empty_successors(
 
 
 def test_a_writer_that_knows_nothing_of_a_scale_follows_it(
-    site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str
+    site: Site, client: rollbridge.Bridge, writer: CasWriter, ledger: str
 ) -> None:
     sn = writer.write(b"a", b"0", expected=EMPTY)
     with site.connect("scaler") as scaler:
@@ -288,7 +288,7 @@ def test_a_writer_that_knows_nothing_of_a_scale_follows_it(
 
 
 def test_a_rolling_commit_counts_as_the_last_record(
-    site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str
+    site: Site, client: rollbridge.Bridge, writer: CasWriter, ledger: str
 ) -> None:
     txn = client.begin(ledger)
     merged = txn.write(ledger, key=b"a", value=b"rolled")
@@ -319,7 +319,7 @@ def test_a_write_can_be_asked_about_and_repeated_by_its_token(site: Site, writer
 
 
 def test_a_falling_transaction_id_is_refused_against_the_log_where_that_was_asked_for(
-    site: Site, client: bridge.Bridge, writer: CasWriter, ledger: str
+    site: Site, client: rollbridge.Bridge, writer: CasWriter, ledger: str
 ) -> None:
     def refusal(strict: CasWriter, key: bytes, number: int) -> tuple[int, int]:
         with pytest.raises(TransactionIdOutOfOrder, match="nothing was written") as caught:
@@ -356,7 +356,7 @@ def test_a_falling_transaction_id_is_refused_against_the_log_where_that_was_aske
     ]
 
 
-def test_two_writers_of_one_client_do_not_fence_each_other(client: bridge.Bridge, ledger: str) -> None:
+def test_two_writers_of_one_client_do_not_fence_each_other(client: rollbridge.Bridge, ledger: str) -> None:
     with client.cas_writer(ledger) as one, client.cas_writer(ledger) as other:
         sn = one.write(b"a", b"1", expected=EMPTY)
         for _ in range(5):
@@ -417,7 +417,7 @@ def test_an_sn_where_no_record_stands_is_refused(writer: CasWriter) -> None:
     assert caught.value.actual == sn
 
 
-def test_a_stream_that_does_not_exist(client: bridge.Bridge, ledger: str) -> None:
+def test_a_stream_that_does_not_exist(client: rollbridge.Bridge, ledger: str) -> None:
     with pytest.raises(StreamNotFound):
         client.cas_writer(f"{ledger}-no")
     with pytest.raises(ScopeNotFound):
@@ -438,13 +438,13 @@ def test_a_scope_that_is_none_is_refused(writer: CasWriter) -> None:
         writer.write(b"a", b"no", expected=EMPTY, scope="stream")
 
 
-def test_each_record_of_a_run_has_headers_of_its_own(client: bridge.Bridge, writer: CasWriter, ledger: str) -> None:
+def test_each_record_of_a_run_has_headers_of_its_own(client: rollbridge.Bridge, writer: CasWriter, ledger: str) -> None:
     writer.write_all([(b"a", b"1"), (b"a", b"2")], expected=EMPTY, headers=[[("n", b"one")], [("n", b"two")]])
     with client.reader(ledger, follow=False) as reader:
         assert [dict(record.headers)["n"] for record in reader] == [b"one", b"two"]
 
 
-def test_a_run_across_two_segments_is_refused_with_a_hint(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_a_run_across_two_segments_is_refused_with_a_hint(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     one, other = two_keys(client, orders)
     with client.cas_writer(orders) as writer:
         with pytest.raises(InvalidRequestError, match="write them as a transaction"):
@@ -496,12 +496,12 @@ def test_bad_tokens_are_refused(writer: CasWriter) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
-def test_timeouts_that_are_not_positive_are_refused(client: bridge.Bridge, ledger: str, timeout: float) -> None:
+def test_timeouts_that_are_not_positive_are_refused(client: rollbridge.Bridge, ledger: str, timeout: float) -> None:
     with pytest.raises(InvalidRequestError, match="must be positive"):
         client.cas_writer(ledger, timeout=timeout)
 
 
-def test_a_transaction_timeout_beyond_the_brokers_limit_is_refused(client: bridge.Bridge, ledger: str) -> None:
+def test_a_transaction_timeout_beyond_the_brokers_limit_is_refused(client: rollbridge.Bridge, ledger: str) -> None:
     with (
         client.cas_writer(ledger, transaction_timeout=86_400) as writer,
         pytest.raises(ConfigError, match="TRANSACTION_TIMEOUT"),
@@ -509,7 +509,7 @@ def test_a_transaction_timeout_beyond_the_brokers_limit_is_refused(client: bridg
         writer.write(b"a", b"no", expected=EMPTY)
 
 
-def test_a_closed_writer_says_so(client: bridge.Bridge, ledger: str) -> None:
+def test_a_closed_writer_says_so(client: rollbridge.Bridge, ledger: str) -> None:
     writer = client.cas_writer(ledger)
     writer.write(b"a", b"1", expected=EMPTY)
     writer.close()

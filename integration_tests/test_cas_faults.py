@@ -7,20 +7,23 @@ import threading
 from collections.abc import Iterator
 from itertools import pairwise
 
+import psutil
 import pytest
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
-import bridge
-from bridge import DLSN, EMPTY
-from bridge.cas.slots import take_slot, transactional_ids
-from bridge.errors import CasOutcomeUnknown, CasWriteError, UnavailableError
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.batches import BatchBuilder
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import StreamName
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.clients import Site, until
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import PATIENCE_S
+from rollbridge import DLSN, EMPTY
+from rollbridge.cas.slots import take_slot, transactional_ids
+from rollbridge.errors import CasOutcomeUnknown, CasWriteError, UnavailableError
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.model import paths
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import StreamName
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 LOST = [Point.BEFORE_REQUEST, Point.AFTER_REQUEST, Point.BEFORE_ANSWER]
 
@@ -49,14 +52,14 @@ def open_by_hand(site: Site, stream: str, value: bytes) -> tuple[TransactionalAp
 @pytest.mark.parametrize("api", [Api.PRODUCE, Api.END_TXN])
 def test_a_lost_answer_is_looked_into_and_nothing_is_written_twice(
     site: Site,
-    client: bridge.Bridge,
+    client: rollbridge.Bridge,
     ledger: str,
     proxy: FaultProxy,
     caplog: pytest.LogCaptureFixture,
     api: Api,
     point: Point,
 ) -> None:
-    caplog.set_level(logging.DEBUG, "bridge.kafka.appender")
+    caplog.set_level(logging.DEBUG, "rollbridge.kafka.appender")
     with client.cas_writer(ledger) as writer:
         sn = writer.write(b"a", b"0", expected=EMPTY)
         for number in range(1, 4):
@@ -65,7 +68,7 @@ def test_a_lost_answer_is_looked_into_and_nothing_is_written_twice(
             proxy.await_strike()
         assert writer.tail() == sn
     assert values(site, ledger) == [b"0", b"1", b"2", b"3"]
-    said = [record.getMessage() for record in caplog.records if record.name == "bridge.kafka.appender"]
+    said = [record.getMessage() for record in caplog.records if record.name == "rollbridge.kafka.appender"]
     for line, next_line in pairwise(said):
         if ": append, unknown" in line:  # what it may have left open is aborted before anything else is tried
             assert next_line.startswith(line.partition(":")[0] + ": init, ok")
@@ -73,7 +76,7 @@ def test_a_lost_answer_is_looked_into_and_nothing_is_written_twice(
 
 @pytest.mark.parametrize("point", LOST)
 def test_a_refusal_whose_abort_is_lost_leaves_nothing(
-    site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy, point: Point
+    site: Site, client: rollbridge.Bridge, ledger: str, proxy: FaultProxy, point: Point
 ) -> None:
     with site.connect("other") as other, other.cas_writer(ledger) as earlier:
         first = earlier.write(b"a", b"1", expected=EMPTY)
@@ -89,7 +92,7 @@ def test_a_refusal_whose_abort_is_lost_leaves_nothing(
 
 
 def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_can_be_asked_for(
-    site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy
+    site: Site, client: rollbridge.Bridge, ledger: str, proxy: FaultProxy
 ) -> None:
     with client.cas_writer(ledger, timeout=5) as writer:
         first = writer.write(b"a", b"1", expected=EMPTY)
@@ -108,7 +111,7 @@ def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_can_be_asked_for(
 
 
 def test_a_write_waits_for_earlier_transactions_and_outlives_its_own_time_out(
-    site: Site, client: bridge.Bridge, ledger: str
+    site: Site, client: rollbridge.Bridge, ledger: str
 ) -> None:
     appender, offset = open_by_hand(site, ledger, b"earlier")
     found: list[object] = []
@@ -128,12 +131,14 @@ def test_a_write_waits_for_earlier_transactions_and_outlives_its_own_time_out(
     appender.commit()
     appender.close()
     thread.join(PATIENCE_S)
-    assert isinstance(found[0], bridge.SN)
+    assert isinstance(found[0], rollbridge.SN)
     assert values(site, ledger) == [b"earlier", b"later"]
 
 
 @pytest.mark.long
-def test_a_transaction_that_stays_open_for_too_long_is_said_so(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def test_a_transaction_that_stays_open_for_too_long_is_said_so(
+    site: Site, client: rollbridge.Bridge, ledger: str
+) -> None:
     appender, _ = open_by_hand(site, ledger, b"earlier")
     with client.cas_writer(ledger, timeout=5, transaction_timeout=5) as writer:
         with pytest.raises(UnavailableError, match="still open"):
@@ -146,7 +151,7 @@ def test_a_transaction_that_stays_open_for_too_long_is_said_so(site: Site, clien
 
 
 def test_a_writer_that_lost_its_slot_takes_another_and_goes_on(
-    site: Site, client: bridge.Bridge, ledger: str, caplog: pytest.LogCaptureFixture
+    site: Site, client: rollbridge.Bridge, ledger: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with client.cas_writer(ledger) as writer:
         sn = writer.write(b"a", b"1", expected=EMPTY)
@@ -164,7 +169,32 @@ def test_a_writer_that_lost_its_slot_takes_another_and_goes_on(
     assert values(site, ledger) == [b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_slots_are_numbered_from_the_lowest_that_is_free(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def connections_to(address: str) -> int:
+    """How many this process has."""
+    port = int(address.rpartition(":")[2])
+    return sum(bool(item.raddr) and item.raddr.port == port for item in psutil.Process().net_connections("tcp"))
+
+
+def test_a_connection_is_closed_whole_although_its_slot_can_not_be_given_back(site: Site, ledger: str) -> None:
+    before = connections_to(site.cluster.bootstrap_servers)
+    slots = paths.cas_slots(StreamName.parse(ledger))
+    with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
+        client = site.connect("closer")
+        with client.writer(ledger) as plain:
+            plain.write(b"a", b"plain").result()
+        writer = client.cas_writer(ledger)
+        writer.write(b"a", b"conditional", expected=writer.tail(b"a"))
+        session.set_acl(
+            slots, [make_acl("world", "anyone", read=True, admin=True)]
+        )  # an administrator's, or a stranger's
+        try:
+            client.close()
+        finally:
+            session.set_acl(slots, OPEN_ACL_UNSAFE)
+    until(lambda: connections_to(site.cluster.bootstrap_servers) == before)
+
+
+def test_slots_are_numbered_from_the_lowest_that_is_free(site: Site, client: rollbridge.Bridge, ledger: str) -> None:
     name = StreamName.parse(ledger)
     with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
         slots = [take_slot(session, name, "tester") for _ in range(3)]

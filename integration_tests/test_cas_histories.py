@@ -20,33 +20,33 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.cas.round import Patience, Round, RoundResult
-from bridge.cas.segment_log import SegmentLog
-from bridge.cas.writer import CasWriter
-from bridge.errors import CasWriteError, InvalidRequestError
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.batches import BatchBuilder
-from bridge.kafka.fetch import LogReader, Stretch
-from bridge.kafka.metadata import Cluster
-from bridge.model.cas import Accepted, Verdict
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import position_of_key
-from bridge.model.names import StreamName, parse_segment_topic
-from bridge.model.paths import cas_slots
-from bridge.model.sn import sequence_bases
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.cas_worker import Line, Task, read_notes, work
 from integration_tests.clients import Site, until
 from integration_tests.histories import ANY, Answer, Operation, Stored, Write, find_fault
 from integration_tests.patience import PATIENCE_S
+from rollbridge.cas.round import Patience, Round, RoundResult
+from rollbridge.cas.segment_log import SegmentLog
+from rollbridge.cas.writer import CasWriter
+from rollbridge.errors import CasWriteError, InvalidRequestError
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.fetch import LogReader, Stretch
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.model.cas import Accepted, Verdict
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import position_of_key
+from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.paths import cas_slots
+from rollbridge.model.sn import sequence_bases
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 KEYS = tuple(key for key in (f"key-{number}" for number in range(400)) if position_of_key(key.encode()) < 0.05)[:4]
 """Keys that stay in one segment through the scales below, so that there is one log to be linearizable."""
 
 
 @pytest.fixture
-def register(client: bridge.Bridge, scope: str) -> str:
+def register(client: rollbridge.Bridge, scope: str) -> str:
     """A stream whose first segment holds the keys."""
     name = f"{scope}/register"
     client.admin.create_stream(name, segments=1)
@@ -70,7 +70,7 @@ def task(
     )
 
 
-def stored(site: Site, client: bridge.Bridge, stream: str) -> list[Stored]:
+def stored(site: Site, client: rollbridge.Bridge, stream: str) -> list[Stored]:
     """The final log of the keys, by a plain reader."""
     bases = sequence_bases(client.admin.history(stream))
     found = []
@@ -86,7 +86,7 @@ def stored(site: Site, client: bridge.Bridge, stream: str) -> list[Stored]:
     return found
 
 
-def scale_keys_segment(client: bridge.Bridge, stream: str, low_part: float) -> None:
+def scale_keys_segment(client: rollbridge.Bridge, stream: str, low_part: float) -> None:
     """Replace the segment that holds the keys, and the one beside it, by two others."""
     active = client.admin.history(stream).active.segments
     numbers = [item.id.number for item in active]
@@ -100,7 +100,7 @@ def scale_keys_segment(client: bridge.Bridge, stream: str, low_part: float) -> N
     "connections", [6, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
 )
 def test_many_writers_and_transactions_of_one_segment_are_linearizable(
-    site: Site, client: bridge.Bridge, register: str, connections: int
+    site: Site, client: rollbridge.Bridge, register: str, connections: int
 ) -> None:
     operations = in_threads(site, register, writers=4, each=60, connections=connections, with_transactions=2)
     fault = find_fault(operations, stored(site, client, register))
@@ -212,7 +212,7 @@ def workers(site: Site, register: str, tmp_path: Path) -> Iterator[Workers]:
 
 @pytest.mark.long
 def test_killed_and_paused_writers_across_scales_are_linearizable(
-    site: Site, client: bridge.Bridge, register: str, workers: Workers
+    site: Site, client: rollbridge.Bridge, register: str, workers: Workers
 ) -> None:
     choice = random.Random(7)
     for _ in range(4):
@@ -251,7 +251,9 @@ def test_killed_and_paused_writers_across_scales_are_linearizable(
 def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decide on what is decided already, instead of waiting for all earlier offsets."""
 
-    def read(self: SegmentLog, reader: LogReader, start: int, to: int, deadline: float) -> Iterator[Stretch]:
+    def read(
+        self: SegmentLog, reader: LogReader, start: int, to: int, deadline: float, epoch: int = -1
+    ) -> Iterator[Stretch]:
         part = reader.fetch(self.topic, start) if start < to else Stretch(start, to, [], to)
         yield part._replace(end=to, records=[record for record in part.records if record.offset < to])
 
@@ -287,10 +289,10 @@ def trust_the_end_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Round, "_decide", decide)
 
 
-def _sns_at(round_: Round, offset: int) -> list[tuple[bridge.SN, ...]]:
+def _sns_at(round_: Round, offset: int) -> list[tuple[rollbridge.SN, ...]]:
     base = round_._log.base
     return [
-        (bridge.SN(bridge.DLSN.of(round_._log.segment, offset + place), None, base + offset + place),)
+        (rollbridge.SN(rollbridge.DLSN.of(round_._log.segment, offset + place), None, base + offset + place),)
         for place, _ in enumerate(round_._requests)
     ]
 
@@ -298,7 +300,7 @@ def _sns_at(round_: Round, offset: int) -> list[tuple[bridge.SN, ...]]:
 @pytest.mark.parametrize("mutant", [without_waiting, check_before_append])
 def test_the_check_finds_writers_that_look_too_early(
     site: Site,
-    client: bridge.Bridge,
+    client: rollbridge.Bridge,
     scope: str,
     monkeypatch: pytest.MonkeyPatch,
     mutant: Callable[[pytest.MonkeyPatch], None],
@@ -313,7 +315,7 @@ def test_the_check_finds_writers_that_look_too_early(
     pytest.fail("nothing was found wrong with a protocol that is")
 
 
-def test_offsets_alone_decide_nothing(site: Site, client: bridge.Bridge, register: str) -> None:
+def test_offsets_alone_decide_nothing(site: Site, client: rollbridge.Bridge, register: str) -> None:
     """The offset after the expected record and one more need not be its marker, but can be another writer's record."""
     operations = contend_behind_an_open_transaction(site, client, register)
     fault = find_fault(operations, stored(site, client, register))
@@ -322,14 +324,14 @@ def test_offsets_alone_decide_nothing(site: Site, client: bridge.Bridge, registe
 
 
 def test_the_check_finds_writers_that_trust_offsets(
-    site: Site, client: bridge.Bridge, register: str, monkeypatch: pytest.MonkeyPatch
+    site: Site, client: rollbridge.Bridge, register: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trust_the_end_offset(monkeypatch)
     operations = contend_behind_an_open_transaction(site, client, register)
     assert find_fault(operations, stored(site, client, register)) is not None
 
 
-def contend_behind_an_open_transaction(site: Site, client: bridge.Bridge, stream: str) -> list[Operation]:
+def contend_behind_an_open_transaction(site: Site, client: rollbridge.Bridge, stream: str) -> list[Operation]:
     """Two writers expect a record whose transaction is still open when they append; then it is committed."""
     topic = StreamName.parse(stream).segment_topic(SegmentId.of(0, 0))
     key = KEYS[0].encode()
@@ -350,7 +352,7 @@ def contend_behind_an_open_transaction(site: Site, client: bridge.Bridge, stream
         def contend(writer: CasWriter, name: str) -> Write:
             began = time.monotonic_ns()
             try:
-                sn = writer.write(key, name.encode(), expected=bridge.DLSN(0, 0, offset))
+                sn = writer.write(key, name.encode(), expected=rollbridge.DLSN(0, 0, offset))
             except CasWriteError as refusal:
                 ended, actual = time.monotonic_ns(), refusal.actual.sequence_id
                 return Write(name, KEYS[0], False, offset, began, ended, Answer.REFUSED, None, actual)

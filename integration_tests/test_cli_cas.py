@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-import bridge
-from bridge.cli.exit_codes import ExitCode
+import rollbridge
 from integration_tests.clients import Site
 from integration_tests.command_line import Cli
+from rollbridge.cli.exit_codes import ExitCode
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def cli(site: Site) -> Cli:
 
 
 @pytest.fixture
-def ledger(client: bridge.Bridge, scope: str) -> str:
+def ledger(client: rollbridge.Bridge, scope: str) -> str:
     name = f"{scope}/ledger"
     client.admin.create_stream(name)
     return name
@@ -46,11 +46,11 @@ def test_a_refused_write_has_an_exit_code_and_says_what_is_there(cli: Cli, ledge
     assert (error["expected"], error["actual"]) == ("empty", first.out.strip())
 
 
-def test_a_token_can_be_asked_with(cli: Cli, client: bridge.Bridge, ledger: str) -> None:
+def test_a_token_can_be_asked_with(cli: Cli, client: rollbridge.Bridge, ledger: str) -> None:
     with client.cas_writer(ledger) as writer:
-        token = writer.token(b"a", expected=bridge.EMPTY)
+        token = writer.token(b"a", expected=rollbridge.EMPTY)
         assert cli.json("cas", ledger, "--outcome", str(token)) == {"written": False}
-        sn = writer.write(b"a", b"1", expected=bridge.EMPTY, token=token)
+        sn = writer.write(b"a", b"1", expected=rollbridge.EMPTY, token=token)
     assert cli("cas", ledger, "--outcome", str(token)).out == f"{sn}\n"
     assert cli("cas", ledger, "--outcome", "nonsense").code == ExitCode.REFUSED
 

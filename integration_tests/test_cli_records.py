@@ -11,30 +11,32 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-import bridge
-from bridge.cli.exit_codes import ExitCode
-from bridge.kafka.clients import producer_config
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.patience import PATIENCE_S
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.kafka.clients import producer_config
 
 
 @pytest.fixture(scope="module")
-def b(cluster: AnyCluster) -> Iterator[bridge.Bridge]:
+def b(cluster: AnyCluster) -> Iterator[rollbridge.Bridge]:
     coordinator = cluster.start_coordinator()
-    with bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="cli-tests") as connection:
+    with rollbridge.connect(
+        cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="cli-tests"
+    ) as connection:
         yield connection
     cluster.stop_coordinator(coordinator)
 
 
 @pytest.fixture
-def cli(cluster: AnyCluster, b: bridge.Bridge) -> Cli:
+def cli(cluster: AnyCluster, b: rollbridge.Bridge) -> Cli:
     return Cli(cluster)
 
 
 @pytest.fixture
-def stream(b: bridge.Bridge, unique_name: Callable[[str], str]) -> str:
+def stream(b: rollbridge.Bridge, unique_name: Callable[[str], str]) -> str:
     name = f"cli/{unique_name('stream')}"
     b.admin.create_stream(name, segments=2)
     return name
@@ -49,7 +51,7 @@ def by_key(out: str) -> dict[str, list[str]]:
     return found
 
 
-def grown(b: bridge.Bridge, stream: str) -> list[str]:
+def grown(b: rollbridge.Bridge, stream: str) -> list[str]:
     """A stream with a history; the values of each key in their order, as lines."""
     return [value.decode() for value in grow(b, stream)]
 
@@ -75,7 +77,7 @@ def test_lines_become_records_of_one_transaction(cli: Cli, stream: str) -> None:
     ]
     assert {item["transaction"] for item in read} == {made["transaction"]}
     assert all(item["headers"] == [{"name": "from", "value": "test"}] for item in read)
-    dlsns = sorted(bridge.DLSN.parse(item["dlsn"]) for item in read)
+    dlsns = sorted(rollbridge.DLSN.parse(item["dlsn"]) for item in read)
     assert [str(dlsns[0]), str(dlsns[-1])] == [made["first"], made["last"]]
 
 
@@ -101,7 +103,7 @@ def test_consuming_goes_on_at_a_position_a_time_or_a_dlsn(cli: Cli, stream: str)
         assert (refused.code, refused.out) == (ExitCode.REFUSED, "")
 
 
-def test_records_of_open_transactions_are_previewed(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+def test_records_of_open_transactions_are_previewed(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
     txn = b.begin(stream)
     txn.write(stream, key=b"k", value=b"open")
     txn.flush()
@@ -113,7 +115,7 @@ def test_records_of_open_transactions_are_previewed(cli: Cli, b: bridge.Bridge, 
 
 @pytest.mark.long
 def test_a_member_of_a_group_goes_on_where_the_group_is(
-    cli: Cli, b: bridge.Bridge, stream: str, unique_name: Callable[[str], str]
+    cli: Cli, b: rollbridge.Bridge, stream: str, unique_name: Callable[[str], str]
 ) -> None:
     group = unique_name("group")
     values = grown(b, stream)
@@ -125,7 +127,7 @@ def test_a_member_of_a_group_goes_on_where_the_group_is(
     assert by_key(cli("consume", stream, *options, str(len(KEYS))).out) == {key.decode(): ["later"] for key in KEYS}
 
 
-def test_whole_transactions_are_printed(cli: Cli, b: bridge.Bridge, unique_name: Callable[[str], str]) -> None:
+def test_whole_transactions_are_printed(cli: Cli, b: rollbridge.Bridge, unique_name: Callable[[str], str]) -> None:
     scope = unique_name("scope")
     for name in ("orders", "payments"):
         b.admin.create_stream(f"{scope}/{name}", segments=2)
@@ -203,7 +205,7 @@ def test_a_lease_over_the_limit_is_refused(cli: Cli, stream: str) -> None:
 
 
 def test_records_of_a_key_keep_their_order_over_scales_and_rolling_commits(
-    cli: Cli, b: bridge.Bridge, stream: str
+    cli: Cli, b: rollbridge.Bridge, stream: str
 ) -> None:
     values = grown(b, stream)
     read = by_key(cli("consume", stream, "--format", "{key}={value}").out)
@@ -212,7 +214,7 @@ def test_records_of_a_key_keep_their_order_over_scales_and_rolling_commits(
     assert causes == ["create", "scale", "scale", "scale", "rolling-transactions", "rolling-active"]
 
 
-def test_what_is_open_or_aborted_is_not_read_and_does_not_hold_up(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+def test_what_is_open_or_aborted_is_not_read_and_does_not_hold_up(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
     open_one = b.begin(stream)
     open_one.write_all(stream, [(None, b"open")])
     open_one.flush()
@@ -225,10 +227,10 @@ def test_what_is_open_or_aborted_is_not_read_and_does_not_hold_up(cli: Cli, b: b
 
 
 def test_an_open_native_transaction_is_waited_for_and_then_named(
-    cli: Cli, cluster: AnyCluster, b: bridge.Bridge, stream: str
+    cli: Cli, cluster: AnyCluster, b: rollbridge.Bridge, stream: str
 ) -> None:
     write(b, stream, b"x")
-    topic = b.admin.describe(stream).config.name.segment_topic(bridge.SegmentId.of(0, 0))
+    topic = b.admin.describe(stream).config.name.segment_topic(rollbridge.SegmentId.of(0, 0))
     producer = Producer({**producer_config(cluster.bootstrap_servers), "transactional.id": f"holds-{topic}"})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -249,7 +251,7 @@ def read_lines(process: subprocess.Popen[str], count: int) -> list[str]:
     return [process.stdout.readline().rstrip("\n") for _ in range(count)]
 
 
-def test_following_goes_on_over_new_epochs_until_it_is_interrupted(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+def test_following_goes_on_over_new_epochs_until_it_is_interrupted(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
     with cli.start("consume", stream, "--follow", "--format", "{key}={value}") as reader:
         write(b, stream, b"0")
         assert len(by_key("\n".join(read_lines(reader, len(KEYS))))) == len(KEYS)
@@ -262,7 +264,7 @@ def test_following_goes_on_over_new_epochs_until_it_is_interrupted(cli: Cli, b: 
         assert "interrupted" in reader.stderr.read()
 
 
-def test_following_from_the_end_leaves_out_what_was_there(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+def test_following_from_the_end_leaves_out_what_was_there(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
     write(b, stream, b"old")
     with cli.start("consume", stream, "--from-end", "--follow", "--max-records", "1") as reader:
         number = 0
@@ -274,7 +276,7 @@ def test_following_from_the_end_leaves_out_what_was_there(cli: Cli, b: bridge.Br
         assert reader.returncode == ExitCode.OK
 
 
-def test_a_reader_that_was_left_ends_without_a_complaint(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+def test_a_reader_that_was_left_ends_without_a_complaint(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
     write(b, stream, b"x")
     with cli.start("consume", stream, "--follow") as reader:
         assert reader.stdout is not None
@@ -287,7 +289,7 @@ def test_a_reader_that_was_left_ends_without_a_complaint(cli: Cli, b: bridge.Bri
         assert "Error" not in reader.stderr.read()
 
 
-def test_following_a_stream_that_is_deleted_ends_and_says_so(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+def test_following_a_stream_that_is_deleted_ends_and_says_so(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
     write(b, stream, b"x")
     with cli.start("consume", stream, "--follow") as reader:
         assert read_lines(reader, len(KEYS)) == ["x"] * len(KEYS)

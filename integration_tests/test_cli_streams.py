@@ -10,24 +10,26 @@ from xml.etree import ElementTree
 
 import pytest
 
-import bridge
-from bridge.cli.exit_codes import ExitCode
-from bridge.errors import TransactionAborted
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.patience import eventually
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.errors import TransactionAborted
 
 
 @pytest.fixture(scope="module")
-def b(cluster: AnyCluster) -> Iterator[bridge.Bridge]:
+def b(cluster: AnyCluster) -> Iterator[rollbridge.Bridge]:
     coordinator = cluster.start_coordinator()
-    with bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="cli-tests") as connection:
+    with rollbridge.connect(
+        cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="cli-tests"
+    ) as connection:
         yield connection
     cluster.stop_coordinator(coordinator)
 
 
 @pytest.fixture
-def cli(cluster: AnyCluster, b: bridge.Bridge) -> Cli:
+def cli(cluster: AnyCluster, b: rollbridge.Bridge) -> Cli:
     return Cli(cluster)
 
 
@@ -77,7 +79,7 @@ def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -
         assert f"stream {stream} does not exist" in gone.err
 
 
-def test_a_stream_keeps_what_it_is_told_to_and_is_truncated(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+def test_a_stream_keeps_what_it_is_told_to_and_is_truncated(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
     cli.json("stream", "create", stream, "--retention-time", "7d", "--retention-group", "billing")
     described = cli.json("stream", "describe", stream)
     assert described["retention"] == {"time_ms": 7 * 24 * 3600 * 1000, "bytes": None, "groups": ["billing"]}
@@ -149,7 +151,7 @@ def test_a_picture_that_can_not_be_written(cli: Cli, stream: str, tmp_path: Path
     assert "No such file or directory" in found.err
 
 
-def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: bridge.Bridge, stream: str) -> None:
+def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
     cli("stream", "create", stream)
     label = f"load\x1b[31m of {stream}"
     txn = b.begin(stream, label=label, timeout=timedelta(hours=2))

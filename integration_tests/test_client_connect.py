@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.errors import ConfigError
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
+from rollbridge.errors import ConfigError
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def test_the_environment_says_where_and_the_process_who(
     monkeypatch.setenv("ROLLBRIDGE_BOOTSTRAP_SERVERS", cluster.bootstrap_servers)
     monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER", cluster.zookeeper)
     monkeypatch.setenv("ROLLBRIDGE_ZOOKEEPER_ROOT", root)
-    with bridge.connect() as client:
+    with rollbridge.connect() as client:
         assert client.settings.bootstrap_servers == cluster.bootstrap_servers
         assert client.client_name.endswith(f"-{os.getpid()}")
         assert client.admin.list_streams() == []
-    with bridge.connect(client_name="rollbridge") as named:
+    with rollbridge.connect(client_name="rollbridge") as named:
         assert named.client_name == "rollbridge"
 
 
@@ -40,7 +40,7 @@ def test_a_file_says_where_and_arguments_come_first(
     file.write_text(
         f'bootstrap_servers = "{cluster.bootstrap_servers}"\nzookeeper = "127.0.0.1:1"\nclient_name = "from-file"\n'
     )
-    with bridge.connect(zookeeper=cluster.zookeeper, zookeeper_root=root, config_file=file) as client:
+    with rollbridge.connect(zookeeper=cluster.zookeeper, zookeeper_root=root, config_file=file) as client:
         assert client.client_name == "from-file"
 
 
@@ -59,10 +59,10 @@ def test_wrong_settings_are_named_before_anything_is_reached(
 ) -> None:
     whole = {"bootstrap_servers": cluster.bootstrap_servers, "zookeeper": cluster.zookeeper, **arguments}
     with pytest.raises(ConfigError, match=named):
-        bridge.connect(**whole)  # type: ignore[arg-type]
+        rollbridge.connect(**whole)  # type: ignore[arg-type]
 
 
 def test_closing_twice_does_nothing(cluster: AnyCluster, root: str) -> None:
-    client = bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root)
+    client = rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root)
     client.close()
     client.close()

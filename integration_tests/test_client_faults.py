@@ -8,14 +8,20 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.embedded.ports import free_port
-from bridge.errors import BackpressureError, KafkaUnavailable, OutcomeUnknown, UnavailableError, ZooKeeperUnavailable
+import rollbridge
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, header_of, until
+from rollbridge.embedded.ports import free_port
+from rollbridge.errors import (
+    BackpressureError,
+    KafkaUnavailable,
+    OutcomeUnknown,
+    UnavailableError,
+    ZooKeeperUnavailable,
+)
 
-QUICK = bridge.ClientOptions(connect_timeout_s=2.0)
+QUICK = rollbridge.ClientOptions(connect_timeout_s=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +52,14 @@ def test_no_kafka_at_the_start_is_said_clearly(own_cluster: AnyCluster) -> None:
     address = f"127.0.0.1:{free_port()}"
     before = threading.active_count()
     with pytest.raises(KafkaUnavailable, match=address):
-        bridge.connect(address, zookeeper=own_cluster.zookeeper, zookeeper_root="/nobody", options=QUICK)
+        rollbridge.connect(address, zookeeper=own_cluster.zookeeper, zookeeper_root="/nobody", options=QUICK)
     until(lambda: threading.active_count() <= before)
 
 
 def test_no_zookeeper_at_the_start_is_said_clearly(own_cluster: AnyCluster) -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(ZooKeeperUnavailable, match=address):
-        bridge.connect(own_cluster.bootstrap_servers, zookeeper=address, options=QUICK)
+        rollbridge.connect(own_cluster.bootstrap_servers, zookeeper=address, options=QUICK)
 
 
 @pytest.mark.long
@@ -103,7 +109,7 @@ def test_a_transaction_survives_a_zookeeper_that_is_killed_in_the_middle(
 def test_writers_wait_while_the_buffer_is_full_and_are_told_in_the_end(
     own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:
-    options = bridge.ClientOptions(buffer_bytes=4 * 1024 * 1024, backpressure_timeout_s=4.0)
+    options = rollbridge.ClientOptions(buffer_bytes=4 * 1024 * 1024, backpressure_timeout_s=4.0)
     record = b"x" * 100_000
     with own_site.connect(options=options) as client:
         transaction = client.begin(stream)
@@ -136,11 +142,11 @@ def test_writers_wait_while_the_buffer_is_full_and_are_told_in_the_end(
 
 
 def test_another_thread_may_write_while_one_waits(own_cluster: AnyCluster, own_site: Site, stream: str) -> None:
-    options = bridge.ClientOptions(buffer_bytes=4 * 1024 * 1024, backpressure_timeout_s=60.0)
+    options = rollbridge.ClientOptions(buffer_bytes=4 * 1024 * 1024, backpressure_timeout_s=60.0)
     with own_site.connect(options=options) as client:
         transactions = [client.begin(stream) for _ in range(3)]
 
-        def fill(transaction: bridge.Transaction) -> None:
+        def fill(transaction: rollbridge.Transaction) -> None:
             for number in range(60):
                 transaction.write(stream, key=b"%d" % number, value=b"x" * 100_000)
 

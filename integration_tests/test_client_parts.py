@@ -8,19 +8,19 @@ import sys
 
 import pytest
 
-import bridge
-from bridge.errors import InvalidRequestError, TransactionClosed, TransactionCommitted, TransactionNotFound
-from bridge.model.identifiers import TransactionId, split_local_sequence
-from bridge.model.sequence import unpack_record_header
+import rollbridge
 from integration_tests.clients import Site
 from integration_tests.patience import eventually
+from rollbridge.errors import InvalidRequestError, TransactionClosed, TransactionCommitted, TransactionNotFound
+from rollbridge.model.identifiers import TransactionId, split_local_sequence
+from rollbridge.model.sequence import unpack_record_header
 
 WORKER = """
 import pickle, sys
-import bridge
+import rollbridge
 
 servers, zookeeper, root, transaction, stream, first, last = sys.argv[1:]
-with bridge.connect(servers, zookeeper=zookeeper, zookeeper_root=root) as b:
+with rollbridge.connect(servers, zookeeper=zookeeper, zookeeper_root=root) as b:
     part = b.join(transaction, timeout=120)
     for number in range(int(first), int(last)):
         part.write(stream, key=b"key-%d" % (number % 10), value=b"%d" % number)
@@ -42,16 +42,16 @@ def start_worker(site: Site, transaction: TransactionId, stream: str, first: int
     return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], stdout=subprocess.PIPE)
 
 
-def handle_of(worker: subprocess.Popen[bytes]) -> bridge.PartHandle:
+def handle_of(worker: subprocess.Popen[bytes]) -> rollbridge.PartHandle:
     out, _ = worker.communicate(timeout=180)
     assert worker.returncode == 0
     handle = pickle.loads(out)
-    assert isinstance(handle, bridge.PartHandle)
+    assert isinstance(handle, rollbridge.PartHandle)
     return handle
 
 
 def test_processes_write_parts_and_the_commit_takes_those_it_names(
-    site: Site, client: bridge.Bridge, orders: str
+    site: Site, client: rollbridge.Bridge, orders: str
 ) -> None:
     transaction = client.begin(orders)
     own = [transaction.write(orders, key=b"own", value=b"own-%d" % number) for number in range(5)]
@@ -83,7 +83,7 @@ def test_processes_write_parts_and_the_commit_takes_those_it_names(
     assert result.first <= places[0] <= places[-1] <= result.last
 
 
-def test_a_part_in_the_same_process_resolves_its_futures(client: bridge.Bridge, orders: str) -> None:
+def test_a_part_in_the_same_process_resolves_its_futures(client: rollbridge.Bridge, orders: str) -> None:
     transaction = client.begin(orders)
     part = client.join(transaction.id)
     left_out = client.join(str(transaction.id))
@@ -103,7 +103,7 @@ def test_a_part_in_the_same_process_resolves_its_futures(client: bridge.Bridge, 
         lost.result(120)
 
 
-def test_a_part_learns_of_the_end_of_its_transaction(client: bridge.Bridge, site: Site, orders: str) -> None:
+def test_a_part_learns_of_the_end_of_its_transaction(client: rollbridge.Bridge, site: Site, orders: str) -> None:
     transaction = client.begin(orders)
     with site.connect("worker") as worker:
         part = worker.join(transaction.id)
@@ -125,7 +125,7 @@ def test_a_part_learns_of_the_end_of_its_transaction(client: bridge.Bridge, site
         eventually(can_not_be_joined, "the record of an ended transaction is removed")
 
 
-def test_a_part_follows_the_epoch_of_its_transaction(client: bridge.Bridge, site: Site, orders: str) -> None:
+def test_a_part_follows_the_epoch_of_its_transaction(client: rollbridge.Bridge, site: Site, orders: str) -> None:
     transaction = client.begin(orders)
     transaction.write(orders, key=b"k", value=b"owner")
     client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 1.0)])
@@ -139,7 +139,7 @@ def test_a_part_follows_the_epoch_of_its_transaction(client: bridge.Bridge, site
     assert len(site.committed(orders)) == 51
 
 
-def test_an_unknown_transaction_can_not_be_joined(client: bridge.Bridge) -> None:
+def test_an_unknown_transaction_can_not_be_joined(client: rollbridge.Bridge) -> None:
     with pytest.raises(TransactionNotFound):
         client.join(TransactionId.of(0, 1 << 80), timeout=5)
     with pytest.raises(InvalidRequestError):

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.errors import (
+import rollbridge
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import Site, until
+from rollbridge.errors import (
     GroupMismatchError,
     IncompleteError,
     InvalidNameError,
@@ -27,15 +29,13 @@ from bridge.errors import (
     TransactionExpired,
     WrongClusterError,
 )
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.names import StreamName
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
-from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, until
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.names import StreamName
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 
-def test_after_the_commit_nothing_can_be_written_or_aborted(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_after_the_commit_nothing_can_be_written_or_aborted(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     transaction = client.begin(orders)
     transaction.write(orders, key=b"k", value=b"v")
     transaction.commit()
@@ -48,7 +48,7 @@ def test_after_the_commit_nothing_can_be_written_or_aborted(site: Site, client: 
     assert [message.value() for message in site.committed(orders)] == [b"v"]
 
 
-def test_an_expired_transaction_says_so_everywhere(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_an_expired_transaction_says_so_everywhere(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     transaction = client.begin(orders, timeout=timedelta(milliseconds=300))
     future = transaction.write(orders, key=b"k", value=b"v")
     assert isinstance(future.exception(120), TransactionExpired)
@@ -61,7 +61,7 @@ def test_an_expired_transaction_says_so_everywhere(site: Site, client: bridge.Br
 
 
 def test_a_commit_after_the_lease_ended_is_refused_by_the_leader(
-    site: Site, client: bridge.Bridge, orders: str
+    site: Site, client: rollbridge.Bridge, orders: str
 ) -> None:
     """The commit is asked for before the client has heard of the expiry; the log says what it is told."""
     transaction = client.begin(orders, timeout=timedelta(milliseconds=1))
@@ -88,7 +88,7 @@ def test_a_commit_after_the_lease_ended_is_refused_by_the_leader(
     ],
 )
 def test_unknown_and_invalid_streams_are_refused(
-    client: bridge.Bridge, orders: str, scope: str, name: str, error: type[RollbridgeError]
+    client: rollbridge.Bridge, orders: str, scope: str, name: str, error: type[RollbridgeError]
 ) -> None:
     wanted = name.format(scope=scope)
     for attempt in (
@@ -102,7 +102,9 @@ def test_unknown_and_invalid_streams_are_refused(
 
 
 @pytest.mark.parametrize("lease", [timedelta(0), timedelta(seconds=-1), timedelta(days=8)])
-def test_a_lease_must_be_positive_and_within_the_limit(client: bridge.Bridge, orders: str, lease: timedelta) -> None:
+def test_a_lease_must_be_positive_and_within_the_limit(
+    client: rollbridge.Bridge, orders: str, lease: timedelta
+) -> None:
     with pytest.raises(InvalidTimeoutError):
         client.begin(orders, timeout=lease)
 
@@ -137,7 +139,7 @@ def test_a_lease_over_the_coordinators_limit_is_refused_with_both_quoted(
         assert [message.value() for message in site.committed(stream)] == [b"yes", b"yes"]
 
 
-def test_streams_of_another_group_are_refused(client: bridge.Bridge, scope: str, orders: str) -> None:
+def test_streams_of_another_group_are_refused(client: rollbridge.Bridge, scope: str, orders: str) -> None:
     bulk = f"{scope}/bulk-orders"
     client.admin.create_stream(bulk, group="bulk")
     with pytest.raises(GroupMismatchError) as refused:
@@ -148,13 +150,15 @@ def test_streams_of_another_group_are_refused(client: bridge.Bridge, scope: str,
         transaction.write(bulk, key=b"k", value=b"v")
 
 
-def test_a_begin_must_name_streams_once(client: bridge.Bridge, orders: str) -> None:
+def test_a_begin_must_name_streams_once(client: rollbridge.Bridge, orders: str) -> None:
     for streams, label in (((), None), ((orders, orders), None), ((orders,), "x" * 2_000)):
         with pytest.raises(InvalidRequestError):
             client.begin(*streams, label=label)
 
 
-def test_a_record_over_the_limit_is_refused_and_the_rest_commits(site: Site, client: bridge.Bridge, scope: str) -> None:
+def test_a_record_over_the_limit_is_refused_and_the_rest_commits(
+    site: Site, client: rollbridge.Bridge, scope: str
+) -> None:
     small = f"{scope}/small"
     client.admin.create_stream(small, record_bytes_max=100_000)
     with client.transaction(small) as transaction:
@@ -167,20 +171,22 @@ def test_a_record_over_the_limit_is_refused_and_the_rest_commits(site: Site, cli
     assert largest.result().offset == 0
 
 
-def test_the_largest_record_of_the_default_limit_arrives(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_the_largest_record_of_the_default_limit_arrives(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     with client.transaction(orders) as transaction:
         transaction.write(orders, key=b"k", value=b"x" * 999_000)
     assert [len(message.value() or b"") for message in site.committed(orders)] == [999_000]
 
 
-def test_a_write_to_a_stream_that_was_not_named_is_refused(client: bridge.Bridge, orders: str, payments: str) -> None:
+def test_a_write_to_a_stream_that_was_not_named_is_refused(
+    client: rollbridge.Bridge, orders: str, payments: str
+) -> None:
     transaction = client.begin(orders)
     with pytest.raises(InvalidRequestError, match="payments"):
         transaction.write(payments, value=b"v")
     transaction.abort()
 
 
-def test_admin_requests_that_can_not_be_met_say_why(client: bridge.Bridge, orders: str) -> None:
+def test_admin_requests_that_can_not_be_met_say_why(client: rollbridge.Bridge, orders: str) -> None:
     with pytest.raises(StreamExists):
         client.admin.create_stream(orders)
     for ranges in ([(0.0, 0.4), (0.5, 1.0)], [(0.0, 0.6), (0.5, 1.0)], [(0.0, 0.5)], [(0.5, 0.5)]):
@@ -203,13 +209,13 @@ def test_admin_requests_that_can_not_be_met_say_why(client: bridge.Bridge, order
 
 
 def test_a_frame_that_the_brokers_refuse_makes_the_transaction_incomplete(
-    site: Site, client: bridge.Bridge, orders: str
+    site: Site, client: rollbridge.Bridge, orders: str
 ) -> None:
     admin = TopicAdmin(site.cluster.bootstrap_servers)
     buffer = StreamName.parse(orders).buffer_topic()
     admin.set_topic_config(buffer, {"max.message.bytes": "1000"})
 
-    refused: list[tuple[bridge.Transaction, bridge.WriteFuture]] = []
+    refused: list[tuple[rollbridge.Transaction, rollbridge.WriteFuture]] = []
     why: list[str] = []
 
     def try_one() -> bool:
@@ -249,6 +255,6 @@ def test_a_path_of_another_cluster_is_refused(cluster: AnyCluster, unique_name: 
     with ZooKeeperSession(cluster.zookeeper, root=root) as session:
         Metadata(session).claim_cluster("another-cluster")
     with pytest.raises(WrongClusterError) as refused:
-        bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root)
+        rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root)
     assert "another-cluster" in str(refused.value)
     assert cluster.kafka_cluster_id in str(refused.value)

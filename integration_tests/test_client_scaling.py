@@ -8,17 +8,17 @@ from typing import cast
 import pytest
 from confluent_kafka import Producer
 
-import bridge
-from bridge.errors import InvalidNameError, StreamNotFound
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model.epochs import EpochCause
-from bridge.model.sequence import DLSN
-from coordinator.topics import segment_topic_spec
+import rollbridge
 from integration_tests.clients import Site, place_of, until
+from rollbridge.errors import InvalidNameError, StreamNotFound
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.epochs import EpochCause
+from rollbridge.model.sequence import DLSN
+from rollbridge_coordinator.state.topics import segment_topic_spec
 
 
 def test_a_transaction_that_outlives_scales_keeps_the_order_of_every_key(
-    site: Site, client: bridge.Bridge, orders: str
+    site: Site, client: rollbridge.Bridge, orders: str
 ) -> None:
     """Before, across and after two scales; each key's records come out in the order of the commits."""
     expected: dict[bytes, list[bytes]] = defaultdict(list)
@@ -68,7 +68,7 @@ def test_a_transaction_that_outlives_scales_keeps_the_order_of_every_key(
     assert all(future.result() in places for future in middle_futures)
 
 
-def test_a_client_hears_of_a_scale_by_another(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_a_client_hears_of_a_scale_by_another(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     with site.connect("other") as other:
         other.begin(orders).commit()
         client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 1.0)])
@@ -82,7 +82,9 @@ def test_a_client_hears_of_a_scale_by_another(site: Site, client: bridge.Bridge,
 
 
 @pytest.mark.long
-def test_a_stream_that_was_deleted_and_made_again_is_a_new_one(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_a_stream_that_was_deleted_and_made_again_is_a_new_one(
+    site: Site, client: rollbridge.Bridge, orders: str
+) -> None:
     with site.connect("other") as other:
         with other.transaction(orders) as transaction:
             transaction.write(orders, key=b"k", value=b"first life")
@@ -102,11 +104,11 @@ def test_a_stream_that_was_deleted_and_made_again_is_a_new_one(site: Site, clien
     assert [message.value() for message in site.committed(orders)] == [b"second life"]
 
 
-def test_a_topic_of_somebody_else_is_not_taken_for_a_segment(site: Site, client: bridge.Bridge, scope: str) -> None:
+def test_a_topic_of_somebody_else_is_not_taken_for_a_segment(site: Site, client: rollbridge.Bridge, scope: str) -> None:
     stream = f"{scope}/taken"
     client.admin.create_stream(stream)
     # The name that the segment of the stream's next life will have.
-    spec = segment_topic_spec(client.admin.describe(stream).config, bridge.SegmentId.of(0, 1))
+    spec = segment_topic_spec(client.admin.describe(stream).config, rollbridge.SegmentId.of(0, 1))
     client.admin.delete_stream(stream)
     admin = TopicAdmin(site.cluster.bootstrap_servers)
     admin.create_topics([TopicSpec(name=spec.name, config=spec.config)])
@@ -119,7 +121,7 @@ def test_a_topic_of_somebody_else_is_not_taken_for_a_segment(site: Site, client:
     client.admin.create_stream(stream)
 
 
-def test_streams_are_listed_and_described(client: bridge.Bridge, scope: str, orders: str, payments: str) -> None:
+def test_streams_are_listed_and_described(client: rollbridge.Bridge, scope: str, orders: str, payments: str) -> None:
     assert [str(config.name) for config in client.admin.list_streams(scope)] == [orders, payments]
     assert {orders, payments} <= {str(config.name) for config in client.admin.list_streams()}
     described = client.admin.describe(payments)

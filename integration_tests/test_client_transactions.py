@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.errors import (
+import rollbridge
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import Site, header_of, headers_of, place_of, read_committed, until
+from integration_tests.patience import PATIENCE_S
+from rollbridge.errors import (
     CoordinatorUnavailable,
     InvalidRequestError,
     OutcomeUnknown,
@@ -18,15 +21,12 @@ from bridge.errors import (
     TransactionClosed,
     TransactionNotFound,
 )
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import StreamName
-from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, header_of, headers_of, place_of, read_committed, until
-from integration_tests.patience import PATIENCE_S
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import StreamName
 
 
 def test_a_commit_makes_everything_visible_where_the_futures_say(
-    site: Site, client: bridge.Bridge, orders: str, payments: str
+    site: Site, client: rollbridge.Bridge, orders: str, payments: str
 ) -> None:
     transaction = client.begin(orders, payments, timeout=timedelta(days=2), label="2013-01")
     written = {}
@@ -62,9 +62,9 @@ def test_a_commit_makes_everything_visible_where_the_futures_say(
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_frames_keep_their_compression_all_the_way(
-    site: Site, client: bridge.Bridge, orders: str, compression: str
+    site: Site, client: rollbridge.Bridge, orders: str, compression: str
 ) -> None:
-    options = bridge.ClientOptions(compression=compression, frame_bytes=64 * 1024)
+    options = rollbridge.ClientOptions(compression=compression, frame_bytes=64 * 1024)
     with site.connect(options=options) as other, other.transaction(orders) as transaction:
         count = transaction.write_all(orders, ((b"k%d" % number, b"v" * 500) for number in range(1_000)))
     assert count == 1_000
@@ -73,7 +73,7 @@ def test_frames_keep_their_compression_all_the_way(
     assert {message.value() for message in messages} == {b"v" * 500}
 
 
-def test_an_abort_leaves_nothing_and_all_futures_fail(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_an_abort_leaves_nothing_and_all_futures_fail(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     transaction = client.begin(orders)
     futures = [transaction.write(orders, key=b"k", value=b"v") for _ in range(50)]
     transaction.flush()
@@ -89,19 +89,19 @@ def test_an_abort_leaves_nothing_and_all_futures_fail(site: Site, client: bridge
     transaction.abort()
 
 
-def test_an_empty_transaction_commits(client: bridge.Bridge, orders: str, payments: str) -> None:
+def test_an_empty_transaction_commits(client: rollbridge.Bridge, orders: str, payments: str) -> None:
     for streams in ((orders,), (orders, payments)):
         result = client.begin(*streams).commit()
         assert (result.records, result.first, result.last) == (0, None, None)
         assert result.position >= 0
 
 
-def test_positions_on_the_commit_log_are_the_commit_order(client: bridge.Bridge, orders: str) -> None:
+def test_positions_on_the_commit_log_are_the_commit_order(client: rollbridge.Bridge, orders: str) -> None:
     results = [client.begin(orders).commit() for _ in range(5)]
     assert [result.position for result in results] == sorted({result.position for result in results})
 
 
-def test_a_transaction_aborted_by_an_admin_learns_why(client: bridge.Bridge, site: Site, orders: str) -> None:
+def test_a_transaction_aborted_by_an_admin_learns_why(client: rollbridge.Bridge, site: Site, orders: str) -> None:
     transaction = client.begin(orders, label="stuck")
     future = transaction.write(orders, key=b"k", value=b"v")
     with site.connect("admin") as admin:
@@ -119,7 +119,7 @@ def test_a_transaction_aborted_by_an_admin_learns_why(client: bridge.Bridge, sit
         transaction.commit()
 
 
-def test_a_block_commits_and_an_exception_aborts(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_a_block_commits_and_an_exception_aborts(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     with client.transaction(orders) as transaction:
         transaction.write(orders, key=b"k", value=b"kept")
     with pytest.raises(ZeroDivisionError), client.transaction(orders) as failing:
@@ -129,7 +129,7 @@ def test_a_block_commits_and_an_exception_aborts(site: Site, client: bridge.Brid
     assert [message.value() for message in site.committed(orders)] == [b"kept"]
 
 
-def test_threads_share_a_client_and_a_transaction(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_threads_share_a_client_and_a_transaction(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     shared = client.begin(orders)
     failures: list[BaseException] = []
     start = threading.Barrier(4)
@@ -162,7 +162,7 @@ def test_threads_share_a_client_and_a_transaction(site: Site, client: bridge.Bri
     assert sorted(counts) == list(range(4_000)), "every local sequence number once"
 
 
-def test_hundreds_of_transactions_in_flight(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_hundreds_of_transactions_in_flight(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     done = threading.Semaphore(0)
     futures = []
     for number in range(500):
@@ -179,7 +179,7 @@ def test_hundreds_of_transactions_in_flight(site: Site, client: bridge.Bridge, o
 
 def test_idle_records_become_durable_by_themselves(site: Site, orders: str) -> None:
     buffer = StreamName.parse(orders).buffer_topic()
-    with site.connect(options=bridge.ClientOptions(linger_s=0.2)) as client:
+    with site.connect(options=rollbridge.ClientOptions(linger_s=0.2)) as client:
         transaction = client.begin(orders)
         transaction.write(orders, key=b"k", value=b"idle")
         until(lambda: len(read_committed(site.cluster.bootstrap_servers, [buffer])) == 2)  # BEGIN and DATA
@@ -187,7 +187,7 @@ def test_idle_records_become_durable_by_themselves(site: Site, orders: str) -> N
 
 
 def test_closing_leaves_open_transactions_open_and_says_so(
-    site: Site, client: bridge.Bridge, orders: str, caplog: pytest.LogCaptureFixture
+    site: Site, client: rollbridge.Bridge, orders: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with site.connect("gone") as other:
         transaction = other.begin(orders)
@@ -211,7 +211,7 @@ def test_without_a_coordinator_requests_fail_and_commits_wait(
 ) -> None:
     site = Site(cluster, "/" + unique_name("lonely"), tmp_path)
     orders = unique_name("scope") + "/orders"
-    options = bridge.ClientOptions(commit_timeout_s=3, admin_timeout_s=3)
+    options = rollbridge.ClientOptions(commit_timeout_s=3, admin_timeout_s=3)
     with site.connect(options=options) as client:
         with pytest.raises(CoordinatorUnavailable, match="no coordinator is running"):
             client.admin.create_stream(orders)

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import bridge
-from bridge.config import load_settings
-from bridge.doctor.checks import find
-from bridge.doctor.gather import gather
-from bridge.kafka.topics import TopicAdmin
-from bridge.model import paths
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import marks_from_json
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
+from rollbridge.config import load_settings
+from rollbridge.doctor.checks import find
+from rollbridge.doctor.gather import gather
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model import paths
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import marks_from_json
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 DAY_S = 86_400
 RECORDS = 100
@@ -30,7 +30,7 @@ def test_a_leader_whose_clock_is_a_day_ahead_deletes_nothing_that_is_young(
     topics = TopicAdmin(cluster.bootstrap_servers)
     with (
         Site(cluster, root, tmp_path, ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS="100") as site,
-        site.connect("tester", bridge.ClientOptions(admin_timeout_s=120)) as b,
+        site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=120)) as b,
         cluster.clocked_coordinator(root, late, tmp_path) as clock,
     ):
         b.admin.create_stream(str(stream))

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-import bridge
-from bridge.client.transaction import CommitFuture
+import rollbridge
 from integration_tests.clients import Site
+from rollbridge.client.transaction import CommitFuture
 
 COMMITS = 4_000
 PATIENCE_S = 120
@@ -21,7 +21,7 @@ def inverted(futures: list[CommitFuture]) -> int:
     return sum(earlier > later for earlier, later in pairwise(positions))
 
 
-def ask_for_many(client: bridge.Bridge, *choices: tuple[str, ...], commits: int = COMMITS) -> list[CommitFuture]:
+def ask_for_many(client: rollbridge.Bridge, *choices: tuple[str, ...], commits: int = COMMITS) -> list[CommitFuture]:
     """Commit small transactions one behind the other, the streams in turn, without waiting for any answer."""
     futures = []
     for number in range(commits):
@@ -44,13 +44,13 @@ def test_commits_of_one_session_keep_their_order_across_buffer_partitions(
 
 
 def test_commits_of_one_session_keep_their_order_across_the_streams_of_a_group(
-    site: Site, client: bridge.Bridge, orders: str, payments: str
+    site: Site, client: rollbridge.Bridge, orders: str, payments: str
 ) -> None:
     assert inverted(ask_for_many(client, (orders,), (payments,))) == 0
 
 
 def test_a_commit_over_several_streams_is_not_overtaken_by_a_later_one_of_its_session(
-    site: Site, client: bridge.Bridge, orders: str, payments: str
+    site: Site, client: rollbridge.Bridge, orders: str, payments: str
 ) -> None:
     # The COMMIT frame of several streams waits for acknowledgements of the others; that of one goes at once.
     assert inverted(ask_for_many(client, (orders, payments), (payments,), (payments, orders), commits=1_000)) == 0

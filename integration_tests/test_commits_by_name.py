@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import TopicPartition
 
-import bridge
-from bridge.consumer_message import Message
-from bridge.errors import InvalidRequestError
-from bridge.model.lineage import lineage
-from bridge.model.names import StreamName
+import rollbridge
 from integration_tests.clients import Site, until
 from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.test_consumer import GROWN, Group, take, values
+from rollbridge.consumer.message import Message
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.lineage import lineage
+from rollbridge.model.names import StreamName
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def place_of(message: Message) -> tuple[str, int]:
     return message.topic() or "", message.partition() or 0
 
 
-def test_a_partition_number_names_one_segment(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_a_partition_number_names_one_segment(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     grow(client, orders)
     numbers = lineage(client.admin.history(orders)).partitions
     with group.member(orders) as consumer:
@@ -41,7 +41,7 @@ def test_a_partition_number_names_one_segment(client: bridge.Bridge, orders: str
     active = client.admin.describe(orders).partitions
     assert active == {item.id: numbers[item.id] for item in client.admin.history(orders).active.segments}
     # As a producer names them, and a reader by hand.
-    producer = bridge.Producer({key: value for key, value in group.config().items() if key in PRODUCER})
+    producer = rollbridge.Producer({key: value for key, value in group.config().items() if key in PRODUCER})
     told: list[tuple[int, int]] = []
     producer.produce(orders, b"one more", KEYS[0], on_delivery=lambda _, m: told.append((m.partition(), m.offset())))
     producer.flush(60)
@@ -59,7 +59,7 @@ PRODUCER = ("bootstrap.servers", "zookeeper", "zookeeper.root")
 
 
 def test_offsets_by_name_that_are_committed_now_and_then_skip_nothing(
-    client: bridge.Bridge, orders: str, group: Group
+    client: rollbridge.Bridge, orders: str, group: Group
 ) -> None:
     """What most applications do: a dictionary of all that was processed, committed every so many messages."""
     expected = grow(client, orders)
@@ -84,7 +84,7 @@ def test_offsets_by_name_that_are_committed_now_and_then_skip_nothing(
         assert values(take(consumer, len(KEYS))) == {key: [b"later"] for key in KEYS}
 
 
-def test_a_commit_of_what_was_not_handed_out_is_refused(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_a_commit_of_what_was_not_handed_out_is_refused(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     write(client, orders, b"before")
     client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 1.0)])
     write(client, orders, b"after")
@@ -93,7 +93,7 @@ def test_a_commit_of_what_was_not_handed_out_is_refused(client: bridge.Bridge, o
         of_first = [message for message in found if message.partition() == 0]
         before = consumer.committed([TopicPartition(orders, number) for number in range(3)], timeout=60)
         name = StreamName.parse(orders)
-        waiting = name.segment_topic(bridge.SegmentId.of(2, 1))
+        waiting = name.segment_topic(rollbridge.SegmentId.of(2, 1))
         for place, why in (
             (TopicPartition(orders, 2, 3), "nothing of it was handed out"),
             (TopicPartition(waiting, 0, 0), "nothing of it was handed out"),
@@ -112,7 +112,7 @@ def test_a_commit_of_what_was_not_handed_out_is_refused(client: bridge.Bridge, o
         # What is over is over, however late a commit comes.
         consumer.commit(message=of_first[0], asynchronous=False)
         [end] = consumer.committed([TopicPartition(orders, 0)], timeout=60)
-        assert end.offset == client.admin.history(orders).sealed_end(bridge.SegmentId.of(0, 0))
+        assert end.offset == client.admin.history(orders).sealed_end(rollbridge.SegmentId.of(0, 0))
     with group.member(orders, enable_auto_commit=False, enable_auto_offset_store=False) as consumer:
         until(lambda: consumer.poll(0.2) or consumer.assignment())
         with pytest.raises(InvalidRequestError, match="behind what was handed out"):
@@ -120,7 +120,7 @@ def test_a_commit_of_what_was_not_handed_out_is_refused(client: bridge.Bridge, o
 
 
 def test_a_transaction_that_commits_less_than_was_read_does_not_stop_what_follows(
-    client: bridge.Bridge, orders: str, payments: str, group: Group
+    client: rollbridge.Bridge, orders: str, payments: str, group: Group
 ) -> None:
     """It names finished segments again, by the names of the last messages, while another one is still being read."""
     write(client, orders, b"before")
@@ -129,9 +129,9 @@ def test_a_transaction_that_commits_less_than_was_read_does_not_stop_what_follow
     with group.member(orders, enable_auto_commit=False) as consumer:
         until(lambda: len(consumer.assignment()) == 3 or consumer.poll(0.1))
         consumer.pause([TopicPartition(orders, 1)])
-        end = client.admin.history(orders).sealed_end(bridge.SegmentId.of(0, 0))
+        end = client.admin.history(orders).sealed_end(rollbridge.SegmentId.of(0, 0))
         with client.reader(orders, follow=False) as reader:
-            records = sum(record.segment == bridge.SegmentId.of(0, 0) for record in reader)
+            records = sum(record.segment == rollbridge.SegmentId.of(0, 0) for record in reader)
         found = take(consumer, records)
         assert {message.partition() for message in found} == {0}
         first = {place_of(message): (message.offset() or 0) + 1 for message in found}
@@ -162,7 +162,7 @@ def test_a_transaction_that_commits_less_than_was_read_does_not_stop_what_follow
 
 
 def test_offsets_by_name_of_a_former_life_reach_nothing_of_the_next(
-    client: bridge.Bridge, orders: str, payments: str, group: Group
+    client: rollbridge.Bridge, orders: str, payments: str, group: Group
 ) -> None:
     write(client, orders, b"of the first")
     done: dict[tuple[str, int], int] = {}
@@ -173,12 +173,12 @@ def test_offsets_by_name_of_a_former_life_reach_nothing_of_the_next(
     client.admin.create_stream(orders, segments=2)
     write(client, orders, b"of the second")
     with client.begin(payments) as txn:
-        with pytest.raises(bridge.errors.StreamRecreated):
+        with pytest.raises(rollbridge.errors.StreamRecreated):
             txn.send_offsets(done, group.name)
         txn.write(payments, key=b"k", value=b"v")
     with group.member(orders, enable_auto_commit=False) as consumer:
         found = take(consumer, len(KEYS))
         assert values(found) == {key: [b"of the second"] for key in KEYS}
         assert not {place_of(message) for message in found} & done.keys()
-        with pytest.raises(bridge.errors.StreamRecreated):
+        with pytest.raises(rollbridge.errors.StreamRecreated):
             consumer.commit(offsets=[TopicPartition(*place, offset) for place, offset in done.items()])

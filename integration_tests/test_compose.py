@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded.ports import free_port
 from integration_tests.backends import reaper
 from integration_tests.backends.choice import lacking
 from integration_tests.backends.engine import SESSION, engine, host, publishing_address
 from integration_tests.container_health import health
 from integration_tests.patience import eventually
+from rollbridge.cli.images import VARIABLES
+from rollbridge.embedded.ports import free_port
 
 pytestmark = pytest.mark.containers
 
@@ -59,6 +60,7 @@ def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     (tmp_path / "marks.json").write_text(json.dumps(marks))
     variables = ("KAFKA_PORT", "ZOOKEEPER_PORT", "METRICS_PORT_1", "METRICS_PORT_2")
     environment = {**os.environ, "BIND": publishing_address(), "OUTSIDE": host()}
+    environment |= {variable: name for name, variable in VARIABLES.items()}  # what is here, a stand-in or not
     for variable in variables:
         environment[variable] = str(free_port(int(environment[one]) for one in variables if one in environment))
 

@@ -1,4 +1,4 @@
-"""``bridge.Consumer``: groups over streams whose segments change, with confluent-kafka's names."""
+"""``rollbridge.Consumer``: groups over streams whose segments change, with confluent-kafka's names."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-import bridge
-from bridge.consumer_message import Message
-from bridge.errors import (
+import rollbridge
+from integration_tests.clients import Site, until
+from integration_tests.grown_streams import KEYS, grow, write
+from rollbridge.consumer.message import Message
+from rollbridge.errors import (
     ConfigError,
     ConflictError,
     InvalidRequestError,
@@ -29,9 +31,7 @@ from bridge.errors import (
     StreamNotFound,
     StreamRecreated,
 )
-from bridge.model.names import StreamName
-from integration_tests.clients import Site, until
-from integration_tests.grown_streams import KEYS, grow, write
+from rollbridge.model.names import StreamName
 
 GROWN = len(KEYS) * 4
 
@@ -55,8 +55,8 @@ class Group:
         }
 
     @contextmanager
-    def member(self, *streams: str, **settings: Any) -> Iterator[bridge.Consumer]:
-        with bridge.Consumer(self.config(**settings)) as consumer:
+    def member(self, *streams: str, **settings: Any) -> Iterator[rollbridge.Consumer]:
+        with rollbridge.Consumer(self.config(**settings)) as consumer:
             if streams:
                 consumer.subscribe(list(streams))
             yield consumer
@@ -67,7 +67,7 @@ def group(site: Site, unique_name: Callable[[str], str]) -> Group:
     return Group(site, unique_name("group"))
 
 
-def take(consumer: bridge.Consumer, count: int, into: list[Message] | None = None) -> list[Message]:
+def take(consumer: rollbridge.Consumer, count: int, into: list[Message] | None = None) -> list[Message]:
     """Read until there are so many messages."""
     found: list[Message] = [] if into is None else into
 
@@ -87,13 +87,13 @@ def values(messages: list[Message]) -> dict[bytes, list[bytes]]:
     return found
 
 
-def nothing_comes(consumer: bridge.Consumer, polls: int = 6) -> None:
+def nothing_comes(consumer: rollbridge.Consumer, polls: int = 6) -> None:
     for _ in range(polls):
         assert consumer.poll(0.25) is None
 
 
 def test_a_single_member_reads_every_key_in_its_order_and_goes_on_after_a_restart(
-    client: bridge.Bridge, orders: str, group: Group
+    client: rollbridge.Bridge, orders: str, group: Group
 ) -> None:
     expected = grow(client, orders)
     with group.member(orders) as consumer:
@@ -112,7 +112,7 @@ def test_a_single_member_reads_every_key_in_its_order_and_goes_on_after_a_restar
 
 
 @pytest.mark.long
-def test_epochs_that_are_made_meanwhile_are_followed(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_epochs_that_are_made_meanwhile_are_followed(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     with group.member(orders) as consumer:
         write(client, orders, b"first")
         found = take(consumer, len(KEYS))
@@ -123,7 +123,7 @@ def test_epochs_that_are_made_meanwhile_are_followed(client: bridge.Bridge, orde
 
 @pytest.mark.long
 def test_a_successor_waits_until_what_it_continues_was_committed_by_whoever_owns_it(
-    client: bridge.Bridge, orders: str, group: Group
+    client: rollbridge.Bridge, orders: str, group: Group
 ) -> None:
     write(client, orders, b"before")
     client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 0.2), (0.2, 0.4), (0.4, 0.6), (0.6, 0.8), (0.8, 1.0)])
@@ -160,7 +160,7 @@ def test_a_successor_waits_until_what_it_continues_was_committed_by_whoever_owns
 
 @pytest.mark.long
 def test_what_was_not_committed_is_read_again_and_before_what_continues_it(
-    client: bridge.Bridge, orders: str, group: Group
+    client: rollbridge.Bridge, orders: str, group: Group
 ) -> None:
     expected = grow(client, orders)
     with group.member(orders, enable_auto_commit=False) as consumer:
@@ -173,7 +173,7 @@ def test_what_was_not_committed_is_read_again_and_before_what_continues_it(
 
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", pytest.param("roundrobin", marks=pytest.mark.long)])
 def test_members_share_and_take_over_from_each_other(
-    client: bridge.Bridge, orders: str, group: Group, strategy: str
+    client: rollbridge.Bridge, orders: str, group: Group, strategy: str
 ) -> None:
     expected = grow(client, orders)
     found: list[Message] = []
@@ -197,7 +197,7 @@ def test_members_share_and_take_over_from_each_other(
         until(all_seen)
     for key in KEYS:
         order = [message for message in found if message.key() == key]
-        seen: list[bridge.DLSN] = []
+        seen: list[rollbridge.DLSN] = []
         for message in order:
             assert message.dlsn is not None
             if message.dlsn not in seen:
@@ -207,7 +207,7 @@ def test_members_share_and_take_over_from_each_other(
 
 
 def test_a_group_that_begins_at_the_latest_records_misses_none_of_later_epochs(
-    client: bridge.Bridge, orders: str, group: Group
+    client: rollbridge.Bridge, orders: str, group: Group
 ) -> None:
     grow(client, orders)
     with group.member(orders, auto_offset_reset="latest") as consumer:
@@ -217,12 +217,12 @@ def test_a_group_that_begins_at_the_latest_records_misses_none_of_later_epochs(
         assert values(take(consumer, len(KEYS))) == {key: [b"new"] for key in KEYS}
 
 
-def _positions_known(consumer: bridge.Consumer, count: int) -> bool:
+def _positions_known(consumer: rollbridge.Consumer, count: int) -> bool:
     places = consumer.position(consumer.assignment())
     return sum(place.offset != OFFSET_INVALID for place in places) >= count
 
 
-def test_a_group_without_commits_can_be_an_error(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_a_group_without_commits_can_be_an_error(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     with (
         group.member(orders, auto_offset_reset="error") as consumer,
         pytest.raises(KafkaException, match="no committed offset"),
@@ -230,10 +230,10 @@ def test_a_group_without_commits_can_be_an_error(client: bridge.Bridge, orders: 
         take(consumer, 1)
 
 
-def test_the_names_of_confluent_kafka(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_the_names_of_confluent_kafka(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     write(client, orders, b"0")
     name = StreamName.parse(orders)
-    topics = [name.segment_topic(bridge.SegmentId.of(number, 0)) for number in (0, 1)]
+    topics = [name.segment_topic(rollbridge.SegmentId.of(number, 0)) for number in (0, 1)]
     events: list[tuple[str, list[str]]] = []
     with group.member(enable_auto_commit=False) as consumer:
         consumer.subscribe(
@@ -273,11 +273,13 @@ def test_the_names_of_confluent_kafka(client: bridge.Bridge, orders: str, group:
         consumer.poll(0)
 
 
-def test_what_is_given_up_can_be_committed_at_the_last_moment(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_what_is_given_up_can_be_committed_at_the_last_moment(
+    client: rollbridge.Bridge, orders: str, group: Group
+) -> None:
     write(client, orders, b"0")
     given_up: list[TopicPartition] = []
 
-    def commit(consumer: bridge.Consumer, places: list[TopicPartition]) -> None:
+    def commit(consumer: rollbridge.Consumer, places: list[TopicPartition]) -> None:
         given_up.extend(consumer.commit(offsets=consumer.position(places), asynchronous=False) or [])
 
     with group.member(enable_auto_commit=False) as consumer:
@@ -288,7 +290,9 @@ def test_what_is_given_up_can_be_committed_at_the_last_moment(client: bridge.Bri
         nothing_comes(consumer, 2)
 
 
-def test_a_commit_of_somebody_else_s_generation_is_refused(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_a_commit_of_somebody_else_s_generation_is_refused(
+    client: rollbridge.Bridge, orders: str, group: Group
+) -> None:
     write(client, orders, b"0")
     with group.member(orders, enable_auto_commit=False) as consumer, group.member() as stranger:
         take(consumer, len(KEYS))
@@ -300,11 +304,11 @@ def test_a_commit_of_somebody_else_s_generation_is_refused(client: bridge.Bridge
 
 
 def test_a_group_may_begin_elsewhere_and_a_member_may_assign_by_hand(
-    client: bridge.Bridge, orders: str, group: Group
+    client: rollbridge.Bridge, orders: str, group: Group
 ) -> None:
     write(client, orders, b"0")
 
-    def at_the_end(consumer: bridge.Consumer, places: list[TopicPartition]) -> None:
+    def at_the_end(consumer: rollbridge.Consumer, places: list[TopicPartition]) -> None:
         for place in places:
             place.offset = OFFSET_END
         consumer.assign(places)
@@ -322,15 +326,15 @@ def test_a_group_may_begin_elsewhere_and_a_member_may_assign_by_hand(
 @pytest.mark.parametrize(
     "ours",
     [pytest.param(False, marks=pytest.mark.long), True],
-    ids=["confluent_kafka.Producer", "bridge.Producer"],
+    ids=["confluent_kafka.Producer", "rollbridge.Producer"],
 )
 def test_offsets_that_a_transaction_commits_let_successors_go_on(
-    site: Site, client: bridge.Bridge, orders: str, payments: str, group: Group, ours: bool
+    site: Site, client: rollbridge.Bridge, orders: str, payments: str, group: Group, ours: bool
 ) -> None:
     expected = grow(client, orders)
     config = {"bootstrap.servers": site.cluster.bootstrap_servers, "transactional.id": group.name}
     more = {"zookeeper": site.cluster.zookeeper, "zookeeper.root": site.root, "transaction.streams": payments}
-    producer = bridge.Producer(config | more) if ours else Producer(config)
+    producer = rollbridge.Producer(config | more) if ours else Producer(config)
     producer.init_transactions(30)
     found: list[Message] = []
     with group.member(orders, enable_auto_commit=False) as consumer:
@@ -349,7 +353,7 @@ def test_offsets_that_a_transaction_commits_let_successors_go_on(
 
         until(consume_and_commit)
     assert values(found) == dict.fromkeys(KEYS, expected)
-    if isinstance(producer, bridge.Producer):
+    if isinstance(producer, rollbridge.Producer):
         producer.close()
         with client.reader(payments, follow=False) as reader:
             assert sorted((record.key, record.value) for record in reader) == sorted(
@@ -358,8 +362,8 @@ def test_offsets_that_a_transaction_commits_let_successors_go_on(
 
 
 MEMBER = """
-import sys, bridge
-consumer = bridge.Consumer(dict(zip(sys.argv[2::2], sys.argv[3::2])))
+import sys, rollbridge
+consumer = rollbridge.Consumer(dict(zip(sys.argv[2::2], sys.argv[3::2])))
 consumer.subscribe([sys.argv[1]])
 while True:
     for message in consumer.consume(2, 1.0):
@@ -368,7 +372,9 @@ while True:
 
 
 @pytest.mark.long
-def test_a_member_that_is_killed_loses_nothing_and_no_order(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_a_member_that_is_killed_loses_nothing_and_no_order(
+    client: rollbridge.Bridge, orders: str, group: Group
+) -> None:
     """It has printed records without having committed them; the one that takes over is handed these again."""
     expected = grow(client, orders)
     config = group.config(session_timeout_ms=6000, auto_commit_interval_ms=200)
@@ -389,16 +395,16 @@ def test_a_member_that_is_killed_loses_nothing_and_no_order(client: bridge.Bridg
             # It has gone on meanwhile, and may have committed that, too, but for a line that it was in the middle of.
             lines += [line.strip() for line in member.stdout if line.endswith("\n")]
     for key in KEYS:
-        seen: list[bridge.DLSN] = []
+        seen: list[rollbridge.DLSN] = []
         for line in lines:
             name, _, place = line.partition(" ")
-            if name == key.decode() and bridge.DLSN.parse(place) not in seen:
-                seen.append(bridge.DLSN.parse(place))
+            if name == key.decode() and rollbridge.DLSN.parse(place) not in seen:
+                seen.append(rollbridge.DLSN.parse(place))
         assert seen == sorted(seen)
         assert len(seen) == len(expected)
 
 
-def test_what_counts_as_processed_can_be_said(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_what_counts_as_processed_can_be_said(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     write(client, orders, b"0")
     with group.member(orders, enable_auto_offset_store=False) as consumer:
         found = take(consumer, len(KEYS))
@@ -419,7 +425,7 @@ def test_what_counts_as_processed_can_be_said(client: bridge.Bridge, orders: str
 
 
 def test_a_group_that_reads_other_streams_is_refused(
-    client: bridge.Bridge, orders: str, payments: str, group: Group
+    client: rollbridge.Bridge, orders: str, payments: str, group: Group
 ) -> None:
     write(client, orders, b"x")
     with group.member(orders) as consumer:
@@ -431,7 +437,7 @@ def test_a_group_that_reads_other_streams_is_refused(
         take(consumer, len(KEYS))
 
 
-def test_streams_and_partitions_that_do_not_exist(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_streams_and_partitions_that_do_not_exist(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     with group.member() as consumer:
         with pytest.raises(StreamNotFound):
             consumer.subscribe([orders + "-x"])
@@ -447,7 +453,7 @@ def test_streams_and_partitions_that_do_not_exist(client: bridge.Bridge, orders:
             consumer.commit(offsets=[TopicPartition(orders, 0, -5)])
 
 
-def test_a_stream_that_is_deleted_ends_the_reading(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_a_stream_that_is_deleted_ends_the_reading(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     write(client, orders, b"x")
     with group.member(orders) as consumer:
         take(consumer, len(KEYS))
@@ -458,7 +464,7 @@ def test_a_stream_that_is_deleted_ends_the_reading(client: bridge.Bridge, orders
 
 def test_settings_that_are_wrong_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
-        bridge.Consumer(
+        rollbridge.Consumer(
             {
                 "bootstrap.servers": "localhost:1",
                 "zookeeper": "localhost:1",
@@ -476,7 +482,7 @@ def test_settings_that_are_wrong_are_all_named() -> None:
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_a_member_takes_nothing_of_a_stream_that_was_created_again_for_the_former_one(
-    client: bridge.Bridge, orders: str, group: Group, reset: str
+    client: rollbridge.Bridge, orders: str, group: Group, reset: str
 ) -> None:
     with group.member(orders, auto_offset_reset=reset, enable_auto_commit=False) as consumer:
 
@@ -524,7 +530,7 @@ def test_a_member_takes_nothing_of_a_stream_that_was_created_again_for_the_forme
             assert {message.value() for message in later} == {b"later"}
 
 
-def test_offsets_of_a_former_life_commit_no_transaction(client: bridge.Bridge, orders: str, group: Group) -> None:
+def test_offsets_of_a_former_life_commit_no_transaction(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     """A transaction that carries a place in a stream that is gone does not tell the group that it has read anything."""
     with group.member(orders, enable_auto_commit=False) as consumer:
         write(client, orders, b"former")

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.errors import OutcomeExpired, TransactionRefused
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.names import StreamName
-from bridge.model.records import StreamConfig
-from bridge.snapshots import SnapshotReader
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import read_committed
 from integration_tests.coordinators import Relay, until
+from rollbridge.errors import OutcomeExpired, TransactionRefused
+from rollbridge.kafka.snapshots import SnapshotReader
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.names import StreamName
+from rollbridge.model.records import StreamConfig
 
 POINTS = [
     "take_snapshots/CreateTopics:after",
@@ -49,10 +49,10 @@ def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
     scope = unique_name("crash")
     stream = StreamName(scope, "orders")
     name = str(stream)
-    options = bridge.ClientOptions(admin_timeout_s=60)
+    options = rollbridge.ClientOptions(admin_timeout_s=60)
     with (
         Relay(cluster, f"/{scope}", tmp_path, POINTS, BUSY) as relay,
-        bridge.connect(
+        rollbridge.connect(
             cluster.bootstrap_servers,
             zookeeper=cluster.zookeeper,
             zookeeper_root=f"/{scope}",
@@ -73,7 +73,7 @@ def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
             aborted.append((txn.id, txn.abort_async()))
         for _, ended in aborted:
             ended.result(60)
-        until(lambda: _has_sealed(SnapshotReader(b.settings, scope), config))
+        until(lambda: _has_sealed(SnapshotReader(b.settings.bootstrap_servers, b.settings.kafka, scope), config))
         holder.abort()
         before, _ = _written(b, name, b"before")
         until(lambda: relay.deaths == 3)
@@ -110,7 +110,7 @@ def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
         segments = [stream.segment_topic(item) for item in history.segments() if item != sealed]
         seen = [item.value() for item in read_committed(cluster.bootstrap_servers, segments)]
         assert seen == [b"kept", b"if", b"brief"]
-        reader = SnapshotReader(b.settings, scope)
+        reader = SnapshotReader(b.settings.bootstrap_servers, b.settings.kafka, scope)
         [snapshot] = reader.of(config)
         assert reader.verify(snapshot).faults == []
         assert snapshot.snapshot is not None
@@ -122,17 +122,17 @@ def _has_sealed(reader: SnapshotReader, config: StreamConfig) -> bool:
 
 
 def _written(
-    b: bridge.Bridge, stream: str, value: bytes, expected: bridge.SN | None = None
-) -> tuple[bridge.TransactionId, bridge.SN]:
+    b: rollbridge.Bridge, stream: str, value: bytes, expected: rollbridge.SN | None = None
+) -> tuple[rollbridge.TransactionId, rollbridge.SN]:
     txn = b.begin(stream)
     if expected is not None:
         txn.expect(stream, key=b"key", sn=expected)
     written = txn.write(stream, key=b"key", value=value)
     txn.commit()
-    return txn.id, bridge.SN(dlsn=written.result(60))
+    return txn.id, rollbridge.SN(dlsn=written.result(60))
 
 
-def _is_forgotten(b: bridge.Bridge, transaction: bridge.TransactionId) -> bool:
+def _is_forgotten(b: rollbridge.Bridge, transaction: rollbridge.TransactionId) -> bool:
     try:
         b.outcome(transaction)
     except OutcomeExpired:

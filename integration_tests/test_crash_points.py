@@ -13,17 +13,17 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-import bridge
-from bridge.kafka.topics import TopicAdmin
-from bridge.model import paths
-from bridge.model.control import ControlKind, ControlRecord, decode_control
-from bridge.model.epochs import EpochHistory, check_chain
-from bridge.model.names import GroupName, StreamName
-from bridge.model.sequence import RECORD_HEADER, unpack_record_header
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import Relay, until
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model import paths
+from rollbridge.model.control import ControlKind, ControlRecord, decode_control
+from rollbridge.model.epochs import EpochHistory, check_chain
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.sequence import RECORD_HEADER, unpack_record_header
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 POINTS = [
     "take_over/TakeIdentity:after",
@@ -87,18 +87,18 @@ class Story:
         self.root = root
         self.stream = StreamName(scope, "orders")
         self.group = GroupName(scope)
-        self.committed: list[tuple[bridge.TransactionId, list[str]]] = []
-        self.aborted: list[bridge.TransactionId] = []
+        self.committed: list[tuple[rollbridge.TransactionId, list[str]]] = []
+        self.aborted: list[rollbridge.TransactionId] = []
 
     def play(self) -> None:
         """Run the story; every call waits as long as a failover takes."""
         name = str(self.stream)
-        with bridge.connect(
+        with rollbridge.connect(
             self.cluster.bootstrap_servers,
             zookeeper=self.cluster.zookeeper,
             zookeeper_root=self.root,
             client_name="teller",
-            options=bridge.ClientOptions(admin_timeout_s=60),
+            options=rollbridge.ClientOptions(admin_timeout_s=60),
         ) as b:
             b.admin.create_stream(name, segments=2)
             old = b.begin(name, label="old")
@@ -122,7 +122,7 @@ class Story:
             assert b.outcome(old.id).position == result.position == b.resume(old.id).commit().position
             assert b.outcome(gone.id).aborted
 
-    def _small(self, b: bridge.Bridge, word: str) -> None:
+    def _small(self, b: rollbridge.Bridge, word: str) -> None:
         for number in range(3):
             txn = b.begin(str(self.stream))
             values = [f"{word}-{number}-{item}" for item in range(4)]
@@ -131,11 +131,11 @@ class Story:
             txn.commit()
             self.committed.append((txn.id, values))
 
-    def _await_record(self, b: bridge.Bridge) -> None:
+    def _await_record(self, b: rollbridge.Bridge) -> None:
         """Wait until the old transaction is registered, so that its record takes part in the story."""
         until(lambda: any(item.label == "old" for item in b.admin.transactions(str(self.group))))
 
-    def _await_rest(self, b: bridge.Bridge) -> None:
+    def _await_rest(self, b: rollbridge.Bridge) -> None:
         """Wait until nothing is under way any more."""
         with ZooKeeperSession(self.cluster.zookeeper, root=self.root) as session:
             until(

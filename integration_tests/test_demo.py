@@ -13,9 +13,9 @@ import pytest
 from confluent_kafka import Producer
 from rich.console import Console
 
-from bridge.errors import EnvironmentProblem
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import create_topic, produce
+from rollbridge.errors import EnvironmentProblem
 from spark_examples import plain_reader
 from spark_examples.flights import HEADER, Flights, parse_value, read_csv, record
 from spark_examples.helper import Helper, HelperFailed

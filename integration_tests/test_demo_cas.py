@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-import bridge
+import rollbridge
 from integration_tests.clients import Site
 from spark_examples.demo_cas import ACCOUNT, Account, Ledger, Place, balances, race
 
 
 @pytest.fixture
-def place(site: Site, client: bridge.Bridge, orders: str) -> Place:
+def place(site: Site, client: rollbridge.Bridge, orders: str) -> Place:
     return Place(site.cluster.bootstrap_servers, site.cluster.zookeeper, orders, site.root)
 
 
@@ -28,10 +28,10 @@ def test_blind_deposits_all_stand_in_the_log_whatever_they_overwrite(place: Plac
     assert max(found) <= 50
 
 
-def test_a_ledger_reads_on_to_the_entry_that_is_asked_for(client: bridge.Bridge, orders: str) -> None:
+def test_a_ledger_reads_on_to_the_entry_that_is_asked_for(client: rollbridge.Bridge, orders: str) -> None:
     with client.cas_writer(orders) as writer, client.reader(orders) as reader:
         ledger = Ledger(reader)
-        first = writer.write(ACCOUNT, b"1 anna", expected=bridge.EMPTY)
-        writer.write(b"other", b"99", expected=bridge.ANY)
+        first = writer.write(ACCOUNT, b"1 anna", expected=rollbridge.EMPTY)
+        writer.write(b"other", b"99", expected=rollbridge.ANY)
         second = writer.write(ACCOUNT, b"2 anna", expected=first, scope="key")
         assert ledger.read_to(second) == Account(2, second)

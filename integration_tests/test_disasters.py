@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.errors import RollbridgeError
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, read_committed
 from integration_tests.coordinators import coordinator, until
+from rollbridge.errors import RollbridgeError
 
 DISK_MIB = 400
 DAY_S = 86_400
@@ -56,15 +56,15 @@ def test_a_broker_whose_disk_is_full_loses_nothing_that_was_acknowledged(
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     stream = "full/orders"
     acknowledged: list[bytes] = []
-    options = bridge.ClientOptions(commit_timeout_s=3, admin_timeout_s=60)
+    options = rollbridge.ClientOptions(commit_timeout_s=3, admin_timeout_s=60)
     with LocalCluster() as own, coordinator(own, "/full", "one", tmp_path):
 
-        def connected() -> bridge.Bridge:
-            return bridge.connect(
+        def connected() -> rollbridge.Bridge:
+            return rollbridge.connect(
                 own.bootstrap_servers, zookeeper=own.zookeeper, zookeeper_root="/full", options=options
             )
 
-        def commit(b: bridge.Bridge, value: bytes) -> None:
+        def commit(b: rollbridge.Bridge, value: bytes) -> None:
             transaction = b.begin(stream)
             transaction.write(stream, key=b"k", value=value + bytes(100_000))
             transaction.commit()
@@ -84,7 +84,7 @@ def test_a_broker_whose_disk_is_full_loses_nothing_that_was_acknowledged(
         with connected() as b:
             until(lambda: _succeeds(lambda: commit(b, b"after")))
             [segment] = b.admin.history(stream).segments()
-        topic = bridge.StreamName.parse(stream).segment_topic(segment)
+        topic = rollbridge.StreamName.parse(stream).segment_topic(segment)
         there = [(message.value() or b"").rstrip(b"\0") for message in read_committed(own.bootstrap_servers, [topic])]
         unclear = [value for value in there if value not in acknowledged]
         assert [value for value in there if value not in unclear] == acknowledged

@@ -12,16 +12,16 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-import bridge
-from bridge.cli.exit_codes import ExitCode
-from bridge.errors import CoordinatorUnavailable
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic
-from bridge.model.records import Coordinator
-from bridge.model.snapshots import index_keys
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.command_line import Cli
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.errors import CoordinatorUnavailable
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
+from rollbridge.model.records import Coordinator
+from rollbridge.model.snapshots import index_keys
 
 
 class Patient:
@@ -99,11 +99,11 @@ def test_what_a_new_leader_needs_is_looked_at(
             with b.transaction(str(stream)) as transaction:
                 transaction.write(str(stream), key=b"k", value=b"v")
             until(lambda: indexes in topics.topic_ids([indexes]))  # the first is taken at once
-    monkeypatch.setattr("bridge.doctor.durability.LATE", timedelta(0))
+    monkeypatch.setattr("rollbridge.doctor.durability.LATE", timedelta(0))
     assert patient.findings() == {}, "the leader says that its snapshots take an hour"
     # When nobody leads any more, nothing is put right, and the defaults are what is expected.
     patient.site.stop_coordinator()
-    monkeypatch.setattr("bridge.doctor.durability.DEFAULTS", Coordinator(1_000, 0))
+    monkeypatch.setattr("rollbridge.doctor.durability.DEFAULTS", Coordinator(1_000, 0))
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
     producer.produce(group.terminated_topic, b"no record", b"somebody")
     producer.flush()
@@ -134,7 +134,7 @@ def test_a_native_transaction_that_is_open_is_seen(
     producer.begin_transaction()
     producer.produce(topic, b"held")
     producer.flush()
-    monkeypatch.setattr("bridge.doctor.checks.SLOW", timedelta(0))
+    monkeypatch.setattr("rollbridge.doctor.checks.SLOW", timedelta(0))
     assert f"on {topic} since offset 0" in patient.findings()["long-transaction"]["what"]
     producer.abort_transaction()
     until(lambda: "long-transaction" not in patient.findings())
@@ -164,7 +164,7 @@ def test_a_wiped_zookeeper_is_not_begun_anew_over_old_data(
         b.admin.create_stream(stream)
         with b.transaction(stream) as transaction:
             transaction.write(stream, key=b"k", value=b"v")
-    options = bridge.ClientOptions(admin_timeout_s=3)
+    options = rollbridge.ClientOptions(admin_timeout_s=3)
     (tmp_path / "wiped").mkdir()
     with Site(cluster, f"/{unique_name('wiped')}", tmp_path / "wiped") as wiped, wiped.connect(options=options) as b:
         with pytest.raises(CoordinatorUnavailable):

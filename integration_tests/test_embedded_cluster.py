@@ -11,14 +11,15 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from bridge.embedded import CRASH_VARIABLE, EmbeddedCluster, probes, processes
-from bridge.errors import EnvironmentProblem
 from integration_tests.backends.choice import Backend, chosen
 from integration_tests.patience import eventually
+from rollbridge.embedded import probes, processes
+from rollbridge.embedded.ephemeral import CRASH_VARIABLE, EmbeddedCluster
+from rollbridge.errors import EnvironmentProblem
 
 HOLDER = """
 import sys
-from bridge.embedded import EmbeddedCluster
+from rollbridge.embedded.ephemeral import EmbeddedCluster
 cluster = EmbeddedCluster().start()
 print(cluster.home, flush=True)
 sys.stdin.read()

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.errors import CasWriteError, InvalidRequestError, TruncatedError
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import StreamName
-from bridge.model.position import ReadPosition
-from bridge.model.sn import ANY, EMPTY
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import consumer_of, read_and_commit
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import Relay, until
+from rollbridge.errors import CasWriteError, InvalidRequestError, TruncatedError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import StreamName
+from rollbridge.model.position import ReadPosition
+from rollbridge.model.sn import ANY, EMPTY
 
 SETTINGS = {
     "TRUNCATE_BUFFERS_MS": "100",
@@ -47,10 +47,10 @@ def test_a_stream_goes_on_when_its_first_epochs_are_dropped_and_its_leader_dies_
         with consumer_of(cluster, root, group, stream) as consumer:
             return read_and_commit(consumer, last)
 
-    options = bridge.ClientOptions(admin_timeout_s=60)
+    options = rollbridge.ClientOptions(admin_timeout_s=60)
     with (
         Relay(cluster, root, tmp_path, ["drop_epochs/Write:after"]) as relay,
-        bridge.connect(
+        rollbridge.connect(
             cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=options
         ) as b,
     ):

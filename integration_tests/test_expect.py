@@ -8,37 +8,43 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka import Producer
 
-import bridge
-from bridge import ANY, EMPTY, SN
-from bridge.errors import CasWriteError, InvalidRequestError, TransactionAborted, TransactionClosed, TransactionRefused
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.foreign_names import batch_of_one
-from bridge.model.cas import Condition, Scope
-from bridge.model.conditions import CONDITIONS_MAX
-from bridge.model.course import Course
-from bridge.model.epochs import EpochHistory
-from bridge.model.keyspace import even_ranges
-from bridge.model.names import GroupName, StreamName
-from bridge.model.sequence import DLSN
-from coordinator.config import CoordinatorSettings
-from coordinator.effects import Found, Query, Span, Undecided
-from coordinator.shell.outlook import Outlook
+import rollbridge
 from integration_tests.clients import Site
 from integration_tests.coordinators import controller_epoch
 from integration_tests.kafka_tools import create_topic, produce
+from rollbridge import ANY, EMPTY, SN
+from rollbridge.errors import (
+    CasWriteError,
+    InvalidRequestError,
+    TransactionAborted,
+    TransactionClosed,
+    TransactionRefused,
+)
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.foreign_names import batch_of_one
+from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.conditions import CONDITIONS_MAX
+from rollbridge.model.course import Course
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.sequence import DLSN
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.outlook import Outlook
+from rollbridge_coordinator.state.effects import Found, Query, Span, Undecided
 
 
 def values(site: Site, stream: str) -> list[bytes | None]:
     return [message.value() for message in site.committed(stream)]
 
 
-def topic_of(client: bridge.Bridge, stream: str) -> str:
+def topic_of(client: rollbridge.Bridge, stream: str) -> str:
     """The topic of the only active segment."""
     (segment,) = client.admin.history(stream).active.segments
     return StreamName.parse(stream).segment_topic(segment.id)
 
 
-def write_if(client: bridge.Bridge, stream: str, key: bytes, value: bytes, sn: SN, scope: str = "segment") -> DLSN:
+def write_if(client: rollbridge.Bridge, stream: str, key: bytes, value: bytes, sn: SN, scope: str = "segment") -> DLSN:
     """One record in a transaction that depends on ``sn``; gives where it stands."""
     transaction = client.begin(stream)
     transaction.expect(stream, key=key, sn=sn, scope=scope)
@@ -48,7 +54,7 @@ def write_if(client: bridge.Bridge, stream: str, key: bytes, value: bytes, sn: S
 
 
 def test_a_transaction_commits_if_the_stream_is_where_it_expects_it(
-    site: Site, client: bridge.Bridge, ledger: str
+    site: Site, client: rollbridge.Bridge, ledger: str
 ) -> None:
     sn = EMPTY
     for number in range(5):
@@ -61,8 +67,29 @@ def test_a_transaction_commits_if_the_stream_is_where_it_expects_it(
 
 
 @pytest.mark.parametrize("within", ["segment", "key"])
+@pytest.mark.parametrize("size", [0, 24])
+@pytest.mark.parametrize("name", ["\udcff\udcfe", "", "rollbridge", "rollbridge-late", "h" * 300])
+def test_what_a_stranger_writes_is_noticed_whatever_its_headers(
+    site: Site, client: rollbridge.Bridge, ledger: str, name: str, size: int, within: Scope
+) -> None:
+    with client.cas_writer(ledger) as writer:
+        known = writer.write(b"a", b"0", expected=EMPTY, scope=within)
+        with TransactionalAppender(site.cluster.bootstrap_servers, f"foreign-{ledger}") as foreign:
+            foreign.init()
+            foreign.append([(topic_of(client, ledger), batch_of_one(1, b"a", b"foreign", [(name, b"x" * size)]))])
+            foreign.commit()
+        with pytest.raises(CasWriteError) as caught:
+            writer.write(b"a", b"1", expected=known, scope=within)
+        assert caught.value.actual is not None
+        with pytest.raises(TransactionRefused):
+            write_if(client, ledger, b"a", b"2", known, within)
+        writer.write(b"a", b"3", expected=caught.value.actual, scope=within)
+    assert values(site, ledger) == [b"0", b"foreign", b"3"]
+
+
+@pytest.mark.parametrize("within", ["segment", "key"])
 def test_a_record_whose_header_name_is_no_text_is_a_record_like_others(
-    site: Site, client: bridge.Bridge, ledger: str, within: str
+    site: Site, client: rollbridge.Bridge, ledger: str, within: str
 ) -> None:
     with TransactionalAppender(site.cluster.bootstrap_servers, f"foreign-{ledger}") as foreign:
         foreign.init()
@@ -81,7 +108,7 @@ def test_a_record_whose_header_name_is_no_text_is_a_record_like_others(
 
 @pytest.mark.parametrize("within", ["segment", "key"])
 def test_a_refused_transaction_leaves_nothing_and_says_what_is_there(
-    site: Site, client: bridge.Bridge, ledger: str, orders: str, within: str
+    site: Site, client: rollbridge.Bridge, ledger: str, orders: str, within: str
 ) -> None:
     with client.cas_writer(ledger) as writer, client.writer(ledger) as plain:
         first = writer.write(b"a", b"1", expected=EMPTY)
@@ -107,7 +134,9 @@ def test_a_refused_transaction_leaves_nothing_and_says_what_is_there(
     assert values(site, orders) == []
 
 
-def test_other_keys_matter_to_the_segment_and_not_to_the_key(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def test_other_keys_matter_to_the_segment_and_not_to_the_key(
+    site: Site, client: rollbridge.Bridge, ledger: str
+) -> None:
     with client.cas_writer(ledger) as writer:
         mine = writer.write(b"a", b"1", expected=EMPTY)
         other = writer.write(b"b", b"2", expected=mine)
@@ -121,7 +150,9 @@ def test_other_keys_matter_to_the_segment_and_not_to_the_key(site: Site, client:
     assert values(site, ledger) == [b"1", b"2", b"3", b"4"]
 
 
-def test_a_condition_holds_across_scales_and_a_rolling_commit(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def test_a_condition_holds_across_scales_and_a_rolling_commit(
+    site: Site, client: rollbridge.Bridge, ledger: str
+) -> None:
     with client.cas_writer(ledger) as writer:
         first = writer.write(b"a", b"1", expected=EMPTY)
         good, bad = client.begin(ledger), client.begin(ledger)
@@ -140,7 +171,7 @@ def test_a_condition_holds_across_scales_and_a_rolling_commit(site: Site, client
 
 
 def test_a_stream_that_is_not_written_can_be_depended_on_and_all_conditions_must_hold(
-    site: Site, client: bridge.Bridge, ledger: str, orders: str
+    site: Site, client: rollbridge.Bridge, ledger: str, orders: str
 ) -> None:
     with client.cas_writer(ledger) as writer:
         sn = writer.write(b"a", b"1", expected=EMPTY)
@@ -165,7 +196,7 @@ def test_a_stream_that_is_not_written_can_be_depended_on_and_all_conditions_must
 
 
 def test_contenders_with_and_without_transactions_lose_no_update(
-    site: Site, client: bridge.Bridge, ledger: str
+    site: Site, client: rollbridge.Bridge, ledger: str
 ) -> None:
     """Each adds one to a number, with what it read as the condition."""
 
@@ -189,13 +220,13 @@ def test_contenders_with_and_without_transactions_lose_no_update(
     assert values(site, ledger) == [b"%d" % number for number in range(1, 33)]
 
 
-def last_number(client: bridge.Bridge, stream: str, sn: SN) -> int:
+def last_number(client: rollbridge.Bridge, stream: str, sn: SN) -> int:
     with client.reader(stream, start=sn, follow=False) as reader:
         return int(next(iter(reader)).value or b"")
 
 
 def test_a_foreign_transaction_that_stays_open_refuses_a_conditional_one_until_it_ends(
-    site: Site, client: bridge.Bridge, ledger: str, unique_name: Callable[[str], str]
+    site: Site, client: rollbridge.Bridge, ledger: str, unique_name: Callable[[str], str]
 ) -> None:
     foreign = Producer(
         {"bootstrap.servers": site.cluster.bootstrap_servers, "transactional.id": unique_name("foreign")}
@@ -214,7 +245,7 @@ def test_a_foreign_transaction_that_stays_open_refuses_a_conditional_one_until_i
     assert values(site, ledger) == [b"yes"]
 
 
-def test_impossible_conditions_are_refused_at_once(client: bridge.Bridge, ledger: str, orders: str) -> None:
+def test_impossible_conditions_are_refused_at_once(client: rollbridge.Bridge, ledger: str, orders: str) -> None:
     transaction = client.begin(orders)
     with pytest.raises(InvalidRequestError, match=f"{ledger} is none of the transaction's streams"):
         transaction.expect(ledger, sn=EMPTY)
@@ -237,7 +268,7 @@ def test_impossible_conditions_are_refused_at_once(client: bridge.Bridge, ledger
     assert transaction.commit().records == 0, "what was refused is not part of it, the others hold"
 
 
-def test_an_sn_beyond_the_tail_is_refused_with_what_is_there(client: bridge.Bridge, ledger: str) -> None:
+def test_an_sn_beyond_the_tail_is_refused_with_what_is_there(client: rollbridge.Bridge, ledger: str) -> None:
     with client.cas_writer(ledger) as writer:
         sn = writer.write(b"a", b"1", expected=EMPTY)
     for scope in ("segment", "key"):

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.model import paths
-from bridge.model.names import GroupName
-from bridge.zookeeper.session import ZooKeeperSession
-from coordinator.succession import first_choice
+import rollbridge
 from integration_tests.backends import faults
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import controller_epoch, coordinator, has_lost_the_lead, until
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_coordinator.state.succession import first_choice
 
-OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
+OPTIONS = rollbridge.ClientOptions(admin_timeout_s=60)
 
 
 @pytest.fixture
@@ -37,8 +37,10 @@ def session(cluster: AnyCluster, root: str) -> Iterator[ZooKeeperSession]:
         yield opened
 
 
-def connected(cluster: AnyCluster, root: str) -> bridge.Bridge:
-    return bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=OPTIONS)
+def connected(cluster: AnyCluster, root: str) -> rollbridge.Bridge:
+    return rollbridge.connect(
+        cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=OPTIONS
+    )
 
 
 def leader(session: ZooKeeperSession, group: GroupName) -> str | None:
@@ -46,7 +48,7 @@ def leader(session: ZooKeeperSession, group: GroupName) -> str | None:
     return None if node is None else node.value.decode()
 
 
-def commit_one(b: bridge.Bridge, stream: str, value: bytes) -> bridge.CommitResult:
+def commit_one(b: rollbridge.Bridge, stream: str, value: bytes) -> rollbridge.CommitResult:
     with b.transaction(stream) as txn:
         txn.write(stream, key=value, value=value)
     return txn.commit()

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.model import paths
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import DeleteNode
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
-from coordinator.succession import first_choice
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator, has_lost_the_lead, until
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import DeleteNode
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_coordinator.state.succession import first_choice
 
 LONG_S = 40
 """ZooKeeper's longest session time-out by default. Nothing here waits for it."""
@@ -56,7 +56,7 @@ class Place:
     def log(self, name: str) -> str:
         return (self.logs / f"{name}.log").read_text()
 
-    def commit(self, b: bridge.Bridge, value: bytes) -> bridge.CommitResult:
+    def commit(self, b: rollbridge.Bridge, value: bytes) -> rollbridge.CommitResult:
         with b.transaction(self.stream) as txn:
             txn.write(self.stream, key=b"k", value=value)
         return txn.commit()
@@ -74,7 +74,7 @@ def metadata(place: Place) -> Iterator[Metadata]:
 
 
 @pytest.fixture
-def b(place: Place) -> Iterator[bridge.Bridge]:
+def b(place: Place) -> Iterator[rollbridge.Bridge]:
     with Site(place.cluster, place.root, place.logs).connect("teller") as connected:
         yield connected
 
@@ -85,7 +85,7 @@ def is_ready(metadata: Metadata, name: str, group: GroupName) -> bool:
 
 
 def test_a_killed_leader_is_replaced_before_its_session_ends(
-    place: Place, metadata: Metadata, b: bridge.Bridge
+    place: Place, metadata: Metadata, b: rollbridge.Bridge
 ) -> None:
     leader, standby = place.names
     long = (f"--session-timeout={LONG_S}",)
@@ -113,7 +113,7 @@ def test_a_killed_leader_is_replaced_before_its_session_ends(
 
 @pytest.mark.long
 def test_a_leader_that_stands_still_has_until_its_session_ends(
-    place: Place, metadata: Metadata, b: bridge.Bridge
+    place: Place, metadata: Metadata, b: rollbridge.Bridge
 ) -> None:
     leader, standby = place.names
     with (
@@ -135,7 +135,7 @@ def test_a_leader_that_stands_still_has_until_its_session_ends(
 
 
 def test_a_leader_that_is_taken_for_dead_gives_up_and_is_not_judged_by_a_connection_again(
-    place: Place, metadata: Metadata, b: bridge.Bridge
+    place: Place, metadata: Metadata, b: rollbridge.Bridge
 ) -> None:
     leader, standby = place.names
     long = (f"--session-timeout={LONG_S}",)

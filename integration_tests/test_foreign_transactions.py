@@ -18,19 +18,19 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-import bridge
-from bridge.doctor.checks import epochs
-from bridge.doctor.gather import gather
-from bridge.errors import StreamBusy, StreamNotFound, TransactionAborted
-from bridge.model.epochs import EpochRecord
-from bridge.model.faults import SUSPENDED
-from bridge.model.names import StreamName
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.test_paused_leaders import is_stopped
+from rollbridge.doctor.checks import epochs
+from rollbridge.doctor.gather import gather
+from rollbridge.errors import StreamBusy, StreamNotFound, TransactionAborted
+from rollbridge.model.epochs import EpochRecord
+from rollbridge.model.faults import SUSPENDED
+from rollbridge.model.names import StreamName
 
-OPTIONS = bridge.ClientOptions(admin_timeout_s=PATIENCE_S)
+OPTIONS = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)
 
 
 class Stage:
@@ -51,8 +51,8 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _connect(self) -> bridge.Bridge:
-        return bridge.connect(
+    def _connect(self) -> rollbridge.Bridge:
+        return rollbridge.connect(
             self.cluster.bootstrap_servers,
             zookeeper=self.cluster.zookeeper,
             zookeeper_root=self.root,

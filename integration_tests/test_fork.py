@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-import bridge
-from bridge.model.sequence import DLSN
+import rollbridge
 from integration_tests.clients import Site
 from integration_tests.forking import RECORDS
 from integration_tests.patience import PATIENCE_S
+from rollbridge.model.sequence import DLSN
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
-def test_a_child_shares_nothing_with_its_parent(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def test_a_child_shares_nothing_with_its_parent(site: Site, client: rollbridge.Bridge, ledger: str) -> None:
     servers = {
         "bootstrap.servers": site.cluster.bootstrap_servers,
         "zookeeper": site.cluster.zookeeper,

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.clients import consumer_config
-from bridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.states import State
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model.group_offsets import GroupMember
 from integration_tests.adapter_tools import batch_of, read_values
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.clients import consumer_config
+from rollbridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.states import State
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.group_offsets import GroupMember
 
 
 @pytest.fixture

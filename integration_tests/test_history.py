@@ -11,6 +11,7 @@ from integration_tests.history.run import running
 WINDOWS = {
     1: ("kill a coordinator", "scale", "kill the broker", "pause a client", "pause ZooKeeper"),
     2: ("pause a coordinator", "kill a client", "kill ZooKeeper", "scale", "pause the broker"),
+    3: ("truncate a stream", "a log loses its end", "strangers write any bytes", "keep a stream for a second"),
 }
 """By seed: what is broken, one after the other."""
 

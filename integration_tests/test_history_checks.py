@@ -7,14 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.model.control import EXPIRED, ControlKind, ControlRecord
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId, TransactionId
-from bridge.model.keyspace import even_ranges, position_of_key
-from bridge.model.sequence import DLSN
-from bridge.model.sn import sequence_bases
 from integration_tests.history.checks import find_faults
 from integration_tests.history.events import (
+    AT_RANDOM,
+    FOREIGN,
     Answer,
     Begun,
     Call,
@@ -25,6 +21,7 @@ from integration_tests.history.events import (
     Passing,
     Reading,
     Row,
+    Shrunk,
     StreamState,
     Window,
     Write,
@@ -32,6 +29,12 @@ from integration_tests.history.events import (
     read_calls,
     read_operations,
 )
+from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.keyspace import even_ranges, position_of_key
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import sequence_bases
 
 ORDERS, PAYMENTS = "s/orders", "s/payments"
 KEYS = [
@@ -73,7 +76,9 @@ class Bench:
             for place, (stream, key, value) in enumerate(writes)
         ]
         kind = ControlKind.COMMIT if wish == "commit" else ControlKind.ABORT
-        self.log.append((len(self.log), ControlRecord(identifier, kind, "c", 0, 0, 1, records=len(made))))
+        reason = "" if wish == "commit" else AT_RANDOM
+        record = ControlRecord(identifier, kind, "c", 0, 0, 1, records=len(made), reason=reason)
+        self.log.append((len(self.log), record))
         self.did(Kind.TRANSACTION, str(identifier), *made, wish=wish)
 
     def scale(self, stream: str) -> None:
@@ -130,8 +135,70 @@ class Bench:
         gone = Operation("g", Kind.PLAIN, "gone", "commit", (Write(ORDERS, "k", "gone", "9-0:0:0"),), 1, 2, Answer.OK)
         passing = Passing(ORDERS, [*self.operations, gone], streams[ORDERS])
         return History(
-            self.operations, streams, self.log, readings, handed=handed, copied=(ORDERS, copied), passing=passing
+            self.operations,
+            streams,
+            self.log,
+            readings,
+            handed=[*handed, *(replace(item, group="namers") for item in handed)],
+            copied=(ORDERS, copied),
+            passing=passing,
+            shrunk=[trimmed(), replace(trimmed(), starts=None, readings=())],
+            kept=updates(),
         )
+
+
+TRIMMED = "s/trimmed"
+ONLY = SegmentId.of(0, 0)
+
+
+def trimmed() -> Shrunk:
+    """A stream whose first three records were truncated, and what was done to it before and after."""
+
+    def did(value: str, offset: int, key: str = "k", expected: int | None = None) -> Operation:
+        kind = Kind.PLAIN if expected is None else Kind.CONDITIONAL
+        write = Write(TRIMMED, key, value, str(DLSN.of(ONLY, offset, 0)))
+        return Operation("t", kind, value, "commit", (write,), offset, offset + 1, Answer.OK, expected=expected)
+
+    operations = [
+        did("t0", 0),
+        did("t1", 1, expected=0),
+        did("t2", 2, key="other"),
+        did("t3", 3, expected=1),
+        did("t5", 5, expected=4),
+        did("t6", 6, key="other"),
+    ]
+    rows = [
+        Row(3, "k", "t3"),
+        Row(4, "k", FOREIGN + "x"),
+        Row(5, "k", "t5"),
+        Row(6, "other", "t6"),
+        Row(7, "other", FOREIGN + "x"),
+    ]
+    read = tuple((ONLY, row.offset, row.value) for row in rows)
+    readings = [
+        Reading("f, run 0", TRIMMED, ((ONLY, 0, "t0"), (ONLY, 1, "t1"))),
+        Reading("f, run 1", TRIMMED, read),
+    ]
+    state = StreamState(EpochHistory.create(even_ranges(1), 0), {ONLY: rows}, {ONLY: 8})
+    return Shrunk(TRIMMED, operations, state, {ONLY: 3}, readings)
+
+
+def updates() -> tuple[list[str], list[Operation]]:
+    """A state that several clients share, and what they did to it."""
+
+    def did(client: str, value: str, asked: int, answer: Answer = Answer.OK) -> Operation:
+        return Operation(
+            client, Kind.UPDATE, value, "commit", (Write("s/state", "state", value),), asked, asked + 1, answer
+        )
+
+    return ["a1", "b1", "a2", "b2"], [
+        did("a", "a1", 1),
+        did("b", "b1", 2),
+        did("a", "a2", 3),
+        did("a", "refused", 4, Answer.FAILED),
+        did("b", "b2", 5, Answer.UNKNOWN),
+        did("b", "b3", 6, Answer.UNKNOWN),
+    ]
 
 
 def good() -> History:
@@ -153,6 +220,14 @@ def good() -> History:
 
 def test_a_good_history_has_no_faults() -> None:
     assert find_faults(good()) == []
+
+
+def test_what_others_had_aborted_before_may_be_aborted_again() -> None:
+    history = relogged(good(), [1, 0, 2, 3])
+    assert {fault.kind for fault in find_faults(history)} == {"real-time order"}
+    place, aborted = history.log[0]
+    by_others = (place, replace(aborted, reason="a DATA frame is corrupt"))
+    assert find_faults(replace(history, log=[by_others, *history.log[1:]])) == []
 
 
 # Ways to spoil it ---------------------------------------------------------------------------------------------------
@@ -297,6 +372,43 @@ def misplaced(history: History, value: str) -> History:
     return retold(history, value, writes=(replace(write, place="0-0:99:0"),))
 
 
+def shrunken(history: History, value: str = "", **changes: object) -> History:
+    """The stream that was truncated is another one, or what was done to write a value of it."""
+    first, *others = history.shrunk
+    if value:
+        operations = [
+            replace(item, **changes) if item.name == value else item  # type: ignore[arg-type]
+            for item in first.operations
+        ]
+        changes = {"operations": operations}
+    return replace(history, shrunk=[replace(first, **changes), *others])  # type: ignore[arg-type]
+
+
+def left(history: History, change: Callable[[list[Row]], object], place: int = 0) -> History:
+    """Other records are left of a stream that has lost some, and nobody has read them."""
+    items = list(history.shrunk)
+    rows = list(items[place].state.rows[ONLY])
+    change(rows)
+    items[place] = replace(items[place], state=replace(items[place].state, rows={ONLY: rows}), readings=())
+    return replace(history, shrunk=items)
+
+
+def followed(history: History, change: Callable[[list[tuple[SegmentId, int, str]]], object]) -> History:
+    """The last reading of the stream that was truncated is another one."""
+    first = history.shrunk[0]
+    rows = list(first.readings[1].rows)
+    change(rows)
+    return shrunken(history, readings=[replace(first.readings[1], rows=tuple(rows))])
+
+
+def kept(history: History, change: Callable[[list[str]], object]) -> History:
+    """Something else stands in the state that is shared."""
+    assert history.kept is not None
+    state = list(history.kept[0])
+    change(state)
+    return replace(history, kept=(state, history.kept[1]))
+
+
 LOW, HIGH = KEYS
 MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
     "a plain record is gone": (lambda h: drop(h, f"plain-{LOW}"), "lost"),
@@ -352,6 +464,44 @@ MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
         lambda h: replace(h, led_outdated=["coordinator-1 leads"]),
         "led outdated",
     ),
+    "the second group is not handed a record": (lambda h: handed(h, lambda items: items.pop(-1)), "group missed"),
+    "a record of a truncated stream that stands twice": (
+        lambda h: left(h, lambda rows: rows.append(Row(8, "k", "t3"))),
+        "doubled",
+    ),
+    "a record of a truncated stream of nobody": (
+        lambda h: left(h, lambda rows: rows.append(Row(8, "k", "?"))),
+        "invented",
+    ),
+    "a record of a log that lost its end of nobody": (
+        lambda h: left(h, lambda rows: rows.append(Row(8, "k", "?")), 1),
+        "invented",
+    ),
+    "a record of a truncated stream that was refused": (
+        lambda h: shrunken(h, "t3", answer=Answer.FAILED),
+        "invented",
+    ),
+    "a record of a truncated stream somewhere else": (
+        lambda h: shrunken(h, "t3", writes=(Write(TRIMMED, "k", "t3", str(DLSN.of(ONLY, 2, 0))),)),
+        "misplaced",
+    ),
+    "more is truncated than was to be": (lambda h: shrunken(h, starts={ONLY: 2}), "truncated too much"),
+    "an update that was lost to a stranger": (lambda h: shrunken(h, "t5", expected=3), "lost update"),
+    "an update that was lost before a truncation": (lambda h: shrunken(h, "t3", expected=0), "lost update"),
+    "an update that was lost where a log became shorter": (
+        lambda h: left(h, lambda rows: rows.__setitem__(slice(2, 3), [Row(5, "k", FOREIGN), Row(6, "k", "t5")]), 1),
+        "lost update",
+    ),
+    "a follower that leaves something out": (lambda h: followed(h, lambda rows: rows.pop(2)), "skipped"),
+    "a follower that rewinds": (lambda h: followed(h, lambda rows: rows.append(rows[0])), "skipped"),
+    "a follower that is handed another record": (
+        lambda h: followed(h, lambda rows: rows.__setitem__(0, (ONLY, 3, "t5"))),
+        "skipped",
+    ),
+    "an update of a state that is lost": (lambda h: kept(h, lambda state: state.remove("a2")), "state"),
+    "an update of a state that came twice": (lambda h: kept(h, lambda state: state.append("a1")), "state"),
+    "an update of a state that was refused": (lambda h: kept(h, lambda state: state.append("refused")), "state"),
+    "updates of a state in another order": (lambda h: kept(h, lambda state: state.reverse()), "state"),
     "a segment whose end is not known": (unsealed, "epoch chain"),
     "a reader that skips": (lambda h: reread(h, lambda rows: rows.pop(0)), "skip or rewind"),
     "a reader that rewinds": (lambda h: reread(h, lambda rows: rows.append(rows[-1])), "skip or rewind"),

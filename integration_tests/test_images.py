@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import re
 import shutil
 import subprocess
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +21,19 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from docker.errors import ImageNotFound
 from docker.models.containers import Container
 
-from bridge.cli.main import main
-from bridge.errors import EnvironmentProblem
-from bridge.images import names
-from bridge.images.provide import Origin, Provided, provide
-from bridge.images.recipes import Recipe
-from bridge.images.tree import Tree
 from integration_tests.backends import reaper
 from integration_tests.backends.choice import lacking
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.engine import SESSION, engine, host, publishing_address
 from integration_tests.container_health import health
 from integration_tests.patience import eventually
+from rollbridge.cli.main import main
+from rollbridge.errors import EnvironmentProblem
+from rollbridge.images import names
+from rollbridge.images.engine import Engine, PullFailed
+from rollbridge.images.provide import Origin, Provided, provide
+from rollbridge.images.recipes import Recipe
+from rollbridge.images.tree import Tree
 
 pytestmark = [pytest.mark.containers, pytest.mark.long]
 
@@ -76,7 +80,8 @@ def test_building_again_changes_nothing_and_tells_what_is_in_use(capsys: pytest.
         labels = engine().images.get(image["name"]).labels
         assert image["stand_in"] is (names.LABEL in labels and image["name"] in names.OFFICIAL)
     assert main(["images", "list", "kafka"]) == 0
-    kind = "stand-in" if first["images"][0]["stand_in"] else "official"
+    kinds = {(True, False): "stand-in", (False, True): "official", (False, False): "other"}
+    kind = kinds[first["images"][0]["stand_in"], first["images"][0]["pinned"]]
     assert re.search(rf"^{re.escape(names.KAFKA)} +present +{kind} +\d+ MB", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -93,7 +98,7 @@ def test_an_image_is_made_without_network_and_again_only_when_its_inputs_change(
         return tree
 
     recipe = Recipe(base=None, inputs=lambda: iter(inputs), context=context)
-    monkeypatch.setattr("bridge.images.provide.RECIPES", {name: recipe})
+    monkeypatch.setattr("rollbridge.images.provide.RECIPES", {name: recipe})
 
     def ensure(*, rebuild: bool = False) -> Provided:
         (provided,) = provide([name], rebuild=rebuild)
@@ -119,8 +124,80 @@ def test_an_image_is_made_without_network_and_again_only_when_its_inputs_change(
         container.remove(v=True)
     inputs[0] = "3"
     assert ensure(rebuild=True) == Provided(
-        name=name, id=str(foreign.id), origin=Origin.PRESENT, stand_in=False, size_bytes=second.size_bytes
+        name=name, id=str(foreign.id), origin=Origin.PRESENT, stand_in=False, pinned=False, size_bytes=second.size_bytes
     )
+
+
+class Registry(BaseHTTPRequestHandler):
+    """A registry with one image of no layers, which it gives to whoever asks, whatever he asks for."""
+
+    config = json.dumps(
+        {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": []}}
+    ).encode()
+    kind = "application/vnd.docker.distribution.manifest.v2+json"
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": kind,
+            "config": {
+                "mediaType": "application/vnd.docker.container.image.v1+json",
+                "size": len(config),
+                "digest": f"sha256:{hashlib.sha256(config).hexdigest()}",
+            },
+            "layers": [],
+        }
+    ).encode()
+    digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+
+    def do_GET(self) -> None:
+        content, kind = b"{}", "application/json"
+        if "/manifests/" in self.path:
+            content, kind = self.manifest, self.kind
+        elif "/blobs/" in self.path:
+            content, kind = self.config, "application/octet-stream"
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Docker-Distribution-Api-Version", "registry/2.0")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def registry() -> Iterator[str]:
+    """A name for an image in a registry that only the engine of this machine reaches."""
+    if not engine().api.base_url.startswith("http+docker://"):
+        pytest.skip("the engine is on another machine")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    name = f"localhost:{server.server_address[1]}/rollbridge-test:1"
+    try:
+        yield name
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        for image in engine().images.list(name.rpartition(":")[0]):
+            engine().images.remove(image.id, force=True)
+
+
+def test_what_is_pulled_has_the_digest_or_is_not_taken(registry: str) -> None:
+    with Engine() as docker:
+        with pytest.raises(PullFailed) as refused:
+            docker.pull(registry, f"sha256:{'0' * 64}", 60.0)
+        assert not refused.value.unreachable
+        assert docker.find(registry) is None
+        docker.pull(registry, Registry.digest, 60.0)
+        found = docker.find(registry)
+        assert found is not None
+        assert Registry.digest in found.digests
 
 
 def test_a_step_that_fails_says_so_and_replaces_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +207,7 @@ def test_a_step_that_fails_says_so_and_replaces_nothing(name: str, monkeypatch: 
         return tree
 
     recipe = Recipe(base=None, inputs=lambda: iter(()), context=context)
-    monkeypatch.setattr("bridge.images.provide.RECIPES", {name: recipe})
+    monkeypatch.setattr("rollbridge.images.provide.RECIPES", {name: recipe})
     with pytest.raises(
         EnvironmentProblem, match=r"(?s)can not be built: .*not like this\n.*returned a non-zero code: 3"
     ):

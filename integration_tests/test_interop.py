@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.embedded.jars import JarCache
-from bridge.embedded.java import find_java
-from bridge.model.names import GroupName, StreamName, segment_topic_pattern
+import rollbridge
 from integration_tests.clients import Site
 from integration_tests.grown_streams import KEYS, grow, write
+from rollbridge.embedded.jars import JarCache
+from rollbridge.embedded.java import find_java
+from rollbridge.model.names import GroupName, StreamName, segment_topic_pattern
 
 CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
@@ -57,16 +57,18 @@ def programs(site: Site, tmp_path: Path) -> Programs:
 
 
 def topic_of(stream: str, number: int, epoch: int = 0) -> str:
-    return StreamName.parse(stream).segment_topic(bridge.SegmentId.of(number, epoch))
+    return StreamName.parse(stream).segment_topic(rollbridge.SegmentId.of(number, epoch))
 
 
-def seen(client: bridge.Bridge, stream: str) -> list[tuple[bytes | None, bytes | None]]:
+def seen(client: rollbridge.Bridge, stream: str) -> list[tuple[bytes | None, bytes | None]]:
     with client.reader(stream, follow=False) as reader:
         return [(record.key, record.value) for record in reader]
 
 
 @needs_kcat
-def test_kcat_reads_what_is_committed_and_nothing_else(client: bridge.Bridge, orders: str, programs: Programs) -> None:
+def test_kcat_reads_what_is_committed_and_nothing_else(
+    client: rollbridge.Bridge, orders: str, programs: Programs
+) -> None:
     expected = Counter(grow(client, orders) * len(KEYS))
     open_one = client.begin(orders)
     open_one.write(orders, key=b"k", value=b"open")
@@ -84,7 +86,7 @@ def test_kcat_reads_what_is_committed_and_nothing_else(client: bridge.Bridge, or
 
 @needs_kcat
 def test_what_kcat_writes_is_read_and_a_sealed_segment_refuses_it(
-    client: bridge.Bridge, orders: str, programs: Programs
+    client: rollbridge.Bridge, orders: str, programs: Programs
 ) -> None:
     assert programs.kcat("-P", "-t", topic_of(orders, 0), "-K:", stdin=b"a:1\na:2\n").returncode == 0
     write(client, orders, b"x")
@@ -107,7 +109,9 @@ def test_what_kcat_writes_is_read_and_a_sealed_segment_refuses_it(
     assert [value for key, value in after if key == b"a"] == [b"1", b"2", b"3", b"5"]
 
 
-def test_kafkas_own_consumer_reads_a_stream_by_pattern(client: bridge.Bridge, orders: str, programs: Programs) -> None:
+def test_kafkas_own_consumer_reads_a_stream_by_pattern(
+    client: rollbridge.Bridge, orders: str, programs: Programs
+) -> None:
     expected = Counter(grow(client, orders) * len(KEYS))
     pattern = segment_topic_pattern(StreamName.parse(orders))
     options = ["--from-beginning", "--isolation-level", "read_committed", "--max-messages", str(expected.total())]
@@ -117,7 +121,7 @@ def test_kafkas_own_consumer_reads_a_stream_by_pattern(client: bridge.Bridge, or
 
 @pytest.mark.long
 def test_what_kafkas_own_producer_writes_is_read_and_a_sealed_segment_refuses_it(
-    client: bridge.Bridge, orders: str, programs: Programs
+    client: rollbridge.Bridge, orders: str, programs: Programs
 ) -> None:
     keyed = ["--reader-property", "parse.key=true", "--reader-property", "key.separator=:"]
     done = programs.kafka(PRODUCER, "--topic", topic_of(orders, 1), *keyed, stdin=b"a:1\nb:2\n")
@@ -132,7 +136,7 @@ def test_what_kafkas_own_producer_writes_is_read_and_a_sealed_segment_refuses_it
 
 @pytest.mark.long
 def test_kafkas_own_command_sees_the_leaders_transactions_and_none_that_hangs(
-    client: bridge.Bridge, orders: str, programs: Programs
+    client: rollbridge.Bridge, orders: str, programs: Programs
 ) -> None:
     open_one = client.begin(orders)
     open_one.write(orders, key=b"k", value=b"open")

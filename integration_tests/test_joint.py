@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-import bridge
-from bridge.errors import AlreadyAborted, ConflictError, Fenced, TransactionClosed, TransactionNotFound
-from bridge.model.identifiers import split_local_sequence
+import rollbridge
 from integration_tests.clients import Site, header_of
+from rollbridge.client.joint import JointEnding
+from rollbridge.errors import (
+    AlreadyAborted,
+    ConflictError,
+    Fenced,
+    InvalidRequestError,
+    OutcomeExpired,
+    TransactionClosed,
+    TransactionNotFound,
+)
+from rollbridge.model import paths
+from rollbridge.model.identifiers import split_local_sequence
+from rollbridge.model.joint import SERIES_KEPT_MS, JointContent
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 
 @pytest.fixture
@@ -23,9 +38,9 @@ def values(site: Site, stream: str) -> list[bytes]:
 
 
 def write(
-    client: bridge.SharedClient, number: int, *streams: str, what: bytes
-) -> tuple[bridge.JointTicket, bridge.PartHandle]:
-    joint = client.joint(*streams, series="q", number=number)
+    client: rollbridge.SharedClient, number: int, *streams: str, what: bytes, series: str = "q", once: bool = False
+) -> tuple[rollbridge.JointTicket, rollbridge.PartHandle]:
+    joint = client.joint(*streams, series=series, number=number, once=once)
     part = joint.part()
     for stream in streams:
         part.write(stream, key=what, value=what)
@@ -33,7 +48,7 @@ def write(
 
 
 def test_parts_of_two_processes_and_a_commit_in_a_third(
-    site: Site, client: bridge.Bridge, orders: str, payments: str, name: str
+    site: Site, client: rollbridge.Bridge, orders: str, payments: str, name: str
 ) -> None:
     with site.connect() as one, site.connect() as two:
         first = one.share(name, "run")
@@ -60,7 +75,7 @@ def test_parts_of_two_processes_and_a_commit_in_a_third(
 
 
 def test_a_later_session_skips_what_is_committed_and_writes_anew_what_is_not(
-    site: Site, client: bridge.Bridge, orders: str, name: str
+    site: Site, client: rollbridge.Bridge, orders: str, name: str
 ) -> None:
     old = client.share(name, "run-1")
     ticket, handle = write(old, 0, orders, what=b"0")
@@ -89,7 +104,7 @@ def test_a_later_session_skips_what_is_committed_and_writes_anew_what_is_not(
 
 
 def test_what_was_agreed_on_but_never_begun_is_written_anew(
-    site: Site, client: bridge.Bridge, orders: str, name: str
+    site: Site, client: rollbridge.Bridge, orders: str, name: str
 ) -> None:
     never = client.share(name, "run-1").joint(orders, series="q", number=5).ticket
     with pytest.raises(TransactionNotFound):
@@ -102,7 +117,7 @@ def test_what_was_agreed_on_but_never_begun_is_written_anew(
 
 
 def test_an_abort_and_a_label_of_a_series_that_is_not_the_latest(
-    site: Site, client: bridge.Bridge, orders: str, name: str
+    site: Site, client: rollbridge.Bridge, orders: str, name: str
 ) -> None:
     shared = client.share(name, "run-1")
     ticket, handle = write(shared, 0, orders, what=b"aborted")
@@ -119,3 +134,135 @@ def test_an_abort_and_a_label_of_a_series_that_is_not_the_latest(
     with site.connect() as other:
         assert other.share(name, "run-2").joint(orders, series="a", number=0).committed
     assert values(site, orders) == [b"a", b"b"]
+
+
+def load(site: Site, name: str, stream: str, *labels: str, once: bool = False) -> None:
+    """What a job does for each label, a session for all of them."""
+    with site.connect() as job:
+        client = job.share(name, f"job of {labels[0]}")
+        for label in labels:
+            ticket, handle = write(client, 0, stream, what=label.encode(), series=label, once=once)
+            client.commit(ticket, [handle], content=JointContent(1, len(label)))
+            client.note_committed(ticket)
+
+
+def edit(
+    client: rollbridge.Bridge, site: Site, stream: str, name: str, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """Change what is on record of a client's shared session."""
+    path = paths.session(client.admin.describe(stream).config.group, name)
+    with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
+        node = session.get(path)
+        assert node is not None
+        datum = json.loads(node.value)
+        change(datum["shared"])
+        session.set(path, json.dumps(datum).encode(), node.version)
+
+
+def again(site: Site, name: str, stream: str, label: str) -> rollbridge.JointTransaction:
+    with site.connect() as job:
+        return job.share(name, str(uuid.uuid4())).joint(stream, series=label, number=0)
+
+
+def test_a_label_is_remembered_whatever_a_client_has_written_since(
+    site: Site, client: rollbridge.Bridge, orders: str, name: str
+) -> None:
+    load(site, name, orders, *(f"day-{number}" for number in range(120)))
+    for label in ("day-0", "day-60", "day-119"):
+        found = again(site, name, orders, label)
+        assert found.committed
+        assert found.content == JointContent(1, len(label))
+    with pytest.raises(OutcomeExpired):
+        client.outcome(label="day-0/0", client=name)  # the leader remembers a hundred
+    assert not again(site, name, orders, "day-120").committed
+    assert len(values(site, orders)) == 120
+
+
+def test_a_label_that_may_have_been_forgotten_is_refused(
+    site: Site, client: rollbridge.Bridge, orders: str, name: str
+) -> None:
+    load(site, name, orders, "first", "second", "third")
+
+    def age(shared: dict[str, Any]) -> None:
+        for item in shared["series"]:
+            item["since_ms"] -= SERIES_KEPT_MS
+
+    edit(client, site, orders, name, age)
+    load(site, name, orders, "fourth")
+    for label in ("first", "second"):
+        with pytest.raises(OutcomeExpired, match="another label or a new client name"):
+            again(site, name, orders, label)
+    assert again(site, name, orders, "third").committed
+    assert again(site, name, orders, "fourth").committed
+    assert not again(site, name, orders, "fifth").committed
+
+
+def test_a_label_that_could_not_be_remembered_is_refused(
+    site: Site, client: rollbridge.Bridge, orders: str, name: str
+) -> None:
+    load(site, name, orders, "first")
+    edit(client, site, orders, name, lambda shared: shared.update(forgotten="0123456789abcdef" * 33_000))
+    with pytest.raises(InvalidRequestError, match="use several client names"):
+        again(site, name, orders, "second")
+    assert again(site, name, orders, "first").committed
+    assert values(site, orders) == [b"first"]
+
+
+def test_labels_of_an_older_version_are_asked_for_and_refused_if_they_may_be_forgotten(
+    site: Site, client: rollbridge.Bridge, orders: str, name: str
+) -> None:
+    def outdate(shared: dict[str, Any]) -> None:
+        for field in ("series", "forgotten", "complete"):
+            del shared[field]
+        del shared["work"]["content"]
+
+    load(site, name, orders, "old-1", "old-2")
+    edit(client, site, orders, name, outdate)
+    found = again(site, name, orders, "old-1")
+    assert (found.committed, found.content) == (True, None)
+    assert not again(site, name, orders, "new").committed, "it is certain that there is none"
+    load(site, name, orders, *(f"more-{number}" for number in range(100)), once=True)
+    for label in ("old-1", "unheard of"):
+        with pytest.raises(OutcomeExpired, match="is not remembered any more"):
+            again(site, name, orders, label)
+    assert again(site, name, orders, "old-2").committed
+
+
+def test_what_is_committed_is_found_by_who_has_nothing_to_write(
+    site: Site, client: rollbridge.Bridge, orders: str, name: str
+) -> None:
+    old = client.share(name, "run-1")
+    ticket, handle = write(old, 0, orders, what=b"0")
+    assert old.committed(orders, series="q", number=0) is None, "it is open, and of this session"
+    old.commit(ticket, [handle], content=JointContent(1, 9))  # and dies before it is put on record
+    with site.connect() as restarted:
+        new = restarted.share(name, "run-2")
+        found = new.committed(orders, series="q", number=0)
+        assert found is not None
+        assert (found.id, found.content) == (ticket.transaction, JointContent(1, 9))
+        assert new.committed(orders, series="q", number=1) is None
+        assert new.committed(orders, series="other", number=0) is None
+        assert new.joint(orders, series="q", number=0).committed, "nothing was begun"
+    with site.connect() as another:
+        assert another.share("nobody-else", "run").committed(orders, series="q", number=0) is None
+
+
+def test_the_content_is_on_record_before_the_commit_is_asked_for(
+    site: Site, client: rollbridge.Bridge, orders: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = client.share(name, "run-1")
+    ticket, handle = write(old, 0, orders, what=b"0")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JointEnding, "commit", die)
+    with pytest.raises(KeyboardInterrupt):
+        old.commit(ticket, [handle], content=JointContent(1, 9))
+    monkeypatch.undo()
+    found: list[dict[str, Any]] = []
+    edit(client, site, orders, name, found.append)
+    assert found[0]["work"]["state"] == "open"
+    assert found[0]["work"]["content"] == {"records": 1, "digest": "0000000000000009"}
+    with site.connect() as restarted:
+        assert not restarted.share(name, "run-2").joint(orders, series="q", number=0).committed

@@ -10,24 +10,24 @@ from typing import cast
 import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-from bridge.client.catalog import Catalog
-from bridge.client.routing import StreamView
-from bridge.embedded.cluster import Cluster as EmbeddedServers
-from bridge.embedded.plan import Wishes
-from bridge.embedded.ports import free_port
-from bridge.embedded.reaper import Reaper
-from bridge.embedded.servers import KAFKA
-from bridge.embedded.state import Home
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.errors import AuthenticationError, KafkaUnavailable
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model.epochs import EpochHistory
-from bridge.model.keyspace import even_ranges
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import StreamConfig
-from bridge.writer import StreamWriter, WriterOptions
-from bridge.writer.engine import Engine
 from integration_tests.adapter_tools import batch_of, read_values
+from rollbridge.embedded.cluster import Cluster as EmbeddedServers
+from rollbridge.embedded.plan import Wishes
+from rollbridge.embedded.ports import free_port
+from rollbridge.embedded.reaper import Reaper
+from rollbridge.embedded.servers import KAFKA
+from rollbridge.embedded.state import Home
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.errors import AuthenticationError, KafkaUnavailable
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import StreamConfig
+from rollbridge.model.routing import StreamView
+from rollbridge.writer import StreamWriter, WriterOptions
+from rollbridge.writer.engine import Engine
+from rollbridge.zookeeper.catalog import Catalog
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 CA = str(CERTIFICATES / "ca.pem")

@@ -14,16 +14,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-import bridge
-from bridge.doctor.checks import find
-from bridge.doctor.gather import gather
-from bridge.kafka.clients import producer_config
-from bridge.kafka.seal import SEALED
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model import paths
-from bridge.model.late import LATE_HEADER, LateNotes
-from bridge.model.names import StreamName
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.adapter_tools import read_values
 from integration_tests.backends.choice import demand
 from integration_tests.backends.interface import Ability, AnyCluster
@@ -31,6 +22,15 @@ from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site
 from integration_tests.coordinators import Relay, until
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.doctor.checks import find
+from rollbridge.doctor.gather import gather
+from rollbridge.kafka.clients import producer_config
+from rollbridge.kafka.seal import SEALED
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model import paths
+from rollbridge.model.late import LATE_HEADER, LateNotes
+from rollbridge.model.names import StreamName
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 FROZEN_S = 0.5
 ROUNDS = 4
@@ -132,7 +132,7 @@ def test_what_is_acknowledged_while_a_stream_is_scaled_on_a_disk_that_stands_sti
 ) -> None:
     """A plain idempotent producer with acks=all, a disk that stands still for half a second, and a scale."""
     name = "frozen/orders"
-    options = bridge.ClientOptions(admin_timeout_s=PATIENCE_S)
+    options = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)
     with Site(stalling, "/frozen", tmp_path) as site, site.connect("app", options) as b:
         b.admin.create_stream(name)
         b.admin.scale(name, seal=[0], ranges=[(0.0, 1.0)])  # the transaction coordinator has made its topic
@@ -179,11 +179,11 @@ def test_a_record_behind_a_sealed_end_is_read_once_whatever_crashes(
     name = str(StreamName(scope, "orders"))
     with (
         Relay(cluster, f"/{scope}", tmp_path, POINTS) as relay,
-        bridge.connect(
+        rollbridge.connect(
             cluster.bootstrap_servers,
             zookeeper=cluster.zookeeper,
             zookeeper_root=f"/{scope}",
-            options=bridge.ClientOptions(admin_timeout_s=60),
+            options=rollbridge.ClientOptions(admin_timeout_s=60),
         ) as b,
     ):
         b.admin.create_stream(name)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import TransactionAborted, TransactionNotFound
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import StreamName
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator, until
+from rollbridge.errors import TransactionAborted, TransactionNotFound
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import StreamName
 
 
 @pytest.mark.parametrize("level", ["DEBUG", "INFO"])

@@ -6,24 +6,24 @@ from contextlib import closing, suppress
 
 import pytest
 
-import bridge
-from bridge import EMPTY
-from bridge.errors import (
+import rollbridge
+from integration_tests.clients import Site
+from integration_tests.coordinators import until
+from rollbridge import EMPTY
+from rollbridge.errors import (
     InvalidRequestError,
     RollbridgeError,
     StreamNotFound,
     StreamRecreated,
     TruncatedError,
 )
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.sn import SN
-from integration_tests.clients import Site
-from integration_tests.coordinators import until
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.sn import SN
 
 KEYS = [f"key-{number}".encode() for number in range(20)]
 
 
-def write_all(client: bridge.Bridge, stream: str, life: str) -> bridge.TransactionId:
+def write_all(client: rollbridge.Bridge, stream: str, life: str) -> rollbridge.TransactionId:
     """One record for each key in a transaction."""
     with client.begin(stream) as transaction:
         for key in KEYS:
@@ -31,18 +31,18 @@ def write_all(client: bridge.Bridge, stream: str, life: str) -> bridge.Transacti
     return transaction.id
 
 
-def create_again(client: bridge.Bridge, stream: str, segments: int = 1) -> None:
+def create_again(client: rollbridge.Bridge, stream: str, segments: int = 1) -> None:
     """Another life, of the same shape."""
     client.admin.delete_stream(stream)
     client.admin.create_stream(stream, segments=segments)
 
 
-def values(client: bridge.Bridge, stream: str, **options: object) -> list[str]:
+def values(client: rollbridge.Bridge, stream: str, **options: object) -> list[str]:
     with client.reader(stream, follow=False, **options) as reader:  # type: ignore[arg-type]
         return sorted((record.value or b"").decode() for record in reader)
 
 
-def test_no_topic_name_is_used_by_two_lives(client: bridge.Bridge, ledger: str) -> None:
+def test_no_topic_name_is_used_by_two_lives(client: rollbridge.Bridge, ledger: str) -> None:
     topics: set[str] = set()
     for life in range(3):
         (config,) = client.admin.list_streams(ledger.partition("/")[0])
@@ -55,7 +55,7 @@ def test_no_topic_name_is_used_by_two_lives(client: bridge.Bridge, ledger: str) 
         create_again(client, ledger)
 
 
-def test_positions_and_sequence_numbers_of_a_former_life_are_refused(client: bridge.Bridge, ledger: str) -> None:
+def test_positions_and_sequence_numbers_of_a_former_life_are_refused(client: rollbridge.Bridge, ledger: str) -> None:
     with client.cas_writer(ledger) as writer:
         old = writer.write(b"key", b"old", expected=EMPTY)
     with client.reader(ledger, follow=False) as reader:
@@ -84,7 +84,7 @@ def test_positions_and_sequence_numbers_of_a_former_life_are_refused(client: bri
 
 
 def test_transactions_of_a_former_life_are_reported_as_deleted_and_readers_go_on(
-    client: bridge.Bridge, ledger: str, orders: str, scope: str
+    client: rollbridge.Bridge, ledger: str, orders: str, scope: str
 ) -> None:
     first = write_all(client, ledger, "first")
     both = client.begin(ledger, orders)
@@ -96,7 +96,7 @@ def test_transactions_of_a_former_life_are_reported_as_deleted_and_readers_go_on
         for key in KEYS:
             writer.write(key, b"plain").result(120)
     second = write_all(client, ledger, "second")
-    seen: dict[bridge.TransactionId, list[str] | None] = {}
+    seen: dict[rollbridge.TransactionId, list[str] | None] = {}
     with client.transactions(scope, follow=False) as transactions:
         for transaction in transactions:
             try:
@@ -107,7 +107,7 @@ def test_transactions_of_a_former_life_are_reported_as_deleted_and_readers_go_on
 
 
 def test_a_client_that_was_away_writes_nothing_into_another_life(
-    site: Site, client: bridge.Bridge, ledger: str, orders: str
+    site: Site, client: rollbridge.Bridge, ledger: str, orders: str
 ) -> None:
     with site.connect("away") as away:
         asleep = away.begin(ledger, orders)
@@ -141,10 +141,10 @@ def test_a_client_that_was_away_writes_nothing_into_another_life(
 
 @pytest.mark.long
 def test_a_transaction_whose_buffer_is_gone_keeps_no_other_from_being_sent(
-    site: Site, client: bridge.Bridge, ledger: str, orders: str
+    site: Site, client: rollbridge.Bridge, ledger: str, orders: str
 ) -> None:
     (config,) = [item for item in client.admin.list_streams(ledger.partition("/")[0]) if str(item.name) == ledger]
-    with site.connect("sender", bridge.ClientOptions(linger_s=0.05)) as sender:
+    with site.connect("sender", rollbridge.ClientOptions(linger_s=0.05)) as sender:
         lost = sender.begin(ledger)
         lost.write(ledger, key=b"k", value=b"lost")
         lost.flush()

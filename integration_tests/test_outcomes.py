@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.errors import (
+import rollbridge
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import Site, read_committed, until
+from integration_tests.coordinators import coordinator
+from integration_tests.patience import PATIENCE_S
+from rollbridge.errors import (
     AlreadyAborted,
     AlreadyCommitted,
     CoordinatorUnavailable,
@@ -27,21 +31,17 @@ from bridge.errors import (
     TransactionNotFound,
     TransactionPreserverClosed,
 )
-from bridge.model import paths
-from bridge.model.control import FENCED, ControlRecord, decode_control
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName
-from bridge.model.records import Group
-from bridge.zookeeper.session import ZooKeeperSession
-from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, read_committed, until
-from integration_tests.coordinators import coordinator
-from integration_tests.patience import PATIENCE_S
+from rollbridge.model import paths
+from rollbridge.model.control import FENCED, ControlRecord, decode_control
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import Group
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 WORKER = """
-import sys, bridge
+import sys, rollbridge
 servers, zookeeper, root, stream = sys.argv[1:]
-b = bridge.connect(servers, zookeeper=zookeeper, zookeeper_root=root, client_name="worker")
+b = rollbridge.connect(servers, zookeeper=zookeeper, zookeeper_root=root, client_name="worker")
 txn = b.begin(stream, label="nightly")
 for number in range(30):
     txn.write(stream, key=b"k%d" % number, value=b"early-%d" % number)
@@ -93,7 +93,7 @@ def work(site: Site, ledger: str) -> Iterator[Worker]:
         worker.kill()
 
 
-def write(txn: bridge.Transaction, stream: str, *values: str) -> None:
+def write(txn: rollbridge.Transaction, stream: str, *values: str) -> None:
     for value in values:
         txn.write(stream, key=value.encode(), value=value.encode())
 
@@ -103,7 +103,7 @@ def values_of(site: Site, stream: str) -> list[str]:
 
 
 def test_a_commit_gives_the_same_answer_from_wherever_it_is_asked_for(
-    site: Site, client: bridge.Bridge, ledger: str
+    site: Site, client: rollbridge.Bridge, ledger: str
 ) -> None:
     txn = client.begin(ledger, label="a")
     write(txn, ledger, "one", "two")
@@ -127,7 +127,9 @@ def test_a_commit_gives_the_same_answer_from_wherever_it_is_asked_for(
     assert values_of(site, ledger) == ["one", "two"]
 
 
-def test_an_abort_gives_the_same_answer_and_a_commit_is_refused(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def test_an_abort_gives_the_same_answer_and_a_commit_is_refused(
+    site: Site, client: rollbridge.Bridge, ledger: str
+) -> None:
     txn = client.begin(ledger)
     write(txn, ledger, "gone")
     txn.abort("a change of mind")
@@ -151,7 +153,7 @@ def test_an_abort_gives_the_same_answer_and_a_commit_is_refused(site: Site, clie
     assert values_of(site, ledger) == []
 
 
-def test_what_is_unknown_forgotten_or_badly_asked_for_is_told_apart(client: bridge.Bridge, ledger: str) -> None:
+def test_what_is_unknown_forgotten_or_badly_asked_for_is_told_apart(client: rollbridge.Bridge, ledger: str) -> None:
     group = GroupName(ledger.split("/")[0])
     unknown = TransactionId.of(0, 1 << 90)
     with pytest.raises(TransactionNotFound):
@@ -256,7 +258,7 @@ def test_connections_without_a_name_of_their_own_do_not_fence_each_other(site: S
 
 
 def test_whoever_resumes_a_transaction_has_the_say_whatever_its_name(
-    site: Site, client: bridge.Bridge, ledger: str
+    site: Site, client: rollbridge.Bridge, ledger: str
 ) -> None:
     txn = client.begin(ledger)
     write(txn, ledger, "early")
@@ -276,8 +278,8 @@ def test_whoever_resumes_a_transaction_has_the_say_whatever_its_name(
 
 
 def test_the_producers_of_one_transactional_id_fence_each_other(site: Site, ledger: str) -> None:
-    def producer() -> bridge.Producer:
-        return bridge.Producer(
+    def producer() -> rollbridge.Producer:
+        return rollbridge.Producer(
             {
                 "bootstrap.servers": site.cluster.bootstrap_servers,
                 "zookeeper": site.cluster.zookeeper,
@@ -323,7 +325,7 @@ def test_a_commit_that_nobody_carries_out_is_unknown_and_another_process_asks_by
         assert caught.value.transaction == str(txn.id)
         with pytest.raises(CoordinatorUnavailable):
             reader.outcome(txn.id, timeout=3)
-        answers: list[bridge.Outcome] = []
+        answers: list[rollbridge.Outcome] = []
         asking = threading.Thread(target=lambda: answers.append(reader.outcome(label="orphan", client="asker")))
         asking.start()
         site.start_coordinator()

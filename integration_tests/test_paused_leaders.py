@@ -16,19 +16,19 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.doctor.checks import orphans
-from bridge.doctor.gather import gather
-from bridge.errors import RollbridgeError
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import GroupName, StreamName
+import rollbridge
 from integration_tests.adapter_tools import await_settled
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import controller_epoch, coordinator, has_lost_the_lead, until
 from integration_tests.patience import PATIENCE_S
+from rollbridge.doctor.checks import orphans
+from rollbridge.doctor.gather import gather
+from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import GroupName, StreamName
 
-OPTIONS = bridge.ClientOptions(admin_timeout_s=60)
+OPTIONS = rollbridge.ClientOptions(admin_timeout_s=60)
 
 
 def is_stopped(process: subprocess.Popen[bytes]) -> bool:
@@ -41,7 +41,7 @@ class Scene:
 
     def __init__(self, cluster: AnyCluster, root: str, stream: str, logs: Path) -> None:
         self.cluster, self.root, self.stream, self.logs = cluster, root, stream, logs
-        self.b = bridge.connect(
+        self.b = rollbridge.connect(
             cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=OPTIONS
         )
 

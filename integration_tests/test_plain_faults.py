@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import pytest
 from kio.schema.errors import ErrorCode
 
-import bridge
-from bridge.errors import (
+import rollbridge
+from integration_tests.clients import Site
+from integration_tests.faults import Api, FaultProxy, Point
+from integration_tests.patience import eventually
+from integration_tests.plain_tools import Load, check, join_all, read_in_order, split_first
+from rollbridge.errors import (
     BackpressureError,
     InvalidRequestError,
     KafkaUnavailable,
     OutcomeUnknown,
     StreamNotFound,
 )
-from bridge.kafka.errors import NotAuthorizedError
-from bridge.kafka.idempotent import new_producer_id
-from bridge.kafka.metadata import Broker, Cluster
-from bridge.kafka.patience import Deadline
-from bridge.kafka.wire import Connection
-from bridge.model.sequence import DLSN
-from bridge.writer import WriterOptions
-from integration_tests.clients import Site
-from integration_tests.faults import Api, FaultProxy, Point
-from integration_tests.patience import eventually
-from integration_tests.plain_tools import Load, check, join_all, read_in_order, split_first
+from rollbridge.kafka.errors import NotAuthorizedError
+from rollbridge.kafka.idempotent import new_producer_id
+from rollbridge.kafka.metadata import Broker, Cluster
+from rollbridge.kafka.patience import Deadline
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.wire import Connection
+from rollbridge.model.names import StreamName
+from rollbridge.model.sequence import DLSN
+from rollbridge.writer import PlainFuture, StreamWriter, WriterOptions
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def exposed(site: Site, proxy: FaultProxy, unique_name: Callable[[str], str]) -> Iterator[bridge.Bridge]:
+def exposed(site: Site, proxy: FaultProxy, unique_name: Callable[[str], str]) -> Iterator[rollbridge.Bridge]:
     """A client whose plain writes go through the proxy."""
     with site.connect(unique_name("exposed")) as client:
         yield client
@@ -62,7 +65,7 @@ def test_brokers_that_have_no_producer_ids_yet_are_asked_again(site: Site, proxy
 
 @pytest.mark.parametrize("point", [Point.BEFORE_REQUEST, Point.AFTER_REQUEST, Point.BEFORE_ANSWER])
 def test_a_lost_connection_neither_loses_nor_doubles(
-    exposed: bridge.Bridge, proxy: FaultProxy, orders: str, point: Point
+    exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str, point: Point
 ) -> None:
     writer = exposed.writer(orders, options=ONE)
     with Load(writer.write, threads=2) as load:
@@ -75,38 +78,169 @@ def test_a_lost_connection_neither_loses_nor_doubles(
     check(load, read_in_order(exposed, orders))
 
 
-@pytest.mark.parametrize("written", [True, False], ids=["written", "not written"])
-def test_an_answer_that_is_lost_before_the_seal_is_found_out_in_the_log(
-    exposed: bridge.Bridge, client: bridge.Bridge, proxy: FaultProxy, orders: str, written: bool
-) -> None:
-    """A sealed segment refuses what it has as it refuses what it has not: who guesses loses a record or doubles it."""
-    join_all(client, orders)
-    writer = exposed.writer(orders, options=ONE)
-    first = writer.write(b"k", b"first").result(120)
-    proxy.strike(Api.PRODUCE, Point.BEFORE_ANSWER if written else Point.BEFORE_REQUEST)
-    proxy_down = threading.Event()
+@contextmanager
+def nobody_reached() -> Iterator[None]:
+    """The exposed client can open no connection to a broker."""
     original = Cluster._connect
 
     def refuse(cluster: Cluster, broker: Broker, deadline: Deadline | None) -> Connection:
-        if proxy_down.is_set():
+        if "exposed" in cluster._client_id:
             raise KafkaUnavailable("no way through")
         return original(cluster, broker, deadline)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cluster, "_connect", refuse)
-        proxy_down.set()
-        second = writer.write(b"k", b"second")
+        yield
+
+
+@contextmanager
+def in_doubt(
+    writer: StreamWriter, client: rollbridge.Bridge, proxy: FaultProxy, *, written: bool = True
+) -> Iterator[list[PlainFuture]]:
+    """Two writes, the answer to the first of which is lost; then their only segment is sealed, and split."""
+    proxy.strike(Api.PRODUCE, Point.BEFORE_ANSWER if written else Point.BEFORE_REQUEST)
+    with nobody_reached():
+        futures = [writer.write(b"k", b"doubtful")]
         proxy.await_strike()
-        third = writer.write(b"k", b"third")
-        assert not second.done()
-        split_first(client, orders)
-        proxy_down.clear()
-        places = [cast("DLSN", future.result(60).dlsn) for future in (second, third)]
+        futures.append(writer.write(b"k", b"behind it"))
+        assert not futures[0].done()
+        split_first(client, writer.stream)
+        yield futures
+
+
+BOTH = pytest.mark.parametrize("written", [True, False], ids=["written", "not written"])
+
+
+@BOTH
+def test_an_answer_that_is_lost_before_the_seal_is_found_out_in_the_log(
+    exposed: rollbridge.Bridge, client: rollbridge.Bridge, proxy: FaultProxy, orders: str, written: bool
+) -> None:
+    """A sealed segment refuses what it has as it refuses what it has not: who guesses loses a record or doubles it."""
+    join_all(client, orders)
+    writer = exposed.writer(orders, options=ONE)
+    first = writer.write(b"k", b"first").result(120)
+    with in_doubt(writer, client, proxy, written=written) as futures:
+        pass
+    places = [cast("DLSN", future.result(60).dlsn) for future in futures]
     found = read_in_order(client, orders)
-    assert [message.value() for _, message in found] == [b"first", b"second", b"third"]
+    assert [message.value() for _, message in found] == [b"first", b"doubtful", b"behind it"]
     assert [place for place, _ in found] == [first.dlsn, *places]
     assert places[0].epoch == (1 if written else 2)
     assert places[1].epoch == 2
+
+
+def only_topic(client: rollbridge.Bridge, stream: str) -> str:
+    """Of the only active segment."""
+    [segment] = client.admin.history(stream).active.segments
+    return StreamName.parse(stream).segment_topic(segment.id)
+
+
+def fill(client: rollbridge.Bridge, stream: str, count: int) -> None:
+    """Records of somebody else."""
+    with client.writer(stream) as writer:
+        for _ in range(count):
+            writer.write(b"k", b"before")
+
+
+@BOTH
+def test_a_first_answer_that_is_lost_is_not_looked_for_in_what_was_there_before(
+    site: Site,
+    exposed: rollbridge.Bridge,
+    client: rollbridge.Bridge,
+    proxy: FaultProxy,
+    orders: str,
+    payments: str,
+    written: bool,
+) -> None:
+    """So nothing of that is missed, either, when it is truncated away."""
+    join_all(client, orders)
+    fill(client, orders, 50)
+    topic = only_topic(client, orders)
+    exposed.writer(payments, options=ONE).write(b"k", b"v").result(120)  # connected from here on
+    writer = exposed.writer(orders, options=ONE)
+    with in_doubt(writer, client, proxy, written=written) as futures:
+        TopicAdmin(site.cluster.bootstrap_servers).delete_records({topic: 50})
+    places = [cast("DLSN", future.result(60).dlsn) for future in futures]
+    assert [place.epoch for place in places] == [1 if written else 2, 2]
+    found = read_in_order(client, orders)
+    assert [(place, message.value()) for place, message in found] == [
+        (places[0], b"doubtful"),
+        (places[1], b"behind it"),
+    ]
+
+
+@BOTH
+def test_a_record_that_may_have_stood_in_what_is_truncated_is_unknown(
+    site: Site, exposed: rollbridge.Bridge, client: rollbridge.Bridge, proxy: FaultProxy, orders: str, written: bool
+) -> None:
+    join_all(client, orders)
+    fill(client, orders, 50)
+    topic = only_topic(client, orders)
+    writer = exposed.writer(orders, options=ONE)
+    writer.write(b"k", b"first").result(120)
+    with in_doubt(writer, client, proxy, written=written) as futures:
+        TopicAdmin(site.cluster.bootstrap_servers).delete_records({topic: 52 if written else 51})
+    if written:
+        with pytest.raises(OutcomeUnknown, match=r"may have been written.*part of the segment is deleted"):
+            futures[0].result(60)
+    else:
+        assert cast("DLSN", futures[0].result(60).dlsn).epoch == 2, "where it would have stood nothing is missing"
+    assert cast("DLSN", futures[1].result(60).dlsn).epoch == 2
+
+
+def test_others_write_on_while_a_broker_is_silent_about_a_sealed_segment(
+    exposed: rollbridge.Bridge, client: rollbridge.Bridge, proxy: FaultProxy, orders: str, payments: str
+) -> None:
+    options = WriterOptions(linger_s=0.0, request_timeout_s=120.0)
+    join_all(client, orders)
+    writer, beside = exposed.writer(orders, options=options), exposed.writer(payments, options=options)
+    for one in (writer, beside):
+        one.write(b"k", b"first").result(120)
+    with in_doubt(writer, client, proxy) as futures:
+        proxy.strike(Api.FETCH, Point.SILENT)
+    proxy.await_strike()
+    for number in range(10):
+        beside.write(b"k", b"%d" % number).result(60)
+    assert not futures[0].done()
+    proxy.cut_all()
+    assert [cast("DLSN", future.result(60).dlsn).epoch for future in futures] == [1, 2]
+
+
+def test_what_can_not_be_looked_up_is_unknown_in_the_end(
+    exposed: rollbridge.Bridge, client: rollbridge.Bridge, proxy: FaultProxy, orders: str
+) -> None:
+    options = WriterOptions(linger_s=0.0, delivery_timeout_s=8.0)
+    join_all(client, orders)
+    writer = exposed.writer(orders, options=options)
+    writer.write(b"k", b"first").result(120)
+    with in_doubt(writer, client, proxy) as futures:
+        proxy.strike(Api.FETCH, Point.BEFORE_ANSWER, times=1_000_000)
+    with pytest.raises(OutcomeUnknown, match="may have been written"):
+        futures[0].result(60)
+    assert proxy.requests.count(Api.FETCH) < 200, "it is asked again without a pause"
+
+
+def test_where_segments_end_is_asked_once_for_all_of_a_broker(
+    exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str, payments: str
+) -> None:
+    exposed.writer(payments, options=ONE).write(b"k", b"v").result(120)
+    before = proxy.requests.count(Api.LIST_OFFSETS)
+    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.5))
+    for _ in range(3):
+        for number in range(20):
+            writer.write(b"key-%d" % number, b"v")
+        writer.flush()
+    assert proxy.requests.count(Api.LIST_OFFSETS) == before + 1
+
+
+def test_an_end_that_is_not_told_at_once_is_asked_for_again(
+    exposed: rollbridge.Bridge, client: rollbridge.Bridge, proxy: FaultProxy, ledger: str
+) -> None:
+    writer = exposed.writer(ledger, options=ONE)
+    proxy.strike(Api.LIST_OFFSETS, Point.BEFORE_ANSWER, times=2)
+    assert writer.write(b"k", b"first").result(120).dlsn is not None
+    assert proxy.requests.count(Api.LIST_OFFSETS) == 3
+    assert [message.value() for _, message in read_in_order(client, ledger)] == [b"first"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +259,7 @@ def test_an_answer_that_is_lost_before_the_seal_is_found_out_in_the_log(
     ids=lambda item: item.name.lower(),
 )
 def test_passing_errors_neither_lose_nor_double(
-    exposed: bridge.Bridge, proxy: FaultProxy, orders: str, point: Point, error: ErrorCode
+    exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str, point: Point, error: ErrorCode
 ) -> None:
     writer = exposed.writer(orders, options=ONE)
     with Load(writer.write, threads=2) as load:
@@ -138,7 +272,7 @@ def test_passing_errors_neither_lose_nor_double(
 
 
 def test_what_is_refused_for_good_fails_alone_and_flush_says_so(
-    exposed: bridge.Bridge, proxy: FaultProxy, orders: str
+    exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str
 ) -> None:
     writer = exposed.writer(orders, options=ONE)
     writer.write(b"k", b"first").result(120)
@@ -154,7 +288,7 @@ def test_what_is_refused_for_good_fails_alone_and_flush_says_so(
 
 
 def test_a_record_without_an_answer_fails_in_the_end_as_unknown(
-    exposed: bridge.Bridge, proxy: FaultProxy, orders: str
+    exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str
 ) -> None:
     writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, delivery_timeout_s=4.0, request_timeout_s=1.0))
     writer.write(b"k", b"first").result(120)
@@ -169,7 +303,7 @@ def test_a_record_without_an_answer_fails_in_the_end_as_unknown(
 
 
 def test_a_full_buffer_makes_writers_wait_and_then_refuses(
-    exposed: bridge.Bridge, proxy: FaultProxy, orders: str
+    exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str
 ) -> None:
     options = WriterOptions(linger_s=0.0, buffer_bytes=4 << 20, block_s=0.5)
     writer = exposed.writer(orders, options=options)
@@ -193,7 +327,7 @@ def test_a_full_buffer_makes_writers_wait_and_then_refuses(
 
 
 def test_nobody_who_writes_waits_for_a_new_producer_id(
-    exposed: bridge.Bridge, client: bridge.Bridge, proxy: FaultProxy, orders: str
+    exposed: rollbridge.Bridge, client: rollbridge.Bridge, proxy: FaultProxy, orders: str
 ) -> None:
     writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, request_timeout_s=120.0))
     writer.write(b"k", b"0").result(120)
@@ -211,7 +345,7 @@ def test_nobody_who_writes_waits_for_a_new_producer_id(
 
 
 def test_records_on_their_way_to_a_stream_that_is_deleted_fail_and_others_go_on(
-    exposed: bridge.Bridge, client: bridge.Bridge, proxy: FaultProxy, orders: str, payments: str
+    exposed: rollbridge.Bridge, client: rollbridge.Bridge, proxy: FaultProxy, orders: str, payments: str
 ) -> None:
     writer, beside = exposed.writer(orders, options=ONE), exposed.writer(payments, options=ONE)
     writer.write(b"k", b"v").result(120)

@@ -10,25 +10,25 @@ from typing import cast
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-import bridge
-from bridge.errors import (
+import rollbridge
+from integration_tests.clients import Site, headers_of, until
+from integration_tests.patience import PATIENCE_S
+from integration_tests.plain_tools import KEYS, Load, check, join_all, read_in_order, split_first, values_by_key
+from rollbridge.errors import (
     InvalidRequestError,
     RecordTooLargeError,
     RollbridgeError,
     StreamNotFound,
     TransactionIdOutOfOrder,
 )
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.names import StreamName
-from bridge.model.sequence import DLSN, TRANSACTION_ID_HEADER
-from bridge.model.sn import SN, pack_transaction_id
-from bridge.writer import WriterOptions
-from integration_tests.clients import Site, headers_of, until
-from integration_tests.patience import PATIENCE_S
-from integration_tests.plain_tools import KEYS, Load, check, join_all, read_in_order, split_first, values_by_key
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.names import StreamName
+from rollbridge.model.sequence import DLSN, TRANSACTION_ID_HEADER
+from rollbridge.model.sn import SN, pack_transaction_id
+from rollbridge.writer import WriterOptions
 
 
-def test_a_record_is_where_its_future_says(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_a_record_is_where_its_future_says(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     with client.writer(orders) as writer:
         plain = writer.write(b"k", b"v")
         full = writer.write(
@@ -51,7 +51,7 @@ def test_a_record_is_where_its_future_says(site: Site, client: bridge.Bridge, or
 
 
 @pytest.mark.long
-def test_writers_never_notice_scales_and_rolling_commits(client: bridge.Bridge, orders: str) -> None:
+def test_writers_never_notice_scales_and_rolling_commits(client: rollbridge.Bridge, orders: str) -> None:
     writer = client.writer(orders)
     old = client.begin(orders, label="older than every epoch to come")
     expected = [old.write(orders, key=b"transaction", value=b"%d" % number) for number in range(20)]
@@ -80,7 +80,7 @@ def test_writers_never_notice_scales_and_rolling_commits(client: bridge.Bridge, 
     assert writer.unacknowledged == 0
 
 
-def test_a_batch_that_is_taken_apart_keeps_its_futures(client: bridge.Bridge, orders: str) -> None:
+def test_a_batch_that_is_taken_apart_keeps_its_futures(client: rollbridge.Bridge, orders: str) -> None:
     """One batch, refused by a sealed segment whose keys two others hold now: most records move to another batch."""
     join_all(client, orders)
     writer = client.writer(orders, options=WriterOptions(linger_s=900.0))
@@ -106,7 +106,7 @@ def test_a_batch_that_is_taken_apart_keeps_its_futures(client: bridge.Bridge, or
 # Refusals and ends --------------------------------------------------------------------------------------------------
 
 
-def test_a_record_that_is_too_large_is_refused_at_once(client: bridge.Bridge, scope: str) -> None:
+def test_a_record_that_is_too_large_is_refused_at_once(client: rollbridge.Bridge, scope: str) -> None:
     stream = f"{scope}/small-records"
     client.admin.create_stream(stream, record_bytes_max=1_000)
     with client.writer(stream) as writer:
@@ -120,13 +120,13 @@ def test_a_record_that_is_too_large_is_refused_at_once(client: bridge.Bridge, sc
     assert [message.value() for _, message in read_in_order(client, stream)] == [b"v" * 900, b"w" * 900]
 
 
-def test_the_largest_record_that_a_stream_takes_is_written(client: bridge.Bridge, orders: str) -> None:
+def test_the_largest_record_that_a_stream_takes_is_written(client: rollbridge.Bridge, orders: str) -> None:
     with client.writer(orders) as writer:
         future = writer.write(None, b"v" * 999_000)
     assert future.result().dlsn is not None
 
 
-def test_a_falling_transaction_id_is_refused_where_that_was_asked_for(client: bridge.Bridge, orders: str) -> None:
+def test_a_falling_transaction_id_is_refused_where_that_was_asked_for(client: rollbridge.Bridge, orders: str) -> None:
     strict, free = client.writer(orders, rising_ids=True), client.writer(orders)
     strict.write(b"k", b"1", transaction_id=7)
     strict.write(b"k", b"2", transaction_id=7)
@@ -140,29 +140,31 @@ def test_a_falling_transaction_id_is_refused_where_that_was_asked_for(client: br
 
 
 @pytest.mark.parametrize("transaction_id", [-1, 1 << 63])
-def test_a_transaction_id_that_is_no_long_is_refused(client: bridge.Bridge, orders: str, transaction_id: int) -> None:
+def test_a_transaction_id_that_is_no_long_is_refused(
+    client: rollbridge.Bridge, orders: str, transaction_id: int
+) -> None:
     with client.writer(orders) as writer, pytest.raises(InvalidRequestError):
         writer.write(b"k", b"v", transaction_id=transaction_id)
 
 
 @pytest.mark.parametrize("name", ["rollbridge", TRANSACTION_ID_HEADER])
-def test_our_own_headers_are_taken(client: bridge.Bridge, orders: str, name: str) -> None:
+def test_our_own_headers_are_taken(client: rollbridge.Bridge, orders: str, name: str) -> None:
     with client.writer(orders) as writer, pytest.raises(InvalidRequestError, match="own"):
         writer.write(b"k", b"v", headers=[(name, b"")])
 
 
-def test_a_time_before_1970_is_refused(client: bridge.Bridge, orders: str) -> None:
+def test_a_time_before_1970_is_refused(client: rollbridge.Bridge, orders: str) -> None:
     with client.writer(orders) as writer, pytest.raises(InvalidRequestError, match="1970"):
         writer.write(b"k", b"v", timestamp=-1)
 
 
-def test_a_stream_that_does_not_exist_is_refused(client: bridge.Bridge, scope: str, orders: str) -> None:
+def test_a_stream_that_does_not_exist_is_refused(client: rollbridge.Bridge, scope: str, orders: str) -> None:
     with pytest.raises(StreamNotFound):
         client.writer(f"{scope}/nothing")
 
 
 def test_a_stream_that_is_deleted_fails_what_is_under_way_and_what_comes(
-    site: Site, client: bridge.Bridge, orders: str
+    site: Site, client: rollbridge.Bridge, orders: str
 ) -> None:
     writer = client.writer(orders)
     kept = writer.write(b"k", b"v").result(120)
@@ -185,7 +187,7 @@ def test_a_stream_that_is_deleted_fails_what_is_under_way_and_what_comes(
         assert again.write(b"k", b"x").result(120).dlsn == DLSN(1, 0, 0), "its epochs go on above the former life's"
 
 
-def test_a_closed_writer_takes_nothing(client: bridge.Bridge, orders: str) -> None:
+def test_a_closed_writer_takes_nothing(client: rollbridge.Bridge, orders: str) -> None:
     writer = client.writer(orders)
     writer.write(b"k", b"v")
     writer.close()
@@ -195,7 +197,7 @@ def test_a_closed_writer_takes_nothing(client: bridge.Bridge, orders: str) -> No
     assert len(read_in_order(client, orders)) == 1
 
 
-def test_many_at_once_are_written_in_order(client: bridge.Bridge, payments: str) -> None:
+def test_many_at_once_are_written_in_order(client: rollbridge.Bridge, payments: str) -> None:
     with client.writer(payments) as writer:
         rows = [(KEYS[number % 24], b"%d" % number) for number in range(30_000)]
         assert writer.write_all(iter(rows)) == 30_000
@@ -207,7 +209,7 @@ def test_many_at_once_are_written_in_order(client: bridge.Bridge, payments: str)
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_compressed_batches_follow_a_seal_too(client: bridge.Bridge, orders: str, codec: str) -> None:
+def test_compressed_batches_follow_a_seal_too(client: rollbridge.Bridge, orders: str, codec: str) -> None:
     writer = client.writer(orders, options=WriterOptions(compression=codec))
     with Load(writer.write, threads=2) as load:
         load.grow(1_000)
@@ -218,7 +220,7 @@ def test_compressed_batches_follow_a_seal_too(client: bridge.Bridge, orders: str
 
 
 def test_what_a_plain_producer_writes_to_a_sealed_segment_is_refused(
-    site: Site, client: bridge.Bridge, orders: str
+    site: Site, client: rollbridge.Bridge, orders: str
 ) -> None:
     first = client.admin.history(orders).active.segments[0]
     topic = StreamName.parse(orders).segment_topic(first.id)
@@ -244,7 +246,7 @@ def test_what_a_plain_producer_writes_to_a_sealed_segment_is_refused(
     assert [message.value() for _, message in read_in_order(client, orders)].count(b"before") == 2
 
 
-def test_a_connection_that_is_closed_writes_what_it_has(site: Site, client: bridge.Bridge, orders: str) -> None:
+def test_a_connection_that_is_closed_writes_what_it_has(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     with site.connect("brief") as brief:
         futures = [brief.writer(orders).write(b"k", b"%d" % number) for number in range(100)]
     assert all(future.exception() is None for future in futures)
@@ -252,11 +254,11 @@ def test_a_connection_that_is_closed_writes_what_it_has(site: Site, client: brid
 
 
 def test_a_record_that_is_refused_is_refused_alone_and_told_to_who_wrote_it(
-    site: Site, client: bridge.Bridge, ledger: str
+    site: Site, client: rollbridge.Bridge, ledger: str
 ) -> None:
     topics = TopicAdmin(site.cluster.bootstrap_servers)
     topics.set_topic_config(
-        StreamName.parse(ledger).segment_topic(bridge.SegmentId.of(0, 0)), {"cleanup.policy": "compact"}
+        StreamName.parse(ledger).segment_topic(rollbridge.SegmentId.of(0, 0)), {"cleanup.policy": "compact"}
     )
     options = WriterOptions(linger_s=1.0)  # all of it goes in one batch
     one, other = client.writer(ledger, options=options), client.writer(ledger, options=options)

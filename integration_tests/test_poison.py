@@ -19,18 +19,18 @@ import pytest
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from crc32c import crc32c
 
-from bridge import connection
-from bridge.errors import RollbridgeError, TransactionAborted
-from bridge.kafka.batches import BatchBuilder, Compression
-from bridge.kafka.topics import TopicSpec
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import StreamName
 from integration_tests import poison
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.command_line import run_cli
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.poison import CELLS, IMPOSSIBLE, POISONS, WAYS, Ending, Group
+from rollbridge import connection
+from rollbridge.errors import RollbridgeError, TransactionAborted
+from rollbridge.kafka.batches import BatchBuilder, Compression
+from rollbridge.kafka.topics import TopicSpec
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import StreamName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

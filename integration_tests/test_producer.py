@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, Message, TopicPartition
 
-import bridge
-from bridge.model.sequence import DLSN
-from bridge.model.transaction import State
+import rollbridge
 from integration_tests.clients import Site, headers_of, until
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.transaction import State
 
-Reports = list[tuple[KafkaError | None, bridge.ProducedMessage]]
+Reports = list[tuple[KafkaError | None, rollbridge.ProducedMessage]]
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def settings(site: Site) -> dict[str, Any]:
 
 
 @pytest.fixture
-def producer(settings: dict[str, Any], unique_name: Callable[[str], str]) -> Iterator[bridge.Producer]:
+def producer(settings: dict[str, Any], unique_name: Callable[[str], str]) -> Iterator[rollbridge.Producer]:
     """One that may begin transactions, and has been initialised."""
-    with bridge.Producer({**settings, "transactional.id": unique_name("producer")}) as producer:
+    with rollbridge.Producer({**settings, "transactional.id": unique_name("producer")}) as producer:
         producer.init_transactions()
         yield producer
 
@@ -47,7 +47,7 @@ def values(found: list[Message]) -> list[bytes | None]:
 
 def test_the_ordinary_loop_of_a_confluent_kafka_producer(site: Site, settings: dict[str, Any], orders: str) -> None:
     reports: Reports = []
-    producer = bridge.Producer(settings)
+    producer = rollbridge.Producer(settings)
     assert bool(producer)
     for number in range(100):
         producer.produce(orders, f"v{number}", "k", on_delivery=lambda error, message: reports.append((error, message)))
@@ -71,9 +71,9 @@ def test_the_ordinary_loop_of_a_confluent_kafka_producer(site: Site, settings: d
     producer.close()
 
 
-def test_callbacks_follow_a_scale(settings: dict[str, Any], client: bridge.Bridge, orders: str) -> None:
+def test_callbacks_follow_a_scale(settings: dict[str, Any], client: rollbridge.Bridge, orders: str) -> None:
     reports: Reports = []
-    with bridge.Producer(settings, on_delivery=lambda error, message: reports.append((error, message))) as producer:
+    with rollbridge.Producer(settings, on_delivery=lambda error, message: reports.append((error, message))) as producer:
         producer.produce(orders, b"before", b"k")
         assert producer.flush(120) == 0
         client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 1.0)])
@@ -84,7 +84,7 @@ def test_callbacks_follow_a_scale(settings: dict[str, Any], client: bridge.Bridg
 
 
 def test_a_transaction_is_visible_with_its_commit_and_told_then(
-    site: Site, producer: bridge.Producer, orders: str, payments: str
+    site: Site, producer: rollbridge.Producer, orders: str, payments: str
 ) -> None:
     reports: Reports = []
     producer.begin_transaction()
@@ -103,7 +103,7 @@ def test_a_transaction_is_visible_with_its_commit_and_told_then(
 
 
 def test_an_aborted_transaction_leaves_nothing_and_its_callbacks_say_so(
-    site: Site, producer: bridge.Producer, orders: str
+    site: Site, producer: rollbridge.Producer, orders: str
 ) -> None:
     reports: Reports = []
     producer.begin_transaction()
@@ -120,7 +120,7 @@ def test_an_aborted_transaction_leaves_nothing_and_its_callbacks_say_so(
     assert values(site.committed(orders)) == [b"yes"]
 
 
-def test_empty_transactions_end_as_well(producer: bridge.Producer) -> None:
+def test_empty_transactions_end_as_well(producer: rollbridge.Producer) -> None:
     producer.begin_transaction()
     producer.commit_transaction()
     producer.begin_transaction()
@@ -128,7 +128,7 @@ def test_empty_transactions_end_as_well(producer: bridge.Producer) -> None:
 
 
 def test_what_a_dead_process_left_open_is_aborted_by_its_successor(
-    settings: dict[str, Any], client: bridge.Bridge, orders: str, unique_name: Callable[[str], str]
+    settings: dict[str, Any], client: rollbridge.Bridge, orders: str, unique_name: Callable[[str], str]
 ) -> None:
     name = unique_name("producer")
     with client_named(settings, name) as first:
@@ -147,11 +147,11 @@ def test_what_a_dead_process_left_open_is_aborted_by_its_successor(
             assert refused.value.args[0].fatal()  # as in confluent-kafka: it is fenced
 
 
-def client_named(settings: dict[str, Any], name: str) -> bridge.Producer:
-    return bridge.Producer({**settings, "transactional.id": name})
+def client_named(settings: dict[str, Any], name: str) -> rollbridge.Producer:
+    return rollbridge.Producer({**settings, "transactional.id": name})
 
 
-def test_calls_in_the_wrong_order_are_refused(settings: dict[str, Any], producer: bridge.Producer) -> None:
+def test_calls_in_the_wrong_order_are_refused(settings: dict[str, Any], producer: rollbridge.Producer) -> None:
     with pytest.raises(KafkaException) as refused:
         producer.commit_transaction()
     assert code_of(refused.value) == KafkaError._STATE
@@ -166,7 +166,7 @@ def test_calls_in_the_wrong_order_are_refused(settings: dict[str, Any], producer
         producer.begin_transaction()
     assert code_of(refused.value) == KafkaError._STATE
     producer.abort_transaction()
-    with bridge.Producer(settings) as plain:
+    with rollbridge.Producer(settings) as plain:
         for plain_call in (plain.init_transactions, plain.begin_transaction):
             with pytest.raises(KafkaException) as refused:
                 plain_call()
@@ -174,7 +174,7 @@ def test_calls_in_the_wrong_order_are_refused(settings: dict[str, Any], producer
 
 
 def test_records_that_can_not_be_written_are_refused_at_once(
-    settings: dict[str, Any], producer: bridge.Producer, scope: str, orders: str
+    settings: dict[str, Any], producer: rollbridge.Producer, scope: str, orders: str
 ) -> None:
     for arguments, expected in (
         ((f"{scope}/nothing", b"v"), KafkaError.UNKNOWN_TOPIC_OR_PART),
@@ -191,7 +191,7 @@ def test_records_that_can_not_be_written_are_refused_at_once(
 
 
 def test_a_full_queue_is_a_buffer_error(settings: dict[str, Any], orders: str) -> None:
-    with bridge.Producer({**settings, "linger.ms": 60_000, "queue.buffering.max.kbytes": 4096}) as producer:
+    with rollbridge.Producer({**settings, "linger.ms": 60_000, "queue.buffering.max.kbytes": 4096}) as producer:
 
         def fill() -> None:
             for _ in range(100_000):
@@ -218,12 +218,12 @@ def test_a_full_queue_is_a_buffer_error(settings: dict[str, Any], orders: str) -
 )
 def test_settings_that_are_not_taken_are_named(settings: dict[str, Any], setting: str, value: object) -> None:
     with pytest.raises(KafkaException, match=setting.split(".")[0]) as refused:
-        bridge.Producer({**settings, setting: value})
+        rollbridge.Producer({**settings, setting: value})
     assert code_of(refused.value) == KafkaError._INVALID_ARG
 
 
 def test_streams_are_listed_as_topics(settings: dict[str, Any], orders: str, payments: str, scope: str) -> None:
-    with bridge.Producer(settings) as producer:
+    with rollbridge.Producer(settings) as producer:
         assert {orders, payments} <= producer.list_topics().topics.keys()
         [(name, view)] = producer.list_topics(payments).topics.items()
         assert (name, sorted(view.partitions)) == (payments, [0, 1, 2])
@@ -236,7 +236,7 @@ def test_a_transaction_takes_the_streams_that_were_named_and_no_other(
     settings: dict[str, Any], orders: str, payments: str, unique_name: Callable[[str], str]
 ) -> None:
     named = {**settings, "transactional.id": unique_name("producer"), "transaction.streams": orders}
-    with bridge.Producer(named) as producer:
+    with rollbridge.Producer(named) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         with pytest.raises(KafkaException) as refused:
@@ -250,7 +250,7 @@ def test_a_transaction_takes_the_streams_that_were_named_and_no_other(
 
 
 def test_a_closed_producer_takes_nothing(settings: dict[str, Any], orders: str) -> None:
-    producer = bridge.Producer(settings)
+    producer = rollbridge.Producer(settings)
     producer.close()
     producer.close()
     with pytest.raises(KafkaException) as refused:

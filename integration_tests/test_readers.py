@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from operator import length_hint
@@ -10,18 +11,26 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Message
 
-import bridge
-from bridge import reading
-from bridge.errors import InvalidRequestError, StreamNotFound, TruncatedError
-from bridge.kafka.topics import TopicAdmin
-from bridge.message import Preview, Record
-from bridge.model.names import StreamName
-from bridge.model.position import ReadPosition
-from bridge.model.reading import ReadingPlan
+import rollbridge
 from integration_tests.clients import Site, until
+from integration_tests.command_line import run_cli
 from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S
+from rollbridge.consumer import reader as reading
+from rollbridge.consumer.records import Preview, Record
+from rollbridge.errors import CorruptDataError, InvalidRequestError, StreamNotFound, TruncatedError
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.foreign_names import batch_of_one
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.late import LATE_HEADER
+from rollbridge.model.names import StreamName
+from rollbridge.model.position import ReadPosition
+from rollbridge.model.reading import ReadingPlan
+from rollbridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER
+
+STRANGERS = 30
 
 
 def by_key(records: Iterable[Record]) -> dict[bytes, list[bytes]]:
@@ -31,15 +40,15 @@ def by_key(records: Iterable[Record]) -> dict[bytes, list[bytes]]:
     return found
 
 
-def by_segment(records: Iterable[Record]) -> dict[bridge.SegmentId, list[bridge.DLSN | None]]:
+def by_segment(records: Iterable[Record]) -> dict[rollbridge.SegmentId, list[rollbridge.DLSN | None]]:
     """Where the records of each segment stand, in the order in which they came."""
-    found: dict[bridge.SegmentId, list[bridge.DLSN | None]] = {}
+    found: dict[rollbridge.SegmentId, list[rollbridge.DLSN | None]] = {}
     for record in records:
         found.setdefault(record.segment, []).append(record.dlsn)
     return found
 
 
-def test_every_key_in_its_order_with_all_that_is_known_of_a_record(client: bridge.Bridge, orders: str) -> None:
+def test_every_key_in_its_order_with_all_that_is_known_of_a_record(client: rollbridge.Bridge, orders: str) -> None:
     values = grow(client, orders)
     with client.reader(orders, follow=False) as reader:
         records = list(reader)
@@ -55,12 +64,12 @@ def test_every_key_in_its_order_with_all_that_is_known_of_a_record(client: bridg
     assert (first.stream, first.epoch, first.segment.epoch, first.offset) == (orders, 0, 0, 0)
     assert first.transaction_id is not None
     assert first.local_sequence == KEYS.index(first.key or b"")
-    assert first.dlsn == bridge.DLSN.of(first.segment, 0, first.local_sequence)
+    assert first.dlsn == rollbridge.DLSN.of(first.segment, 0, first.local_sequence)
     assert (first.headers, first.committed, first.commit_position) == ([], True, None)
     assert abs(first.timestamp_ms - datetime.now(UTC).timestamp() * 1000) < 600_000
 
 
-def test_a_reader_goes_on_where_another_one_was_stopped(client: bridge.Bridge, orders: str) -> None:
+def test_a_reader_goes_on_where_another_one_was_stopped(client: rollbridge.Bridge, orders: str) -> None:
     values = grow(client, orders)
     for read_first in (0, 1, 7, 8, 9, 20, 32):
         with client.reader(orders, follow=False) as reader:
@@ -73,7 +82,7 @@ def test_a_reader_goes_on_where_another_one_was_stopped(client: bridge.Bridge, o
         assert len(first) + len(rest) == len(values) * len(KEYS)
 
 
-def test_polling_and_consuming_are_the_same_records(client: bridge.Bridge, orders: str) -> None:
+def test_polling_and_consuming_are_the_same_records(client: rollbridge.Bridge, orders: str) -> None:
     grow(client, orders)
     with client.reader(orders, follow=False) as reader:
         whole = [record.dlsn for record in reader]
@@ -90,7 +99,7 @@ def test_polling_and_consuming_are_the_same_records(client: bridge.Bridge, order
     assert sorted(filter(None, pieces)) == sorted(filter(None, whole))
 
 
-def test_batches_are_sequences_of_records_with_their_keys_and_values(client: bridge.Bridge, orders: str) -> None:
+def test_batches_are_sequences_of_records_with_their_keys_and_values(client: rollbridge.Bridge, orders: str) -> None:
     grow(client, orders)
     with client.reader(orders, follow=False) as reader:
         whole = [record.dlsn for record in reader]
@@ -105,7 +114,7 @@ def test_batches_are_sequences_of_records_with_their_keys_and_values(client: bri
     assert (batch.keys(), batch.values()) == ([r.key for r in batch], [r.value for r in batch])
 
 
-def test_a_reader_follows_into_new_epochs(client: bridge.Bridge, orders: str) -> None:
+def test_a_reader_follows_into_new_epochs(client: rollbridge.Bridge, orders: str) -> None:
     with client.reader(orders, start="latest") as reader:
         assert reader.poll(0) is None
         values = grow(client, orders)
@@ -116,7 +125,7 @@ def test_a_reader_follows_into_new_epochs(client: bridge.Bridge, orders: str) ->
 
 
 def test_an_idle_reader_asks_less_and_misses_nothing(
-    client: bridge.Bridge, orders: str, monkeypatch: pytest.MonkeyPatch
+    client: rollbridge.Bridge, orders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_IDLE_S", 0.0)
     with client.reader(orders, start="latest") as reader:
@@ -141,7 +150,7 @@ def test_an_idle_reader_asks_less_and_misses_nothing(
         assert len(asked) <= 5
 
 
-def test_reading_from_a_dlsn_an_sn_and_a_time(client: bridge.Bridge, orders: str) -> None:
+def test_reading_from_a_dlsn_an_sn_and_a_time(client: rollbridge.Bridge, orders: str) -> None:
     write(client, orders, b"1")
     write(client, orders, b"2")
     with client.reader(orders, follow=False) as reader:
@@ -166,7 +175,7 @@ def test_reading_from_a_dlsn_an_sn_and_a_time(client: bridge.Bridge, orders: str
 
 
 def test_open_transactions_are_previewed_and_those_that_have_ended_are_not(
-    site: Site, client: bridge.Bridge, orders: str, payments: str
+    site: Site, client: rollbridge.Bridge, orders: str, payments: str
 ) -> None:
     write(client, orders, b"committed")
     aborted = client.begin(orders)
@@ -205,13 +214,17 @@ def test_open_transactions_are_previewed_and_those_that_have_ended_are_not(
 
 
 def test_a_loop_over_batches_that_is_left_at_previews_goes_on_with_what_is_committed(
-    client: bridge.Bridge, orders: str
+    client: rollbridge.Bridge, orders: str
 ) -> None:
     write(client, orders, b"committed")
     with client.reader(orders, follow=False) as reader:
         until(lambda: reader._fetch(0.1) and length_hint(reader._rest))
         shown = Preview(
-            StreamName.parse(orders), bridge.SegmentId.of(0, 0), bridge.TransactionId.of(0, 9), 0, (1, b"", b"", [])
+            StreamName.parse(orders),
+            rollbridge.SegmentId.of(0, 0),
+            rollbridge.TransactionId.of(0, 9),
+            0,
+            (1, b"", b"", []),
         )
         reader._previews = iter([shown])  # as if both had come at the same time
         assert [record.value for record in next(reader.batches())] == [b""]
@@ -219,10 +232,10 @@ def test_a_loop_over_batches_that_is_left_at_previews_goes_on_with_what_is_commi
     assert found == [b"committed"] * len(KEYS)
 
 
-def test_what_came_before_an_error_is_handed_out_before_that_is_raised(client: bridge.Bridge, ledger: str) -> None:
+def test_what_came_before_an_error_is_handed_out_before_that_is_raised(client: rollbridge.Bridge, ledger: str) -> None:
     write(client, ledger, b"first")
     write(client, ledger, b"second")
-    topic = StreamName.parse(ledger).segment_topic(bridge.SegmentId.of(0, 0))
+    topic = StreamName.parse(ledger).segment_topic(rollbridge.SegmentId.of(0, 0))
     with client.reader(ledger, follow=False) as reader:
         until(lambda: reader._fetch(0.1) and len(reader._batch) == 2 * len(KEYS))
         messages, reader._rest, reader._records = reader._batch, iter(()), iter(())
@@ -230,24 +243,24 @@ def test_what_came_before_an_error_is_handed_out_before_that_is_raised(client: b
         lost = Message(topic=topic, partition=0, offset=3, error=KafkaError(KafkaError._AUTO_OFFSET_RESET, "lost"))
         reader._unjudged = [*messages[:3], lost, *messages[3:]]
         found = [record.value for record in reader.consume(100, PATIENCE_S)]
-        assert (len(found), reader.position.offsets) == (3, {bridge.SegmentId.of(0, 0): 3})
+        assert (len(found), reader.position.offsets) == (3, {rollbridge.SegmentId.of(0, 0): 3})
         with pytest.raises(TruncatedError, match="lost"):
             reader.consume(100, PATIENCE_S)
         found += [record.value for record in reader.consume(100, PATIENCE_S)]
     assert found == [b"first"] * len(KEYS) + [b"second"] * len(KEYS)
 
 
-def test_a_start_that_means_nothing_is_refused(client: bridge.Bridge, orders: str) -> None:
+def test_a_start_that_means_nothing_is_refused(client: rollbridge.Bridge, orders: str) -> None:
     starts: list[Any] = ["soon", "", "4-0", "txid=7", "-5", "any", -1, True, [], 1.5, "other/stream@0-0:0", "x@0-0:0"]
     for start in starts:
         with pytest.raises(InvalidRequestError):
             client.reader(orders, start=start)
 
 
-def test_a_place_that_the_stream_does_not_have_is_refused(client: bridge.Bridge, orders: str) -> None:
+def test_a_place_that_the_stream_does_not_have_is_refused(client: rollbridge.Bridge, orders: str) -> None:
     write(client, orders, b"x")
     with pytest.raises(InvalidRequestError, match=r"no segment 7\.#epoch\.3"):
-        client.reader(orders, start=bridge.DLSN(3, 7, 0))
+        client.reader(orders, start=rollbridge.DLSN(3, 7, 0))
     with pytest.raises(InvalidRequestError, match=r"offset 900 of segment 0\.#epoch\.0 of .* is beyond its end"):
         client.reader(orders, start="0-0:900:0")
     client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.5)])
@@ -260,20 +273,49 @@ def test_a_place_that_the_stream_does_not_have_is_refused(client: bridge.Bridge,
 
 
 def test_what_was_truncated_can_not_be_begun_at_and_earliest_begins_behind_it(
-    site: Site, client: bridge.Bridge, scope: str
+    site: Site, client: rollbridge.Bridge, scope: str
 ) -> None:
     stream = f"{scope}/truncated"
     client.admin.create_stream(stream)
     name = StreamName.parse(stream)
-    topic = name.segment_topic(bridge.SegmentId.of(0, 0))
+    topic = name.segment_topic(rollbridge.SegmentId.of(0, 0))
     produce(site.cluster.bootstrap_servers, topic, [b"0", b"1", b"2", b"3"])
     with client.reader(stream, follow=False) as reader:
         next(iter(reader))
         position = reader.position
     TopicAdmin(site.cluster.bootstrap_servers).delete_records({topic: 3})
-    for start in (position, "0-0:0:0", bridge.SN(bridge.DLSN(0, 0, 2))):
+    for start in (position, "0-0:0:0", rollbridge.SN(rollbridge.DLSN(0, 0, 2))):
         with pytest.raises(TruncatedError, match="begins at offset 3 now") as caught:
             client.reader(stream, start=start)
         assert caught.value.code == "truncated"
     with client.reader(stream, follow=False) as reader:
         assert [record.value for record in reader] == [b"3"]
+
+
+@pytest.mark.parametrize("name", ["\udcff\udcfe", RECORD_HEADER, TRANSACTION_ID_HEADER, LATE_HEADER])
+def test_records_of_strangers_are_read_whatever_their_headers(
+    site: Site, client: rollbridge.Bridge, ledger: str, name: str
+) -> None:
+    topic = StreamName.parse(ledger).segment_topic(SegmentId.of(0, 0))
+    with TransactionalAppender(site.cluster.bootstrap_servers, f"stranger-{ledger}") as stranger:
+        stranger.init()
+        for _ in range(STRANGERS):  # so many that the interpreter takes its short ways
+            stranger.append([(topic, batch_of_one(1, b"k", b"stranger", [(name, b"x")]))])
+        stranger.commit()
+    with client.transaction(ledger) as txn:
+        txn.write(ledger, key=b"k", value=b"own", headers=[("h", b"1")])
+    with client.reader(ledger, follow=False) as reader:
+        *others, first, second = reader
+    assert [(item.key, item.value, item.dlsn is None, item.sn is None) for item in (*others, first, second)] == [
+        *[(b"k", b"stranger", False, False)] * STRANGERS,
+        (b"k", b"own", False, False),
+    ]
+    assert (first.transaction_id, first.local_sequence) == (None, None)
+    assert (second.transaction_id, second.headers) == (txn.id, [("h", b"1")])
+    if name.isascii():
+        assert first.headers in ([], [(name, b"x")])
+    else:
+        with pytest.raises(CorruptDataError, match="can be read without"):
+            _ = first.headers
+    printed = run_cli(site.environment(), "consume", ledger, "--json")
+    assert [json.loads(line)["value"] for line in printed.out.splitlines()] == [*["stranger"] * STRANGERS, "own"]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.errors import AppendRefusedError
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model.control import CONTROL_RECORD_BYTES_MAX, ControlKind, ControlRecord
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName
-from coordinator.shell.consumers import read_commit_log, read_orders
-from coordinator.shell.control_batch import control_batches
-from coordinator.topics import commit_log_topic_spec
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.errors import AppendRefusedError
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, ControlKind, ControlRecord
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName
+from rollbridge_coordinator.shell.consumers import read_commit_log, read_orders
+from rollbridge_coordinator.shell.control_batch import control_batches
+from rollbridge_coordinator.state.topics import commit_log_topic_spec
 
 
 def batch_of(counter: int, size: int) -> bytes:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.cli.main import main
-from bridge.config import load_settings
-from bridge.doctor.checks import find
-from bridge.doctor.gather import gather
-from bridge.errors import RollbridgeError, StreamNotFound
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, until
 from integration_tests.coordinators import coordinator
+from rollbridge.cli.main import main
+from rollbridge.config import load_settings
+from rollbridge.doctor.checks import find
+from rollbridge.doctor.gather import gather
+from rollbridge.errors import RollbridgeError, StreamNotFound
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 ROOT = "/restored"
 STREAM, DOOMED, YOUNG = "restored/orders", "restored/doomed", "restored/later"
@@ -53,7 +53,7 @@ def rewound(tmp_path: Path) -> Iterator[Rewound]:
         yield Rewound(cluster, tmp_path)
 
 
-def commit(client: bridge.Bridge, value: bytes) -> bridge.TransactionId:
+def commit(client: rollbridge.Bridge, value: bytes) -> rollbridge.TransactionId:
     with client.transaction(STREAM) as transaction:
         for key in (b"a", b"b", b"c", b"d"):
             transaction.write(STREAM, key=key, value=key + value)
@@ -68,7 +68,7 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
     rewound: Rewound, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site = rewound.site
-    options = bridge.ClientOptions(admin_timeout_s=120)
+    options = rollbridge.ClientOptions(admin_timeout_s=120)
     with site:
         with site.connect("app", options) as client:
             client.admin.create_stream(STREAM, segments=2)
@@ -99,7 +99,7 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
         for name, value in site.environment().items():
             monkeypatch.setenv(name, value)
         until(lambda: "zookeeper-outdated" in [item.check for item in find(gather(load_settings()))])
-        with site.connect("other", bridge.ClientOptions(commit_timeout_s=3)) as client:
+        with site.connect("other", rollbridge.ClientOptions(commit_timeout_s=3)) as client:
             transaction = client.begin(STREAM)
             transaction.write(STREAM, key=b"a", value=b"early")
             with pytest.raises(RollbridgeError) as raised:
@@ -142,7 +142,7 @@ def test_a_leader_whose_session_outlives_the_backup_finds_out_before_it_writes(
     cluster = rewound.cluster
     site = rewound.site
     log = tmp_path / "coordinator-1.log"
-    options = bridge.ClientOptions(admin_timeout_s=120)
+    options = rollbridge.ClientOptions(admin_timeout_s=120)
     with coordinator(cluster, ROOT, "coordinator-1", tmp_path, arguments=["--session-timeout=60"]):
         with site.connect("app", options) as client:
             client.admin.create_stream(STREAM, segments=2)

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from bridge.errors import InvalidRequestError
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.batches import Compression
-from bridge.kafka.clients import producer_config
-from bridge.kafka.errors import AppendRefusedError, SealTimeoutError, TopicNotFound
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.topics import TopicAdmin, TopicSpec
 from integration_tests.adapter_tools import await_settled, batch_of, read_messages, read_values
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.errors import InvalidRequestError
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.batches import Compression
+from rollbridge.kafka.clients import producer_config
+from rollbridge.kafka.errors import AppendRefusedError, SealTimeoutError, TopicNotFound
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 
 @pytest.fixture

@@ -18,24 +18,7 @@ from unittest.mock import patch
 import pytest
 from confluent_kafka import TopicPartition
 
-import bridge
-from bridge.errors import (
-    ConflictError,
-    IncompleteError,
-    InvalidRequestError,
-    NotFoundError,
-    RollbridgeError,
-    ZooKeeperUnavailable,
-)
-from bridge.kafka.errors import NotAuthorizedError
-from bridge.kafka.topics import TopicAdmin
-from bridge.model import paths
-from bridge.model.names import GroupName, StreamName
-from bridge.model.rights import Resource, Right, coordinator, previewer, reader, writer
-from bridge.zookeeper.access import Access, digest_identity, open_nodes, parse_identity
-from bridge.zookeeper.errors import ZooKeeperDenied
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.backends import choice
 from integration_tests.backends.secured import secured_cluster
 from integration_tests.clients import read_and_commit, until
@@ -50,13 +33,32 @@ from integration_tests.secured import (
     password,
     zookeeper_security,
 )
+from rollbridge.client.transaction import Transaction
+from rollbridge.errors import (
+    ConflictError,
+    IncompleteError,
+    InvalidRequestError,
+    NotFoundError,
+    RollbridgeError,
+    TransactionAborted,
+    ZooKeeperUnavailable,
+)
+from rollbridge.kafka.errors import NotAuthorizedError
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.rights import Resource, Right, coordinator, previewer, reader, writer
+from rollbridge.zookeeper.access import Access, digest_identity, open_nodes, parse_identity
+from rollbridge.zookeeper.errors import ZooKeeperDenied
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 ORDERS, LEDGER = "sales/orders", "sales/ledger"
 ALICES, BOBS = GroupName("sales"), GroupName("sales", "bobs")
 SECRET = "Hush-"
 USERS = ("coordinator", "alice", "bob", "carol", "trainee")
 
-Do = Callable[[bridge.Bridge], object]
+Do = Callable[[rollbridge.Bridge], object]
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +93,13 @@ def secured(
 
 
 @pytest.fixture(scope="module")
-def alice(secured: Secured) -> Iterator[bridge.Bridge]:
+def alice(secured: Secured) -> Iterator[rollbridge.Bridge]:
     with secured.connect("alice") as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def bob(secured: Secured) -> Iterator[bridge.Bridge]:
+def bob(secured: Secured) -> Iterator[rollbridge.Bridge]:
     with secured.connect("bob") as client:
         yield client
 
@@ -123,7 +125,7 @@ def consume(cluster: Secured, user: str, group: str, last: bytes) -> list[bytes 
         **kafka_security(user),
         **{f"zookeeper.{key}": value for key, value in zookeeper_security(user).items()},
     }
-    consumer = bridge.Consumer(config)
+    consumer = rollbridge.Consumer(config)
     try:
         consumer.subscribe([ORDERS])
         return read_and_commit(consumer, last)
@@ -131,12 +133,12 @@ def consume(cluster: Secured, user: str, group: str, last: bytes) -> list[bytes 
         consumer.close()
 
 
-def values(client: bridge.Bridge, stream: str, isolation: Any = "read_committed") -> set[bytes | None]:
+def values(client: rollbridge.Bridge, stream: str, isolation: Any = "read_committed") -> set[bytes | None]:
     with client.reader(stream, isolation=isolation, follow=False) as records:
         return {record.value for record in records}
 
 
-def test_alice_does_everything_with_her_stream(secured: Secured, alice: bridge.Bridge) -> None:
+def test_alice_does_everything_with_her_stream(secured: Secured, alice: rollbridge.Bridge) -> None:
     with alice.transaction(ORDERS) as transaction:
         transaction.write(ORDERS, key=b"a", value=b"committed")
         transaction.send_offsets([TopicPartition("sales.orders.segment-0.epoch-0", 0, 0)], "billing")
@@ -147,9 +149,9 @@ def test_alice_does_everything_with_her_stream(secured: Secured, alice: bridge.B
     with alice.writer(ORDERS) as plain:
         plain.write(b"b", b"plain").result(120)
     with alice.cas_writer(ORDERS) as conditional:
-        first = conditional.write(b"c", b"first", expected=bridge.ANY)
+        first = conditional.write(b"c", b"first", expected=rollbridge.ANY)
         conditional.write(b"c", b"second", expected=first)
-    counter: bridge.Synchronizer[bytes, bytes] = alice.synchronizer(ORDERS, b"counter", b"", operator.add)
+    counter: rollbridge.Synchronizer[bytes, bytes] = alice.synchronizer(ORDERS, b"counter", b"", operator.add)
     counter.update(lambda state: [b"x"])
     assert counter.fetch() == b"x"
     preview = alice.begin(ORDERS)
@@ -188,7 +190,7 @@ NOTHING_WITH_ANOTHER: Mapping[str, Do] = {
     "begins a transaction": lambda b: b.begin(ORDERS),
     "begins one with a stream of its own": lambda b: b.begin(LEDGER, ORDERS),
     "writes plainly": lambda b: b.writer(ORDERS).write(b"k", b"no").result(120),
-    "writes conditionally": lambda b: b.cas_writer(ORDERS).write(b"k", b"no", expected=bridge.ANY),
+    "writes conditionally": lambda b: b.cas_writer(ORDERS).write(b"k", b"no", expected=rollbridge.ANY),
     "reads": lambda b: values(b, ORDERS),
     "previews": lambda b: values(b, ORDERS, "read_uncommitted"),
     "reads transactions": lambda b: [*b.transactions("sales", follow=False)],
@@ -202,7 +204,7 @@ NOTHING_WITH_ANOTHER: Mapping[str, Do] = {
 
 
 @pytest.mark.parametrize("what", NOTHING_WITH_ANOTHER)
-def test_bob_can_do_nothing_with_it_and_is_told_why(secured: Secured, bob: bridge.Bridge, what: str) -> None:
+def test_bob_can_do_nothing_with_it_and_is_told_why(secured: Secured, bob: rollbridge.Bridge, what: str) -> None:
     before = state_of(secured)
     with pytest.raises(RollbridgeError) as refused:
         NOTHING_WITH_ANOTHER[what](bob)
@@ -226,16 +228,52 @@ def state_of(cluster: Secured) -> object:
         return known, lists, TopicAdmin(cluster.inner).end_offsets([stream.buffer_topic(), *topics])
 
 
-def test_bobs_own_stream_is_his(bob: bridge.Bridge) -> None:
+def test_bobs_own_stream_is_his(bob: rollbridge.Bridge) -> None:
     with bob.transaction(LEDGER) as transaction:
         transaction.write(LEDGER, key=b"k", value=b"bob's")
     with bob.cas_writer(LEDGER) as conditional:
-        conditional.write(b"c", b"first", expected=bridge.ANY)
+        conditional.write(b"c", b"first", expected=rollbridge.ANY)
     assert values(bob, LEDGER) == {b"bob's", b"first"}
 
 
 @pytest.mark.long
-def test_a_reader_reads_and_writes_nothing(secured: Secured, alice: bridge.Bridge) -> None:
+def test_what_bob_does_with_his_counter_is_set_right_and_hurts_nobody_else(
+    secured: Secured, alice: rollbridge.Bridge, bob: rollbridge.Bridge
+) -> None:
+    """Each group has a counter of its own; what stands there is believed within bounds only."""
+
+    def commit(client: rollbridge.Bridge, stream: str) -> rollbridge.TransactionId:
+        with client.transaction(stream) as transaction:
+            transaction.write(stream, key=b"k", value=b"counted")
+        return transaction.id
+
+    used = [commit(bob, LEDGER), commit(alice, ORDERS)]
+    with opened(secured, "bob") as session, opened(secured, "coordinator") as watching:
+        for denied in (paths.counter(ALICES), paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS, paths.group(BOBS)):
+            with pytest.raises(ZooKeeperDenied):
+                session.set(denied, b"0")
+        with pytest.raises(ZooKeeperDenied):
+            session.delete(paths.counter(BOBS))
+        led = watching.get(paths.controller(BOBS))
+        for raw in (b"1", b"", b"nonsense", b"-1", b"9" * 5_000, str(1 << 96).encode(), str((1 << 62) - 1).encode()):
+            session.set(paths.counter(BOBS), raw)
+            # Who begins waits until it is set right, and is told if nobody does that.
+            with rollbridge.Bridge(replace(secured.settings("bob"), client_name="bob-too")) as other:
+                used.append(commit(other, LEDGER))
+            used.append(commit(alice, ORDERS))
+        for forged in ((1 << 96) - 1, used[-1].counter + 10_000_000, used[0].counter + (1 << 39)):
+            plan = bob._planner.plan((LEDGER,), None, None, None)
+            transaction = Transaction(bob._runtime, plan, forged)
+            transaction.write(LEDGER, key=b"k", value=b"forged")
+            with pytest.raises(TransactionAborted, match="not given out"):
+                transaction.commit()
+            used.append(commit(bob, LEDGER))
+        assert watching.get(paths.controller(BOBS)) == led, "the leader is the one that it was"
+    assert len(set(used)) == len(used)
+    assert b"forged" not in values(bob, LEDGER)
+
+
+def test_a_reader_reads_and_writes_nothing(secured: Secured, alice: rollbridge.Bridge) -> None:
     with alice.writer(ORDERS) as plain:
         plain.write(b"e", b"for carol").result(120)
     with secured.connect("carol") as carol:
@@ -254,7 +292,7 @@ def test_a_reader_reads_and_writes_nothing(secured: Secured, alice: bridge.Bridg
 
 @pytest.mark.long
 def test_a_member_of_the_group_without_rights_on_the_stream_can_not_write_a_transaction(
-    secured: Secured, alice: bridge.Bridge
+    secured: Secured, alice: rollbridge.Bridge
 ) -> None:
     with alice.writer(ORDERS) as plain:
         plain.write(b"e", b"for dave").result(120)
@@ -281,13 +319,15 @@ def test_a_member_of_the_group_without_rights_on_the_stream_can_not_write_a_tran
 def test_nobody_else_gets_in(secured: Secured) -> None:
     stranger = replace(secured.settings("alice"), kafka={**kafka_security("alice"), "sasl.password": "guessed"})
     with pytest.raises(RollbridgeError, match="refused our credentials"):
-        bridge.Bridge(stranger)
+        rollbridge.Bridge(stranger)
     # ZooKeeper's digests are names: a wrong password makes another one, which has no rights.
     wrong = {**zookeeper_security("alice"), "digest.password": "guessed"}
     with opened(secured, "alice", wrong) as session:
         for attempt in (
             lambda: session.create(f"{paths.requests(ALICES)}/request-", b"{}", sequential=True),
             lambda: session.set(paths.TRANSACTION_COUNTER, b"1"),
+            lambda: session.set(paths.GROUP_NUMBERS, b"1"),
+            lambda: session.set(paths.counter(ALICES), b"1"),
             lambda: session.delete(paths.stream(StreamName.parse(ORDERS))),
             lambda: session.set_acl(paths.CLUSTER, []),
             lambda: Access(session).grant(ALICES, [parse_identity("ip:127.0.0.1")]),
@@ -325,7 +365,7 @@ def test_a_certificate_is_an_identity_and_what_is_granted_can_be_revoked(secured
         with pytest.raises(ZooKeeperDenied, match="certificate"):
             session.create(slot, ephemeral=True)
         with pytest.raises(ZooKeeperDenied):
-            session.set(paths.TRANSACTION_COUNTER, b"1")
+            session.set(paths.counter(BOBS), b"1")
     for group, identity in ((ALICES, "digest:eve"), (ORDERS, CERTIFICATE_IDENTITY), ("nonsense", "x509:CN=a")):
         assert cli(secured, "coordinator", "access", "grant", str(group), identity).code == 4
     with opened(secured, "coordinator") as session, pytest.raises(NotFoundError):
@@ -335,7 +375,7 @@ def test_a_certificate_is_an_identity_and_what_is_granted_can_be_revoked(secured
 @pytest.mark.long
 @pytest.mark.parametrize("operation", ["Write", "AlterConfigs", "Create", "Describe"])
 def test_a_right_that_is_missing_on_the_topics_of_one_stream_stops_that_stream_only(
-    secured: Secured, alice: bridge.Bridge, operation: str
+    secured: Secured, alice: rollbridge.Bridge, operation: str
 ) -> None:
     """In a rolling commit of two streams, whose segments are to be created, written to and sealed."""
     innocent = "sales/innocent"
@@ -347,7 +387,7 @@ def test_a_right_that_is_missing_on_the_topics_of_one_stream_stops_that_stream_o
         both.write(stream, key=b"a", value=operation.encode())
         [*_, last] = alice.admin.history(stream).active.segments
         alice.admin.scale(stream, seal=[last.id.number], ranges=[(last.range.low, last.range.high)])
-    with bridge.Bridge(replace(secured.settings("alice"), client_name="alice-too")) as other:
+    with rollbridge.Bridge(replace(secured.settings("alice"), client_name="alice-too")) as other:
         right = Right(Resource.TOPIC, "sales.orders.segment-", (operation,), "merges and seals", prefixed=True)
         with secured.denied("coordinator", right):
             answer = both.commit_async()
@@ -387,7 +427,7 @@ def test_what_was_open_to_everybody_can_be_closed(secured: Secured) -> None:
 
 
 @pytest.mark.long
-def test_the_doctor_says_which_rights_are_missing(secured: Secured, alice: bridge.Bridge) -> None:
+def test_the_doctor_says_which_rights_are_missing(secured: Secured, alice: rollbridge.Bridge) -> None:
     def found(user: str) -> list[dict[str, str]]:
         answer = cli(secured, user, "doctor", "--json")
         assert answer.out, answer
@@ -423,7 +463,7 @@ def test_a_coordinator_that_lacks_a_right_says_which(secured: Secured) -> None:
     assert "docs/security.md" in said
 
 
-def test_nothing_tells_a_secret(secured: Secured, heard: list[str], alice: bridge.Bridge) -> None:
+def test_nothing_tells_a_secret(secured: Secured, heard: list[str], alice: rollbridge.Bridge) -> None:
     said = [cli(secured, "alice", *item, "--json", "-vv") for item in (("stream", "list"), ("doctor",), ("status",))]
     with patch.dict(os.environ, {}):
         said.append(run_cli({**secured.environment("alice"), "ROLLBRIDGE_KAFKA_SASL_MECHANISM": "X"}, "txn", "list"))

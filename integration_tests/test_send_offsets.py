@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-import bridge
-from bridge.errors import InvalidRequestError, TransactionAborted, TransactionClosed
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.coordinators import Relay
 from integration_tests.kafka_tools import create_topic, produce
+from rollbridge.errors import InvalidRequestError, TransactionAborted, TransactionClosed
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def committed(site: Site, source: str) -> Iterator[Callable[[str], int]]:
 
 def test_offsets_are_committed_with_the_transaction_and_not_without_it(
     site: Site,
-    client: bridge.Bridge,
+    client: rollbridge.Bridge,
     orders: str,
     source: str,
     committed: Callable[[str], int],
@@ -108,7 +108,7 @@ def test_offsets_are_committed_with_the_transaction_and_not_without_it(
 
 def test_offsets_of_an_expired_generation_refuse_their_transaction_and_no_other(
     site: Site,
-    client: bridge.Bridge,
+    client: rollbridge.Bridge,
     orders: str,
     source: str,
     committed: Callable[[str], int],
@@ -144,7 +144,9 @@ def test_offsets_of_an_expired_generation_refuse_their_transaction_and_no_other(
     until(lambda: committed(healthy) == 4)
 
 
-def test_offsets_of_a_topic_that_does_not_exist_hold_nobody_up(client: bridge.Bridge, orders: str, scope: str) -> None:
+def test_offsets_of_a_topic_that_does_not_exist_hold_nobody_up(
+    client: rollbridge.Bridge, orders: str, scope: str
+) -> None:
     transaction = client.begin(orders)
     transaction.send_offsets({(f"{scope}.nothing", 0): 5}, f"{scope}-group")
     with pytest.raises(TransactionAborted, match="UNKNOWN_TOPIC_OR_PARTITION"):
@@ -157,7 +159,7 @@ def test_offsets_of_a_topic_that_does_not_exist_hold_nobody_up(client: bridge.Br
     [({("t", 0): -1}, "g"), ({("t", -1): 1}, "g"), ({("t", 0): 1}, ""), ({("t", 0): 1}, 17), ({("t", 0): 1}, b"x")],
 )
 def test_offsets_that_are_none_are_refused(
-    client: bridge.Bridge, orders: str, offsets: dict[tuple[str, int], int], metadata: object
+    client: rollbridge.Bridge, orders: str, offsets: dict[tuple[str, int], int], metadata: object
 ) -> None:
     with client.transaction(orders) as transaction:
         with pytest.raises(InvalidRequestError, match="nothing was sent"):
@@ -172,7 +174,7 @@ def test_a_refused_commit_is_what_confluent_kafka_users_expect(
     take(old, 5)
     stale = old.consumer_group_metadata()
     old.close()
-    with bridge.Producer({**settings, "transactional.id": unique_name("producer")}) as producer:
+    with rollbridge.Producer({**settings, "transactional.id": unique_name("producer")}) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send_offsets_to_transaction([TopicPartition(source, 0, 5)], stale)
@@ -202,12 +204,12 @@ def settings(site: Site) -> dict[str, str]:
 WORKER = """
 import sys
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-import bridge
+import rollbridge
 servers, zookeeper, root, source, stream, group, name, count = sys.argv[1:]
 consumer = Consumer({"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest",
     "enable.auto.commit": False, "isolation.level": "read_committed", "session.timeout.ms": 6000})
 consumer.subscribe([source])
-producer = bridge.Producer({"bootstrap.servers": servers, "zookeeper": zookeeper, "zookeeper.root": root,
+producer = rollbridge.Producer({"bootstrap.servers": servers, "zookeeper": zookeeper, "zookeeper.root": root,
     "transactional.id": name, "transaction.streams": stream})
 producer.init_transactions()
 done = 0
@@ -256,7 +258,7 @@ def test_consume_transform_produce_is_exactly_once_whoever_dies(
     ]
     with (
         Relay(cluster, root, tmp_path, points) as relay,
-        bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root) as client,
+        rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root) as client,
     ):
         client.admin.create_stream(stream, segments=2, timeout_s=60)
         kills, starts = 0, 0

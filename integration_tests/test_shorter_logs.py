@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from bridge import EMPTY, SN
-from bridge.errors import CasWriteError, TransactionRefused, TruncatedError
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import GroupName, StreamName
-from bridge.spark import source, transactions
-from bridge.spark.columns import schema_of
-from bridge.spark.offsets import LogOffset, StreamOffset
 from integration_tests.backends.choice import demand, new_cluster
 from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.clients import Site
 from integration_tests.patience import PATIENCE_S
 from integration_tests.spark_tools import options_of
+from rollbridge import EMPTY, SN
+from rollbridge.errors import CasWriteError, TransactionRefused, TruncatedError
+from rollbridge.kafka.batches import complete_batches, parse_header
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.idempotent import OwnBatches
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.course import Course
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import position_of_key
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.spark import source, transactions
+from rollbridge.spark.columns import schema_of
+from rollbridge.spark.offsets import LogOffset, StreamOffset
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.outlook import Outlook
+from rollbridge_coordinator.state.effects import Found, Query
 
 pytestmark = pytest.mark.long
 EVERYTHING = ReadAllAvailable()
@@ -118,7 +130,6 @@ def test_a_query_notices_that_the_commit_log_has_become_shorter(site: Site, clus
 def test_a_condition_on_a_record_that_a_log_has_lost_does_not_hold(
     site: Site, cluster: AnyCluster, within: str
 ) -> None:
-    """Unless the log has grown again beyond what was known of it: an SN names a place, not what stands there."""
     with site.connect() as client:
         client.admin.create_stream(STREAM)
 
@@ -146,17 +157,115 @@ def test_a_condition_on_a_record_that_a_log_has_lost_does_not_hold(
             assert [record.value for record in reader] == [b"first", b"second"]
 
 
+def grow(site: Site, records: Sequence[tuple[bytes, bytes]]) -> None:
+    """Write as somebody who knows nothing of what was there before, each record in a batch of its own."""
+    with site.connect() as client, client.writer(STREAM) as writer:
+        for key, value in records:
+            writer.write(key, value).result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("end", [16, 30], ids=["just as far", "farther"])
+def test_what_was_known_of_a_log_that_has_lost_its_end_and_grown_again_is_forgotten(
+    site: Site, cluster: AnyCluster, end: int
+) -> None:
+    """Leader epochs tell it: nobody else has written under that which is known."""
+    with site.connect() as client, ExitStack() as closing:
+        client.admin.create_stream(STREAM)
+        idle = closing.enter_context(client.cas_writer(STREAM))
+
+        def write_if(known: SN) -> None:
+            """It is refused."""
+            transaction = client.begin(STREAM)
+            transaction.expect(STREAM, key=b"k", sn=known, scope="key")
+            transaction.write(STREAM, key=b"k", value=b"if")
+            with pytest.raises(TransactionRefused):
+                transaction.commit()
+
+        first = idle.write(b"k", b"first", expected=EMPTY, scope="key")
+        grow(site, [(b"other", b"lost")] * 10)
+        write_if(EMPTY)  # from here on the leader knows the log, too
+        for _ in range(2):  # the second one is refused without an append, by what is known then
+            with pytest.raises(CasWriteError):
+                idle.write(b"k", b"no", expected=EMPTY, scope="key")
+        assert idle.tail(b"k", scope="key") == first
+        assert idle.tail() != first
+        log = LogOffsets(cluster.bootstrap_servers)
+        assert log.end([TOPIC], Isolation.READ_UNCOMMITTED) == {TOPIC: 16}, "so far they know it"
+        cluster.cut_log(TOPIC, 4)
+        grow(site, [(b"k", b"theirs"), *[(b"other", b"new")] * (end - 5)])
+        assert log.end([TOPIC], Isolation.READ_UNCOMMITTED) == {TOPIC: end}
+        log.close()
+        theirs = idle.tail(b"k", scope="key")
+        assert theirs.dlsn is not None
+        assert theirs.dlsn.offset == 4
+        with pytest.raises(CasWriteError) as refused:
+            idle.write(b"k", b"over it", expected=first, scope="key")
+        assert refused.value.actual == theirs
+        write_if(first)
+        idle.write(b"k", b"second", expected=theirs, scope="key")
+        with client.reader(STREAM, follow=False) as reader:
+            values = [record.value for record in reader if record.key == b"k"]
+        assert values == [b"first", b"theirs", b"second"]
+
+
+def test_a_leader_forgets_what_a_log_has_lost_although_it_is_as_long_again(site: Site, cluster: AnyCluster) -> None:
+    """One whose term goes on: with several brokers, the one that has lost records need not be in its way."""
+    with site.connect() as client:
+        client.admin.create_stream(STREAM)
+        with client.cas_writer(STREAM) as writer:
+            first = writer.write(b"k", b"first", expected=EMPTY, scope="key")
+        course = Course(client.admin.history(STREAM), position_of_key(b"k"))
+    grow(site, [(b"other", b"lost")] * 10)
+    outlook = Outlook(CoordinatorSettings(bootstrap_servers=cluster.bootstrap_servers, zookeeper=cluster.zookeeper))
+    condition = Condition(first, Scope.KEY, b"k")
+    query = Query(StreamName.parse(STREAM), course, condition, since=None, end=None, own=())
+    assert outlook.look([query]) == [Found(first, 12)]
+    cluster.cut_log(TOPIC, 4)
+    grow(site, [(b"k", b"theirs"), *[(b"other", b"new")] * 7])
+    [found] = outlook.look([query])
+    assert isinstance(found, Found)
+    assert (found.last.sequence_id, found.end) == (4, 12)
+    outlook.close()
+
+
+def concatenate(state: bytes, update: bytes) -> bytes:
+    return state + update
+
+
+@pytest.mark.parametrize("end", [4, 10, 30], ids=["shorter", "just as far", "farther"])
+def test_a_synchronizer_takes_back_what_a_log_has_lost(site: Site, cluster: AnyCluster, end: int) -> None:
+    with site.connect() as client, ExitStack() as closing:
+        client.admin.create_stream(STREAM)
+        one = closing.enter_context(client.synchronizer(STREAM, b"k", b"", concatenate))
+        for digit in (b"0", b"1", b"2", b"3"):
+            one.update_unconditionally([digit])
+        assert one.fetch() == b"0123"
+        cluster.cut_log(TOPIC, 4)
+        grow(site, [(b"other", b"new")] * (end - 4))
+        assert one.fetch() == b"0"
+        one.update(lambda state: [b"+" + state])
+        another = closing.enter_context(client.synchronizer(STREAM, b"k", b"", concatenate))
+        assert another.state == one.fetch() == b"0+0"
+
+
 def test_a_plain_writer_goes_on_behind_the_end_of_a_log_that_has_become_shorter(
     site: Site, cluster: AnyCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "bridge.writer.dispatch")
+    caplog.set_level(logging.INFO, "rollbridge.writer.dispatch")
     with site.connect() as client:
         client.admin.create_stream(STREAM)
         with client.writer(STREAM) as writer:
             for number in range(10):
                 writer.write(b"k", b"%d" % number).result(PATIENCE_S)
             cluster.cut_log(TOPIC, 5)
-            later = [writer.write(b"k", b"later %d" % number) for number in range(3)]
-            places = [future.result(PATIENCE_S).dlsn for future in later]
+            places = [writer.write(b"k", b"later %d" % number).result(PATIENCE_S).dlsn for number in range(3)]
     assert [place and place.offset for place in places] == [5, 6, 7]
     assert 1 <= sum("OUT_OF_ORDER" in line for line in caplog.messages) <= 10, "it was sent again and again"
+    with Cluster(cluster.bootstrap_servers) as brokers:
+        raw = LogReader(brokers).fetch_raw(TOPIC, 5).batches
+        (producer_id,) = {parse_header(batch).producer_id for batch in complete_batches(raw)}
+        # It knew the log up to offset 6 under the first leader epoch, which has ended at 5.
+        look = OwnBatches(TOPIC, 7, 8, producer_id, epoch=0)
+        while not look.read_on(brokers):
+            pass
+    assert sorted(look.found.values()) == [5, 6, 7], "what is looked for may stand where the log was cut off"

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-import bridge
-from bridge.cli.exit_codes import ExitCode
-from bridge.config import ConnectionSettings
-from bridge.kafka.clients import producer_config
-from bridge.model.names import StreamName, snapshot_indexes_topic
-from bridge.model.snapshots import index_keys
-from bridge.snapshots import BufferSnapshot, SnapshotReader
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.config import ConnectionSettings
+from rollbridge.kafka.clients import producer_config
+from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader
+from rollbridge.model.names import StreamName, snapshot_indexes_topic
+from rollbridge.model.snapshots import index_keys
 
 ABORTS = 300
 PREFIX = "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_"
@@ -45,12 +45,14 @@ def stream(unique_name: Callable[[str], str]) -> str:
     return f"{unique_name('snapshots')}/orders"
 
 
-def connected(cluster: AnyCluster, root: str) -> bridge.Bridge:
-    options = bridge.ClientOptions(admin_timeout_s=60)
-    return bridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=options)
+def connected(cluster: AnyCluster, root: str) -> rollbridge.Bridge:
+    options = rollbridge.ClientOptions(admin_timeout_s=60)
+    return rollbridge.connect(
+        cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=options
+    )
 
 
-def abort_many(b: bridge.Bridge, stream: str, count: int) -> None:
+def abort_many(b: rollbridge.Bridge, stream: str, count: int) -> None:
     """Abort transactions, and return when all of them have ended."""
     for number in range(count):
         txn = b.begin(stream)
@@ -58,21 +60,25 @@ def abort_many(b: bridge.Bridge, stream: str, count: int) -> None:
         txn.abort()
 
 
-def found(b: bridge.Bridge, stream: str) -> BufferSnapshot:
+def found(b: rollbridge.Bridge, stream: str) -> BufferSnapshot:
     """The snapshot of a stream's only buffer partition."""
     settings: ConnectionSettings = b.settings
-    [only] = SnapshotReader(settings, StreamName.parse(stream).scope).of(b.admin.describe(stream).config)
+    [only] = SnapshotReader(settings.bootstrap_servers, settings.kafka, StreamName.parse(stream).scope).of(
+        b.admin.describe(stream).config
+    )
     return only
 
 
-def faults(b: bridge.Bridge, stream: str) -> list[str]:
+def faults(b: rollbridge.Bridge, stream: str) -> list[str]:
     """What comparing the snapshot with the logs finds."""
-    reader = SnapshotReader(b.settings, StreamName.parse(stream).scope)
+    reader = SnapshotReader(b.settings.bootstrap_servers, b.settings.kafka, StreamName.parse(stream).scope)
     [only] = reader.of(b.admin.describe(stream).config)
     return reader.verify(only).faults
 
 
-def await_snapshot(b: bridge.Bridge, stream: str, aborted: int, kind: str, fewest_segments: int = 0) -> BufferSnapshot:
+def await_snapshot(
+    b: rollbridge.Bridge, stream: str, aborted: int, kind: str, fewest_segments: int = 0
+) -> BufferSnapshot:
     """Wait until everything that was aborted is in a snapshot of a format."""
 
     def is_there() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,17 +15,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import bridge
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model.identifiers import TransactionId
-from bridge.spark.sink_crash import CRASH, PAUSE, PAUSED
+import rollbridge
 from integration_tests.adapter_tools import read_values
 from integration_tests.clients import Site, header_of, headers_of
 from integration_tests.coordinators import coordinator
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.spark_driver import await_batch, start_numbers
 from integration_tests.spark_tools import options_of
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.spark.sink_crash import CRASH, PAUSE, PAUSED
 from spark_examples.on_spark import kill_driver
+
+pytest.importorskip("pyspark")
+
+from pyspark.errors import StreamingQueryException
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,7 +87,7 @@ def test_a_batch_job_is_one_transaction_of_several_streams(
 
 @pytest.mark.long
 def test_every_row_once_wherever_the_driver_stands_still_or_dies(
-    spark: SparkSession, site: Site, client: bridge.Bridge, orders: str, tmp_path: Path
+    spark: SparkSession, site: Site, client: rollbridge.Bridge, orders: str, tmp_path: Path
 ) -> None:
     options, checkpoint = options_of(site, orders), str(tmp_path / "checkpoint")
 
@@ -143,7 +148,7 @@ def driver(
 
 @pytest.mark.long
 def test_every_row_once_while_the_stream_is_scaled_and_the_coordinator_is_killed(
-    spark: SparkSession, site: Site, client: bridge.Bridge, orders: str, tmp_path: Path
+    spark: SparkSession, site: Site, client: rollbridge.Bridge, orders: str, tmp_path: Path
 ) -> None:
     query = start_numbers(spark, options_of(site, orders), str(tmp_path / "checkpoint"), ROWS)
     try:
@@ -221,6 +226,139 @@ def test_of_two_queries_with_one_client_name_the_older_one_ends(
         older.stop()
     check_whole_batches(site, orders, 1)
     check_whole_batches(site, payments, 2)
+
+
+def copy_files(spark: SparkSession, options: Mapping[str, str], source: Path, checkpoint: Path, tasks: int = 1) -> None:
+    """Write the lines of all files that have come since the last time as one micro-batch; lines of one letter go."""
+    query = (
+        spark.readStream.text(str(source))
+        .where("length(value) > 1")
+        .repartition(tasks)
+        .writeStream.format("rollbridge")
+        .options(**options)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(PATIENCE_S), query.status
+
+
+def put_numbers(source: Path, numbers: range) -> None:
+    source.mkdir(exist_ok=True)
+    lines = "".join(f"{number}\n" for number in numbers)
+    (source / f"{numbers.start}-{numbers.stop}.txt").write_text(lines)
+
+
+def tear(checkpoint: Path, *logs: str) -> None:
+    """Delete the newest file of logs of a checkpoint."""
+    for log in logs:
+        newest = max((checkpoint / log).glob("[0-9]*"), key=lambda file: int(file.name))
+        newest.unlink()
+        newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("way", ["restored", "torn"])
+def test_a_replay_with_other_rows_ends_the_query_and_writes_nothing(
+    spark: SparkSession, site: Site, orders: str, tmp_path: Path, way: str
+) -> None:
+    options, source, checkpoint = options_of(site, orders), tmp_path / "source", tmp_path / "checkpoint"
+    put_numbers(source, range(10, 20))
+    copy_files(spark, options, source, checkpoint)
+    shutil.copytree(checkpoint, tmp_path / "backup")
+    put_numbers(source, range(20, 30))
+    copy_files(spark, options, source, checkpoint)
+    written = numbers_in(site, orders)
+    assert written == list(range(10, 30))
+
+    if way == "restored":
+        shutil.rmtree(checkpoint)
+        shutil.copytree(tmp_path / "backup", checkpoint)
+    else:
+        tear(checkpoint, "offsets", "commits")
+    put_numbers(source, range(30, 40))  # comes into the micro-batch whose number is taken
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match=r"with 10 records .* comes again with 20 records"):
+            copy_files(spark, options, source, checkpoint, tasks=3)
+    assert numbers_in(site, orders) == written
+    # The way out that the error names.
+    for known in ("10-20", "20-30"):
+        (source / f"{known}.txt").unlink()
+    copy_files(spark, options, source, tmp_path / "another checkpoint")
+    assert numbers_in(site, orders) == list(range(10, 40))
+
+
+@pytest.mark.long
+def test_a_replay_of_the_same_rows_in_another_order_and_partitioning_goes_on(
+    spark: SparkSession, site: Site, orders: str, tmp_path: Path
+) -> None:
+    options, source, checkpoint = options_of(site, orders), tmp_path / "source", tmp_path / "checkpoint"
+    put_numbers(source, range(10, 20))
+    put_numbers(source, range(20, 30))
+    copy_files(spark, options, source, checkpoint)
+    for tasks in (3, 2):
+        tear(checkpoint, "offsets", "commits")
+        copy_files(spark, options, source, checkpoint, tasks)
+        assert numbers_in(site, orders) == list(range(10, 30))
+    put_numbers(source, range(30, 40))
+    copy_files(spark, options, source, checkpoint)
+    assert numbers_in(site, orders) == list(range(10, 40))
+
+
+@pytest.mark.long
+def test_a_replay_that_has_no_rows_any_more_is_another_one_and_may_be_trusted(
+    spark: SparkSession, site: Site, orders: str, tmp_path: Path
+) -> None:
+    options, source, checkpoint = options_of(site, orders), tmp_path / "source", tmp_path / "checkpoint"
+    put_numbers(source, range(10, 20))
+    copy_files(spark, options, source, checkpoint)
+    tear(checkpoint, "offsets", "commits")
+    put_numbers(source, range(10))  # of which nothing is left
+    (source / "10-20.txt").unlink()
+    shutil.rmtree(checkpoint / "sources")  # the source forgets its file as well
+    with pytest.raises(StreamingQueryException, match="comes again with 0 records"):
+        copy_files(spark, options, source, checkpoint)
+    copy_files(spark, options | {"replay": "trust"}, source, checkpoint)
+    put_numbers(source, range(20, 30))
+    copy_files(spark, options, source, checkpoint)
+    assert numbers_in(site, orders) == list(range(10, 30))
+
+
+@pytest.mark.long
+def test_a_replay_is_compared_wherever_the_driver_has_died(
+    spark: SparkSession, site: Site, orders: str, tmp_path: Path
+) -> None:
+    options, checkpoint = options_of(site, orders), tmp_path / "checkpoint"
+    with driver(options, str(checkpoint), tmp_path, **{CRASH: "inside-commit:1"}) as dying:
+        assert dying.wait(PATIENCE_S) != 0, "it was to be killed"
+    written = numbers_in(site, orders)
+    assert written == list(range(2 * ROWS)), (tmp_path / "driver.log").read_text()[-2000:]
+    shutil.copytree(checkpoint, tmp_path / "as it was")
+    tear(checkpoint, "offsets")
+    query = start_numbers(spark, options, str(checkpoint), ROWS + 10)
+    eventually(lambda: not query.isActive, "the query ends")
+    assert f"with {ROWS} records" in str(query.exception())
+    assert numbers_in(site, orders) == written
+    query = start_numbers(spark, options, str(tmp_path / "as it was"), ROWS)
+    try:
+        await_batch(query, 2)
+    finally:
+        query.stop()
+    check_whole_batches(site, orders, 3)
+
+
+@pytest.mark.long
+def test_more_tasks_than_a_commit_can_name_are_refused_before_they_write(
+    spark: SparkSession, site: Site, client: rollbridge.Bridge, scope: str
+) -> None:
+    stream, segments, tasks = f"{scope}/wide", 400, 500
+    client.admin.create_stream(stream, segments=segments)
+    rows = spark.range(0, tasks, 1, tasks).where(f"id IN (0, {tasks - 1})").selectExpr("string(id) AS value")
+    writer = rows.write.format("rollbridge").options(**options_of(site, stream)).mode("append")
+    with pytest.raises(Exception, match=rf"{tasks} parts with {segments} segments each are 200000 names"):
+        writer.save()
+    assert site.committed(stream) == []
+    writer.option("segments.per.task", "1").save()
+    assert numbers_in(site, stream) == [0, tasks - 1]
 
 
 def _long(name: str, *values: object) -> object:

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import bridge
-from bridge.client.options import ClientOptions
-from bridge.errors import GroupMismatchError, InvalidRequestError, KafkaUnavailable, RollbridgeError, TruncatedError
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import StreamName
-from bridge.spark import source, transactions
-from bridge.spark.source_driver import DriverConnection
-from bridge.spark.source_options import read_source
+import rollbridge
 from integration_tests.clients import Site
 from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import eventually
 from integration_tests.spark_tools import options_of
+from rollbridge.client.options import ClientOptions
+from rollbridge.errors import GroupMismatchError, InvalidRequestError, KafkaUnavailable, RollbridgeError, TruncatedError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import StreamName
+from rollbridge.spark import source, transactions
+from rollbridge.spark.source_driver import DriverConnection
+from rollbridge.spark.source_options import read_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -147,7 +147,7 @@ def topic_of(stream: str, number: int, epoch: int) -> str:
 
 @pytest.mark.long
 def test_columns_are_those_of_the_library_and_of_sparks_own_source(
-    client: bridge.Bridge, orders: str, load: Load, spark: SparkSession, site: Site
+    client: rollbridge.Bridge, orders: str, load: Load, spark: SparkSession, site: Site
 ) -> None:
     grow(client, orders)
     with client.transaction(orders) as txn:
@@ -184,7 +184,7 @@ def test_columns_are_those_of_the_library_and_of_sparks_own_source(
     assert sorted(map(str, shared.collect())) == sorted(map(str, stock.collect()))
 
 
-def test_a_batch_begins_and_ends_where_it_is_told_to(client: bridge.Bridge, orders: str, here: Here) -> None:
+def test_a_batch_begins_and_ends_where_it_is_told_to(client: rollbridge.Bridge, orders: str, here: Here) -> None:
     write(client, orders, b"first")
     with client.reader(orders, follow=False) as reader:
         list(reader)
@@ -206,7 +206,7 @@ def test_a_batch_begins_and_ends_where_it_is_told_to(client: bridge.Bridge, orde
 
 @pytest.mark.long
 def test_a_query_keeps_the_order_of_every_key_across_scales_restarts_and_limits(
-    client: bridge.Bridge, orders: str, query: Query, here: Here
+    client: rollbridge.Bridge, orders: str, query: Query, here: Here
 ) -> None:
     write(client, orders, b"early")
     assert sum(map(len, query.run(orders, maxRecordsPerTrigger="3"))) == len(KEYS)
@@ -229,7 +229,7 @@ def test_a_query_keeps_the_order_of_every_key_across_scales_restarts_and_limits(
 
 @pytest.mark.long
 def test_running_queries_see_what_is_committed_and_new_epochs_ours_and_sparks_own(
-    client: bridge.Bridge, orders: str, query: Query, spark: SparkSession, site: Site, tmp_path: Path
+    client: rollbridge.Bridge, orders: str, query: Query, spark: SparkSession, site: Site, tmp_path: Path
 ) -> None:
     stock: list[Row] = []
     pattern = re.escape(orders.replace("/", ".")) + r"\.segment-.*"
@@ -274,7 +274,7 @@ def test_running_queries_see_what_is_committed_and_new_epochs_ours_and_sparks_ow
 
 @pytest.mark.long
 def test_transactions_are_rows_in_the_order_of_commits(
-    client: bridge.Bridge, orders: str, payments: str, spark: SparkSession, site: Site, here: Here, tmp_path: Path
+    client: rollbridge.Bridge, orders: str, payments: str, spark: SparkSession, site: Site, here: Here, tmp_path: Path
 ) -> None:
     scope = StreamName.parse(orders).scope
     with client.transaction(orders, payments, label="both") as txn:
@@ -315,7 +315,7 @@ def test_transactions_are_rows_in_the_order_of_commits(
     assert len(batches) > 1
 
 
-def test_a_batch_previews_what_is_open(client: bridge.Bridge, orders: str, here: Here) -> None:
+def test_a_batch_previews_what_is_open(client: rollbridge.Bridge, orders: str, here: Here) -> None:
     write(client, orders, b"committed")
     open_one, aborted = client.begin(orders), client.begin(orders)
     for txn, value in ((open_one, b"open"), (aborted, b"aborted")):
@@ -331,7 +331,7 @@ def test_a_batch_previews_what_is_open(client: bridge.Bridge, orders: str, here:
 
 
 def test_the_place_in_the_commit_log_is_kept_from_batch_to_batch(
-    client: bridge.Bridge, orders: str, payments: str, here: Here
+    client: rollbridge.Bridge, orders: str, payments: str, here: Here
 ) -> None:
     for number in range(6):
         with client.transaction(orders if number % 2 else payments, label=str(number)) as txn:
@@ -353,7 +353,7 @@ def test_the_place_in_the_commit_log_is_kept_from_batch_to_batch(
 
 @pytest.mark.long
 def test_what_can_not_be_read_is_refused_and_says_why(
-    client: bridge.Bridge, orders: str, payments: str, load: Load, here: Here, site: Site
+    client: rollbridge.Bridge, orders: str, payments: str, load: Load, here: Here, site: Site
 ) -> None:
     from pyspark.errors import PySparkException
 
@@ -387,7 +387,7 @@ def test_what_can_not_be_read_is_refused_and_says_why(
 
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_a_running_query_reads_nothing_of_a_stream_that_was_created_again(
-    client: bridge.Bridge, orders: str, here: Here, fail: str
+    client: rollbridge.Bridge, orders: str, here: Here, fail: str
 ) -> None:
     given = lowered(options_of(here.site, orders, startingOffsets="earliest", failOnDataLoss=fail))
     write(client, orders, b"former")
@@ -416,7 +416,7 @@ def test_a_running_query_reads_nothing_of_a_stream_that_was_created_again(
 
 
 def test_what_was_truncated_below_the_checkpoint_is_an_error_or_left_out(
-    client: bridge.Bridge, orders: str, here: Here
+    client: rollbridge.Bridge, orders: str, here: Here
 ) -> None:
     write(client, orders, b"read")
     *_, (_, offset) = here.batches(orders)
@@ -436,7 +436,7 @@ def test_what_was_truncated_below_the_checkpoint_is_an_error_or_left_out(
 
 
 def test_a_task_that_finds_records_deleted_says_so_or_leaves_them_out(
-    client: bridge.Bridge, ledger: str, here: Here
+    client: rollbridge.Bridge, ledger: str, here: Here
 ) -> None:
     write(client, ledger, b"lost")
     with client.reader(ledger, follow=False) as reader:
@@ -458,7 +458,7 @@ def test_a_task_that_finds_records_deleted_says_so_or_leaves_them_out(
             assert by_key(rows) == each(b"kept")
 
 
-def test_reading_needs_no_coordinator(client: bridge.Bridge, orders: str, here: Here, site: Site) -> None:
+def test_reading_needs_no_coordinator(client: rollbridge.Bridge, orders: str, here: Here, site: Site) -> None:
     write(client, orders, b"there")
     site.stop_coordinator()
     try:

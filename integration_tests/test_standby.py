@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from bridge.model.names import GroupName, StreamName
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
-from coordinator.succession import first_choice
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator, until
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_coordinator.state.succession import first_choice
 
 COMMITS, ABORTS = 20, 300
 PREFIX = "ROLLBRIDGE_COORDINATOR_"

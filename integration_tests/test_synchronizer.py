@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge import ANY, EMPTY, SN, Codec, Synchronizer
-from bridge.errors import (
+import rollbridge
+from integration_tests.adapter_tools import batch_of
+from integration_tests.clients import Site, until
+from integration_tests.faults import Api, FaultProxy, Point
+from integration_tests.synchronizer_worker import Entries, share, work
+from rollbridge import ANY, EMPTY, SN, Codec, Synchronizer
+from rollbridge.errors import (
     CasOutcomeUnknown,
     ConflictError,
     CorruptDataError,
@@ -22,16 +26,12 @@ from bridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import position_of_key
-from bridge.model.names import StreamName
-from bridge.model.synchronizer import MARK_HEADER
-from integration_tests.adapter_tools import batch_of
-from integration_tests.clients import Site, until
-from integration_tests.faults import Api, FaultProxy, Point
-from integration_tests.synchronizer_worker import Entries, share, work
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import position_of_key
+from rollbridge.model.names import StreamName
+from rollbridge.model.synchronizer import MARK_HEADER
 from spark_examples.competing import finish, kill, start
 
 KEY = b"state"
@@ -41,7 +41,7 @@ def concatenate(state: bytes, update: bytes) -> bytes:
     return state + update
 
 
-def opened(client: bridge.Bridge, stream: str, key: bytes = KEY) -> Synchronizer[bytes, bytes]:
+def opened(client: rollbridge.Bridge, stream: str, key: bytes = KEY) -> Synchronizer[bytes, bytes]:
     """Its state is the updates, one after the other."""
     return client.synchronizer(stream, key, b"", concatenate)
 
@@ -54,7 +54,7 @@ def values(site: Site, stream: str) -> list[bytes | None]:
     return [message.value() for message in site.committed(stream)]
 
 
-def first_offsets(site: Site, client: bridge.Bridge, stream: str) -> list[int]:
+def first_offsets(site: Site, client: rollbridge.Bridge, stream: str) -> list[int]:
     """Where each segment begins, the oldest segment first; the end of one that was removed."""
     name, history = StreamName.parse(stream), client.admin.history(stream)
     topics = {segment: name.segment_topic(segment) for segment in history.stored()}
@@ -65,7 +65,7 @@ def first_offsets(site: Site, client: bridge.Bridge, stream: str) -> list[int]:
     ]
 
 
-def test_all_see_the_same_state_and_each_update_is_made_for_the_newest(client: bridge.Bridge, orders: str) -> None:
+def test_all_see_the_same_state_and_each_update_is_made_for_the_newest(client: rollbridge.Bridge, orders: str) -> None:
     seen: list[bytes] = []
 
     def next_letter(state: bytes) -> list[bytes]:
@@ -85,7 +85,7 @@ def test_all_see_the_same_state_and_each_update_is_made_for_the_newest(client: b
 
 
 def test_updates_of_one_call_are_one_and_none_is_an_answer_about_the_newest_state(
-    client: bridge.Bridge, ledger: str
+    client: rollbridge.Bridge, ledger: str
 ) -> None:
     with opened(client, ledger) as one, opened(client, ledger) as other:
         assert one.update(lambda state: None) is None
@@ -96,7 +96,7 @@ def test_updates_of_one_call_are_one_and_none_is_an_answer_about_the_newest_stat
         assert other.state == b"ab"
 
 
-def test_what_starts_reads_the_last_snapshot_and_what_follows(client: bridge.Bridge, orders: str) -> None:
+def test_what_starts_reads_the_last_snapshot_and_what_follows(client: rollbridge.Bridge, orders: str) -> None:
     applied: list[bytes] = []
 
     def counted(state: bytes, update: bytes) -> bytes:
@@ -117,7 +117,7 @@ def test_what_starts_reads_the_last_snapshot_and_what_follows(client: bridge.Bri
     assert applied == [b"!"]
 
 
-def test_a_compactor_may_say_the_same_in_less(client: bridge.Bridge, ledger: str) -> None:
+def test_a_compactor_may_say_the_same_in_less(client: rollbridge.Bridge, ledger: str) -> None:
     def total(state: bytes, update: bytes) -> bytes:
         return b"%d" % (sum(int(part) for part in state.split()) + int(update))
 
@@ -129,7 +129,7 @@ def test_a_compactor_may_say_the_same_in_less(client: bridge.Bridge, ledger: str
         assert late.state == b"7"
 
 
-def test_several_states_and_other_records_share_a_segment(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def test_several_states_and_other_records_share_a_segment(site: Site, client: rollbridge.Bridge, ledger: str) -> None:
     with (
         opened(client, ledger, b"one") as one,
         opened(client, ledger, b"two") as two,
@@ -148,7 +148,7 @@ def test_several_states_and_other_records_share_a_segment(site: Site, client: br
 
 
 def test_snapshots_truncate_across_scales_and_those_who_lag_go_on(
-    site: Site, client: bridge.Bridge, ledger: str
+    site: Site, client: rollbridge.Bridge, ledger: str
 ) -> None:
     with opened(client, ledger) as one, opened(client, ledger) as lagging, opened(client, ledger) as stale:
         one.update(add(b"a"))
@@ -173,7 +173,7 @@ def test_snapshots_truncate_across_scales_and_those_who_lag_go_on(
 
 
 def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read(
-    site: Site, client: bridge.Bridge, ledger: str, unique_name: Callable[[str], str]
+    site: Site, client: rollbridge.Bridge, ledger: str, unique_name: Callable[[str], str]
 ) -> None:
     group = unique_name("group")
     client.admin.update_stream(ledger, retention_groups=[group])
@@ -187,7 +187,7 @@ def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read(
             assert (late.state, late.bytes_since_snapshot) == (b"a", 0)
 
 
-def test_records_of_other_keys_are_found_in_whatever_is_continued(client: bridge.Bridge, ledger: str) -> None:
+def test_records_of_other_keys_are_found_in_whatever_is_continued(client: rollbridge.Bridge, ledger: str) -> None:
     with opened(client, ledger) as one:
         one.update(add(b"a"))
         one.compact(truncate=True)
@@ -208,7 +208,7 @@ def test_records_of_other_keys_are_found_in_whatever_is_continued(client: bridge
             assert b"of somebody else" in [record.value for record in reader]
 
 
-def test_a_new_key_has_no_beginning_where_the_log_was_cut_off(client: bridge.Bridge, ledger: str) -> None:
+def test_a_new_key_has_no_beginning_where_the_log_was_cut_off(client: rollbridge.Bridge, ledger: str) -> None:
     with opened(client, ledger) as one:
         one.update(add(b"a"))
         one.compact(truncate=True)
@@ -218,7 +218,7 @@ def test_a_new_key_has_no_beginning_where_the_log_was_cut_off(client: bridge.Bri
 
 @pytest.mark.long
 def test_processes_that_race_end_with_the_same_state(
-    site: Site, client: bridge.Bridge, ledger: str, tmp_path: Path
+    site: Site, client: rollbridge.Bridge, ledger: str, tmp_path: Path
 ) -> None:
     """One is killed, the stream is scaled twice, and all of them compact and truncate."""
     place = (site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root, ledger)
@@ -256,7 +256,7 @@ def test_processes_that_race_end_with_the_same_state(
     assert max(first_offsets(site, client, ledger)) > 0
 
 
-def test_threads_share_one_synchronizer(client: bridge.Bridge, ledger: str) -> None:
+def test_threads_share_one_synchronizer(client: rollbridge.Bridge, ledger: str) -> None:
     with opened(client, ledger) as one, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: one.update(add(b"%d" % number)), range(8)))
         assert sorted(one.state) == sorted(b"01234567")
@@ -271,7 +271,7 @@ def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
         yield proxy
 
 
-def test_a_lost_answer_is_looked_into(site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy) -> None:
+def test_a_lost_answer_is_looked_into(site: Site, client: rollbridge.Bridge, ledger: str, proxy: FaultProxy) -> None:
     with client.synchronizer(ledger, KEY, b"", concatenate, timeout=5) as one:
         one.update(add(b"a"))
         proxy.strike(Api.END_TXN, Point.BEFORE_ANSWER)
@@ -292,7 +292,7 @@ def test_a_lost_answer_is_looked_into(site: Site, client: bridge.Bridge, ledger:
 
 @pytest.mark.long
 def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next_fetch(
-    site: Site, client: bridge.Bridge, ledger: str, proxy: FaultProxy
+    site: Site, client: rollbridge.Bridge, ledger: str, proxy: FaultProxy
 ) -> None:
     with client.synchronizer(ledger, KEY, b"", concatenate, timeout=3, transaction_timeout=12) as one:
         one.update(add(b"a"))
@@ -307,7 +307,9 @@ def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next
 
 
 @pytest.mark.long
-def test_a_transaction_that_stays_open_for_too_long_is_said_so(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def test_a_transaction_that_stays_open_for_too_long_is_said_so(
+    site: Site, client: rollbridge.Bridge, ledger: str
+) -> None:
     topic = StreamName.parse(ledger).segment_topic(SegmentId.of(0, 0))
     with (
         client.synchronizer(ledger, KEY, b"", concatenate, timeout=4) as one,
@@ -322,7 +324,7 @@ def test_a_transaction_that_stays_open_for_too_long_is_said_so(site: Site, clien
         assert one.fetch() == b"a"
 
 
-def test_an_update_that_apply_refuses_is_not_written(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def test_an_update_that_apply_refuses_is_not_written(site: Site, client: rollbridge.Bridge, ledger: str) -> None:
     def whole(state: int, change: int) -> int:
         if state + change < 0:
             raise ValueError("overdrawn")
@@ -347,7 +349,7 @@ def test_an_update_that_apply_refuses_is_not_written(site: Site, client: bridge.
 # Bad input ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_foreign_record_under_the_key_is_said_and_the_state_stays(client: bridge.Bridge, ledger: str) -> None:
+def test_a_foreign_record_under_the_key_is_said_and_the_state_stays(client: rollbridge.Bridge, ledger: str) -> None:
     with opened(client, ledger) as one, client.writer(ledger) as foreign:
         one.update(add(b"a"))
         foreign.write(KEY, b"not mine").result(120)
@@ -359,14 +361,14 @@ def test_a_foreign_record_under_the_key_is_said_and_the_state_stays(client: brid
             opened(client, ledger)
 
 
-def test_a_corrupt_record_under_the_key_is_said(client: bridge.Bridge, ledger: str) -> None:
+def test_a_corrupt_record_under_the_key_is_said(client: rollbridge.Bridge, ledger: str) -> None:
     with client.cas_writer(ledger) as writer:
         writer.write(KEY, b"{", expected=EMPTY, headers=[(MARK_HEADER, b"1 snapshot")])
     with pytest.raises(CorruptDataError, match=r"snapshot at 0-0:0:0 can not be decoded"):
         client.synchronizer(ledger, KEY, 0, lambda state, _: state, states=Codec.json())
 
 
-def test_a_snapshot_that_is_no_snapshot_is_said(client: bridge.Bridge, ledger: str) -> None:
+def test_a_snapshot_that_is_no_snapshot_is_said(client: rollbridge.Bridge, ledger: str) -> None:
     with client.cas_writer(ledger) as writer:
         writer.write(b"other", b"", expected=EMPTY)
         writer.write(KEY, b"a", expected=ANY, headers=[(MARK_HEADER, b"1 update 0-0:0:0")])
@@ -374,7 +376,7 @@ def test_a_snapshot_that_is_no_snapshot_is_said(client: bridge.Bridge, ledger: s
         opened(client, ledger)
 
 
-def test_a_state_that_fits_into_no_record_is_refused(site: Site, client: bridge.Bridge, scope: str) -> None:
+def test_a_state_that_fits_into_no_record_is_refused(site: Site, client: rollbridge.Bridge, scope: str) -> None:
     stream = f"{scope}/small"
     client.admin.create_stream(stream, record_bytes_max=2_000)
     with opened(client, stream) as one:
@@ -388,7 +390,7 @@ def test_a_state_that_fits_into_no_record_is_refused(site: Site, client: bridge.
     assert len(values(site, stream)) == 4
 
 
-def test_what_a_generator_may_return(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def test_what_a_generator_may_return(site: Site, client: rollbridge.Bridge, ledger: str) -> None:
     with opened(client, ledger) as one:
         for wrong in (b"bytes", "text", 7, {"a": 1}):
             with pytest.raises(InvalidRequestError, match="a list of updates is wanted"):
@@ -403,7 +405,7 @@ def test_what_a_generator_may_return(site: Site, client: bridge.Bridge, ledger: 
     assert values(site, ledger) == [b""]  # the initial state, which the last attempt has written before its updates
 
 
-def test_what_a_synchronizer_may_be_asked_for(client: bridge.Bridge, ledger: str) -> None:
+def test_what_a_synchronizer_may_be_asked_for(client: rollbridge.Bridge, ledger: str) -> None:
     for key in (None, "text"):
         with pytest.raises(InvalidRequestError, match="needs a key of bytes"):
             client.synchronizer(ledger, key, b"", concatenate)  # type: ignore[arg-type]
@@ -424,13 +426,13 @@ def test_what_a_synchronizer_may_be_asked_for(client: bridge.Bridge, ledger: str
             asked()
 
 
-def test_a_connection_closes_its_synchronizers(site: Site, client: bridge.Bridge, ledger: str) -> None:
+def test_a_connection_closes_its_synchronizers(site: Site, client: rollbridge.Bridge, ledger: str) -> None:
     with site.connect("brief") as brief:
         one = opened(brief, ledger)
     assert one.closed
 
 
-def test_records_say_what_they_are(client: bridge.Bridge, ledger: str) -> None:
+def test_records_say_what_they_are(client: rollbridge.Bridge, ledger: str) -> None:
     with client.synchronizer(
         ledger, KEY, {"n": 0}, lambda state, step: {"n": state["n"] + step}, states=Codec.json(), updates=Codec.json()
     ) as one:

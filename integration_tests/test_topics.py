@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.errors import TopicMismatchError
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.topics import TopicAdmin, TopicSpec
 from integration_tests.adapter_tools import batch_of, read_values
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually
+from rollbridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.errors import TopicMismatchError
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from itertools import islice
 
 import pytest
 
-import bridge
-from bridge.errors import InvalidNameError, InvalidRequestError, NotFoundError, TruncatedError
-from bridge.kafka.topics import TopicAdmin
-from bridge.model.names import StreamName
+import rollbridge
 from integration_tests.clients import Site
 from integration_tests.grown_streams import KEYS, grow
 from integration_tests.kafka_tools import produce
+from rollbridge.errors import InvalidNameError, InvalidRequestError, NotFoundError, TruncatedError
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.names import StreamName
 
 
 def scope_of(stream: str) -> str:
@@ -21,7 +21,7 @@ def scope_of(stream: str) -> str:
 
 
 def test_every_transaction_once_in_the_order_of_commits_over_all_streams(
-    client: bridge.Bridge, orders: str, payments: str, site: Site
+    client: rollbridge.Bridge, orders: str, payments: str, site: Site
 ) -> None:
     ids = []
     for number in range(5):
@@ -29,7 +29,7 @@ def test_every_transaction_once_in_the_order_of_commits_over_all_streams(
             for place, key in enumerate(KEYS):
                 txn.write((orders, payments)[place % 2], key=key, value=b"%d-%d" % (number, place))
         ids.append(txn.id)
-        topic = StreamName.parse(orders).segment_topic(bridge.SegmentId.of(0, 0))
+        topic = StreamName.parse(orders).segment_topic(rollbridge.SegmentId.of(0, 0))
         produce(site.cluster.bootstrap_servers, topic, [b"plain"] * 3)
     client.begin(orders).abort()
     grow(client, orders)
@@ -52,7 +52,7 @@ def test_every_transaction_once_in_the_order_of_commits_over_all_streams(
     ]
 
 
-def test_positions_following_and_records_that_are_left_out(client: bridge.Bridge, orders: str) -> None:
+def test_positions_following_and_records_that_are_left_out(client: rollbridge.Bridge, orders: str) -> None:
     scope = scope_of(orders)
     grow(client, orders)
     with client.transactions(scope, follow=False) as reader:
@@ -75,13 +75,15 @@ def test_positions_following_and_records_that_are_left_out(client: bridge.Bridge
 
 
 @pytest.mark.parametrize("follow", [True, False])
-def test_a_loop_that_is_left_and_entered_again_skips_nothing(client: bridge.Bridge, orders: str, follow: bool) -> None:
+def test_a_loop_that_is_left_and_entered_again_skips_nothing(
+    client: rollbridge.Bridge, orders: str, follow: bool
+) -> None:
     ids = []
     for number in range(30):
         with client.transaction(orders) as transaction:
             transaction.write(orders, key=b"k", value=b"%d" % number)
         ids.append(transaction.id)
-    found: list[bridge.TransactionId] = []
+    found: list[rollbridge.TransactionId] = []
     positions = []
     with client.transactions(scope_of(orders), follow=follow) as reader:
         while len(found) < len(ids):
@@ -95,7 +97,7 @@ def test_a_loop_that_is_left_and_entered_again_skips_nothing(client: bridge.Brid
         assert [transaction.id for transaction in later] == ids[7:]
 
 
-def test_a_large_transaction_is_read_in_small_pieces(client: bridge.Bridge, orders: str, payments: str) -> None:
+def test_a_large_transaction_is_read_in_small_pieces(client: rollbridge.Bridge, orders: str, payments: str) -> None:
     count = 30_000
     with client.transaction(orders, payments) as txn:
         for number in range(count):
@@ -112,7 +114,7 @@ def test_a_large_transaction_is_read_in_small_pieces(client: bridge.Bridge, orde
     assert 0 < held < count // 2
 
 
-def test_places_that_can_not_be_begun_at(client: bridge.Bridge, orders: str, site: Site) -> None:
+def test_places_that_can_not_be_begun_at(client: rollbridge.Bridge, orders: str, site: Site) -> None:
     scope = scope_of(orders)
     with client.transaction(orders) as txn:
         txn.write(orders, key=b"k", value=b"x")

@@ -8,9 +8,13 @@ from datetime import timedelta
 
 import pytest
 
-import bridge
-from bridge import membership
-from bridge.errors import (
+import rollbridge
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import Site, consumer_of, read_and_commit
+from integration_tests.kafka_tools import produce
+from integration_tests.patience import eventually
+from rollbridge.consumer import group as membership
+from rollbridge.errors import (
     CasOutcomeUnknown,
     CasWriteError,
     ConflictError,
@@ -20,19 +24,15 @@ from bridge.errors import (
     TransactionRefused,
     TruncatedError,
 )
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model.buffered import FrameRef
-from bridge.model.frames import PieceKey
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import StreamName
-from bridge.model.position import ReadPosition
-from bridge.model.sequence import DLSN
-from bridge.model.sn import ANY, EMPTY, SN
-from coordinator.shell.consumers import FrameReader
-from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, consumer_of, read_and_commit
-from integration_tests.kafka_tools import produce
-from integration_tests.patience import eventually
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.buffered import FrameRef
+from rollbridge.model.frames import PieceKey
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import StreamName
+from rollbridge.model.position import ReadPosition
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import ANY, EMPTY, SN
+from rollbridge_coordinator.shell.consumers import FrameReader
 
 SETTINGS = {
     "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": "100",
@@ -53,14 +53,14 @@ def topics(cluster: AnyCluster) -> TopicAdmin:
     return TopicAdmin(cluster.bootstrap_servers)
 
 
-def write(client: bridge.Bridge, stream: str, values: list[bytes], key: bytes = b"k") -> None:
+def write(client: rollbridge.Bridge, stream: str, values: list[bytes], key: bytes = b"k") -> None:
     writer = client.writer(stream)
     for value in values:
         writer.write(key, value)
     writer.flush()
 
 
-def values(client: bridge.Bridge, stream: str, start: str | ReadPosition = "earliest") -> list[bytes | None]:
+def values(client: rollbridge.Bridge, stream: str, start: str | ReadPosition = "earliest") -> list[bytes | None]:
     with client.reader(stream, start=start, follow=False) as reader:
         return [record.value for record in reader]
 
@@ -69,7 +69,7 @@ def topic(stream: str, number: int, epoch: int) -> str:
     return StreamName.parse(stream).segment_topic(SegmentId.of(number, epoch))
 
 
-def grown(client: bridge.Bridge, stream: str) -> None:
+def grown(client: rollbridge.Bridge, stream: str) -> None:
     """Segments 0, then 1, then 2, one after the other, with three records each."""
     write(client, stream, [b"0", b"1", b"2"])
     for number in (0, 1):
@@ -78,7 +78,7 @@ def grown(client: bridge.Bridge, stream: str) -> None:
 
 
 def test_a_buffer_is_truncated_up_to_what_is_open_and_a_new_leader_goes_on_there(
-    site: Site, client: bridge.Bridge, ledger: str, topics: TopicAdmin
+    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
 ) -> None:
     buffer = StreamName.parse(ledger).buffer_topic()
 
@@ -110,7 +110,7 @@ def test_a_buffer_is_truncated_up_to_what_is_open_and_a_new_leader_goes_on_there
 
 
 def test_a_stream_is_truncated_along_the_lineage_of_its_keys(
-    client: bridge.Bridge, ledger: str, topics: TopicAdmin
+    client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
 ) -> None:
     grown(client, ledger)
     with client.reader(ledger, follow=False) as reader:
@@ -139,7 +139,7 @@ def test_a_stream_is_truncated_along_the_lineage_of_its_keys(
 
 
 def test_conditions_and_whole_transactions_meet_removed_segments(
-    client: bridge.Bridge, scope: str, topics: TopicAdmin
+    client: rollbridge.Bridge, scope: str, topics: TopicAdmin
 ) -> None:
     stream = f"{scope}/removed"
     client.admin.create_stream(stream)
@@ -165,7 +165,7 @@ def test_conditions_and_whole_transactions_meet_removed_segments(
 
 @pytest.mark.parametrize("within", ["segment", "key"])
 def test_what_was_known_before_a_gap_is_no_knowledge(
-    site: Site, client: bridge.Bridge, ledger: str, within: str
+    site: Site, client: rollbridge.Bridge, ledger: str, within: str
 ) -> None:
     """Somebody has overwritten it, and that was truncated before an idle writer, or the leader, could see it."""
 
@@ -191,7 +191,29 @@ def test_what_was_known_before_a_gap_is_no_knowledge(
             write_if(seen_by_both)
 
 
-def test_of_a_write_that_was_truncated_nobody_says_that_it_was_not_written(client: bridge.Bridge, ledger: str) -> None:
+@pytest.mark.parametrize("within", ["segment", "key"])
+def test_where_all_was_truncated_nobody_says_that_nothing_was_written(
+    client: rollbridge.Bridge, ledger: str, within: str
+) -> None:
+    with client.cas_writer(ledger) as writer:
+        writer.write(b"a", b"first", expected=EMPTY)
+        client.admin.truncate(ledger, "latest")
+    with client.cas_writer(ledger) as fresh:
+        assert fresh.tail(b"a", scope=within) == ANY
+        with pytest.raises(CasWriteError) as caught:
+            fresh.write(b"a", b"first of all", expected=EMPTY, scope=within)
+        assert caught.value.actual == ANY
+    transaction = client.begin(ledger)
+    transaction.expect(ledger, key=b"a", sn=EMPTY, scope=within)
+    transaction.write(ledger, key=b"a", value=b"first of all")
+    with pytest.raises(TransactionRefused, match="the log has any"):
+        transaction.commit()
+    assert values(client, ledger) == []
+
+
+def test_of_a_write_that_was_truncated_nobody_says_that_it_was_not_written(
+    client: rollbridge.Bridge, ledger: str
+) -> None:
     with client.cas_writer(ledger) as writer:
         first = writer.write(b"a", b"first", expected=EMPTY)
         token = writer.token(b"a", expected=first)
@@ -211,7 +233,7 @@ def test_of_a_write_that_was_truncated_nobody_says_that_it_was_not_written(clien
 
 def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others_go_on(
     site: Site,
-    client: bridge.Bridge,
+    client: rollbridge.Bridge,
     ledger: str,
     topics: TopicAdmin,
     unique_name: Callable[[str], str],
@@ -221,7 +243,7 @@ def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others
     grown(client, ledger)
     named, other = unique_name("named"), unique_name("other")
 
-    def consumer(group: str) -> bridge.Consumer:
+    def consumer(group: str) -> rollbridge.Consumer:
         return consumer_of(site.cluster, site.root, group, ledger)
 
     begun = consumer(other)
@@ -245,7 +267,7 @@ def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others
     late.close()
 
 
-def test_retention_by_time_and_by_size(client: bridge.Bridge, scope: str, topics: TopicAdmin) -> None:
+def test_retention_by_time_and_by_size(client: rollbridge.Bridge, scope: str, topics: TopicAdmin) -> None:
     by_time, by_size = f"{scope}/by-time", f"{scope}/by-size"
     client.admin.create_stream(by_time, retention_time=timedelta(milliseconds=300))
     client.admin.create_stream(by_size)
@@ -272,7 +294,7 @@ def test_retention_by_time_and_by_size(client: bridge.Bridge, scope: str, topics
     assert sum(map(len, filter(None, kept))) >= 2_000
 
 
-def test_bad_input(client: bridge.Bridge, orders: str, payments: str, scope: str) -> None:
+def test_bad_input(client: rollbridge.Bridge, orders: str, payments: str, scope: str) -> None:
     write(client, orders, [b"0"])
     for before, what in (
         (f"{payments}@0-0:0", "belongs to"),

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge.kafka.security import Security
-from bridge.zookeeper.security import ZooKeeperSecurity
 from integration_tests.patience import PATIENCE_S
 from integration_tests.secured import AUTHORITY, CERTIFICATES, SERVER
+from rollbridge.security.kafka import Security
+from rollbridge.security.zookeeper import ZooKeeperSecurity
 
 STRANGER = CERTIFICATES / "stranger.pem"
 Connect = Callable[[dict[str, str], tuple[str, int]], socket.socket]

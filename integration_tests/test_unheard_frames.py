@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, Message
 
-import bridge
-from bridge.client.sender import Delivered, Sender
-from bridge.client.transaction import CommitFuture
+import rollbridge
 from integration_tests.clients import Site
+from rollbridge.client.sender import Delivered, Sender
+from rollbridge.client.transaction import CommitFuture
 
 TRANSACTIONS = 40
 
@@ -52,7 +52,7 @@ def test_a_frame_that_is_acknowledged_without_an_offset_is_sent_again(
     assert len(doubted) > TRANSACTIONS
 
 
-def write(client: bridge.Bridge, number: int, orders: str, payments: str) -> CommitFuture:
+def write(client: rollbridge.Bridge, number: int, orders: str, payments: str) -> CommitFuture:
     """A transaction over one stream, or, each third, over both."""
     streams = (orders,) if number % 3 else (payments, orders)
     transaction = client.begin(*streams)

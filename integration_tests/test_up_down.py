@@ -18,11 +18,11 @@ import psutil
 import pytest
 from confluent_kafka import TopicPartition
 
-from bridge.cli.exit_codes import ExitCode
-from bridge.embedded import probes, processes
-from bridge.embedded.ports import free_port
 from integration_tests.kafka_tools import create_topic, produce, read_all
 from integration_tests.patience import eventually
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.embedded import probes, processes
+from rollbridge.embedded.ports import free_port
 
 FAST = ("--no-coordinator", "--kafka-heap", "300m")
 
@@ -62,7 +62,7 @@ class Shell:
 
     def popen(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "bridge", *arguments],
+            [sys.executable, "-m", "rollbridge", *arguments],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -179,7 +179,7 @@ def test_an_ephemeral_cluster_leaves_nothing(shell: Shell, tmp_path: Path) -> No
     environment = {key: value for key, value in shell.environment.items() if key != "ROLLBRIDGE_HOME"}
     environment["TMPDIR"] = str(temporary)
     up = subprocess.run(
-        [sys.executable, "-m", "bridge", "up", "--ephemeral", *FAST],
+        [sys.executable, "-m", "rollbridge", "up", "--ephemeral", *FAST],
         env=environment,
         capture_output=True,
         text=True,

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-import bridge
-from bridge.errors import InvalidRequestError
-from bridge.user_code import CHUNK, next_chunk
+import rollbridge
 from integration_tests.patience import PATIENCE_S
+from rollbridge.calls.user_code import CHUNK, next_chunk
+from rollbridge.errors import InvalidRequestError
 
 Rows = Iterator[tuple[bytes, bytes]]
 WriteAll = Callable[[Rows], int]
 
 
-def values(client: bridge.Bridge, stream: str) -> list[bytes | None]:
+def values(client: rollbridge.Bridge, stream: str) -> list[bytes | None]:
     with client.reader(stream, follow=False) as reader:
         return [record.value for record in reader]
 
@@ -42,7 +42,7 @@ def test_what_an_iterator_gave_before_it_raised_is_kept() -> None:
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "transaction"])
-def test_an_iterator_may_write_by_itself_and_take_its_time(client: bridge.Bridge, orders: str, plain: bool) -> None:
+def test_an_iterator_may_write_by_itself_and_take_its_time(client: rollbridge.Bridge, orders: str, plain: bool) -> None:
     writer = client.writer(orders)
     transaction = client.begin(orders)
     go_on = threading.Event()
@@ -79,7 +79,7 @@ def test_an_iterator_may_write_by_itself_and_take_its_time(client: bridge.Bridge
     )
 
 
-def test_callbacks_that_exit_end_no_thread_of_ours(client: bridge.Bridge, orders: str, ledger: str) -> None:
+def test_callbacks_that_exit_end_no_thread_of_ours(client: rollbridge.Bridge, orders: str, ledger: str) -> None:
     called = threading.Semaphore(0)
 
     def leave(*_: Any) -> None:
@@ -93,18 +93,18 @@ def test_callbacks_that_exit_end_no_thread_of_ours(client: bridge.Bridge, orders
             transaction = client.begin(orders)
             transaction.write(orders, key=b"k", value=b"in a transaction").add_done_callback(leave)
             transaction.commit_async().add_done_callback(leave)
-            conditional.write_async(b"k", b"conditional", expected=bridge.ANY).add_done_callback(leave)
+            conditional.write_async(b"k", b"conditional", expected=rollbridge.ANY).add_done_callback(leave)
             for _ in range(4):
                 assert called.acquire(timeout=PATIENCE_S), "a callback was not called"
         writer.write(b"k", b"at last").result(PATIENCE_S)
-        conditional.write(b"k", b"at last", expected=bridge.ANY)
+        conditional.write(b"k", b"at last", expected=rollbridge.ANY)
     with client.transaction(orders) as txn:
         txn.write(orders, key=b"k", value=b"at last")
     assert values(client, orders).count(b"at last") == 2
 
 
-def test_who_makes_updates_holds_up_nobody_and_loses_none(client: bridge.Bridge, ledger: str) -> None:
-    def opened() -> bridge.Synchronizer[bytes, bytes]:
+def test_who_makes_updates_holds_up_nobody_and_loses_none(client: rollbridge.Bridge, ledger: str) -> None:
+    def opened() -> rollbridge.Synchronizer[bytes, bytes]:
         return client.synchronizer(ledger, b"state", b"", lambda state, update: state + update)
 
     with opened() as one, opened() as other:

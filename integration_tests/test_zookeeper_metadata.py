@@ -9,23 +9,25 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.errors import CoordinatorUnavailable, CorruptDataError, WrongClusterError
-from bridge.model import paths
-from bridge.model.epochs import EpochHistory
-from bridge.model.expiry import without_epochs
-from bridge.model.foundation import Foundation
-from bridge.model.identifiers import Epoch, SegmentId, TransactionId
-from bridge.model.keyspace import even_ranges, ranges_of
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import CreateNode, DeleteNode, SetNode
-from bridge.model.records import Cluster, StreamConfig, TransactionRecord, Truncation, epoch_to_json
-from bridge.model.requests import Answer, Request, RequestKind
-from bridge.zookeeper.errors import UnknownWriteError
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
 from integration_tests.patience import PATIENCE_S
+from rollbridge.calls.within import answers_within
+from rollbridge.errors import CoordinatorUnavailable, CorruptDataError, WrongClusterError
+from rollbridge.model import paths
+from rollbridge.model.counters import counter_of
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.expiry import without_epochs
+from rollbridge.model.foundation import Foundation
+from rollbridge.model.identifiers import Epoch, SegmentId, TransactionId
+from rollbridge.model.keyspace import even_ranges, ranges_of
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import CreateNode, DeleteNode, SetNode
+from rollbridge.model.records import Cluster, Group, StreamConfig, TransactionRecord, Truncation, epoch_to_json
+from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.zookeeper.errors import UnknownWriteError
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 GROUP = GroupName("sales")
 ORDERS = StreamName("sales", "orders")
@@ -153,7 +155,7 @@ def test_a_corrupt_node_is_said_to_be_corrupt(metadata: Metadata) -> None:
         metadata.stream(ORDERS)
     metadata.session.create(paths.TRANSACTION_COUNTER, b"many", parents=True)
     with pytest.raises(CorruptDataError, match="counters"):
-        metadata.reserve_counters(1)
+        metadata.reserve_counters(GROUP, 1)
 
 
 def test_a_path_belongs_to_the_cluster_that_used_it_first(metadata: Metadata) -> None:
@@ -181,10 +183,12 @@ def test_a_newer_layout_is_refused(metadata: Metadata) -> None:
 
 
 def test_counters_are_never_given_out_twice(metadata: Metadata) -> None:
-    assert metadata.reserve_counters(10) == range(1, 11)
+    assert metadata.reserve_counters(GROUP, 10) == range(1, 11), "of a group without a number"
+    start = numbered(metadata)
+    assert metadata.reserve_counters(GROUP, 10) == range(start + 1, start + 11)
     blocks: list[range] = []
     threads = [
-        threading.Thread(target=lambda: blocks.extend(metadata.reserve_counters(7) for _ in range(10)))
+        threading.Thread(target=lambda: blocks.extend(metadata.reserve_counters(GROUP, 7) for _ in range(10)))
         for _ in range(4)
     ]
     for thread in threads:
@@ -192,7 +196,30 @@ def test_counters_are_never_given_out_twice(metadata: Metadata) -> None:
     for thread in threads:
         thread.join(PATIENCE_S)
     numbers = list(itertools.chain.from_iterable(blocks))
-    assert sorted(numbers) == list(range(11, 11 + 280))
+    assert sorted(numbers) == list(range(start + 11, start + 11 + 280))
+
+
+def numbered(metadata: Metadata) -> int:
+    """Number a group as its leader does; gives where its ids begin."""
+    known = Group(GROUP, 0, "log", number=7, counter_floor=1, counter_ceiling=1_000)
+    metadata.session.ensure(paths.group(GROUP), known.to_json())
+    metadata.session.ensure(paths.counter(GROUP), b"1")
+    return counter_of(7, 0)
+
+
+@pytest.mark.parametrize("raw", [b"", b"x", b"0", b"-3", b"996", b"9" * 5_000, str(1 << 96).encode()])
+def test_of_a_damaged_counter_nothing_is_reserved_until_it_is_set_right(metadata: Metadata, raw: bytes) -> None:
+    start = numbered(metadata)
+    metadata.session.set(paths.counter(GROUP), raw)
+    with answers_within(1.0), pytest.raises(CoordinatorUnavailable, match=r"counter holds .*sets it right") as raised:
+        metadata.reserve_counters(GROUP, 5)
+    assert len(str(raised.value)) < 700
+    found: list[range] = []
+    waiting = threading.Thread(target=lambda: found.append(metadata.reserve_counters(GROUP, 5)))
+    waiting.start()
+    metadata.session.set(paths.counter(GROUP), b"50")
+    waiting.join(PATIENCE_S)
+    assert found == [range(start + 50, start + 55)]
 
 
 def test_a_group_is_created_whole_whatever_was_there(metadata: Metadata) -> None:

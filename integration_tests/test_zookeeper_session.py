@@ -11,9 +11,13 @@ from contextlib import closing, suppress
 import pytest
 from kazoo.client import KazooClient
 
-from bridge.embedded.ports import free_port
-from bridge.errors import RollbridgeError, ZooKeeperUnavailable
-from bridge.model.nodes import (
+from integration_tests.backends.choice import new_cluster
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import until
+from integration_tests.patience import PATIENCE_S
+from rollbridge.embedded.ports import free_port
+from rollbridge.errors import RollbridgeError, ZooKeeperUnavailable
+from rollbridge.model.nodes import (
     ROOT_CHARACTERS_MAX,
     CheckNode,
     CreateNode,
@@ -22,7 +26,7 @@ from bridge.model.nodes import (
     SetNode,
     bytes_of,
 )
-from bridge.zookeeper.errors import (
+from rollbridge.zookeeper.errors import (
     NodeExists,
     NodeMissing,
     NodeNotEmpty,
@@ -30,13 +34,9 @@ from bridge.zookeeper.errors import (
     UnknownWriteError,
     ZooKeeperRefused,
 )
-from bridge.zookeeper.session import SessionState, ZooKeeperSession
-from bridge.zookeeper.values import REQUEST_BYTES_MAX
-from coordinator.planning import ROLL_BYTES_MAX
-from integration_tests.backends.choice import new_cluster
-from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import until
-from integration_tests.patience import PATIENCE_S
+from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
+from rollbridge.zookeeper.values import REQUEST_BYTES_MAX
+from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX
 
 
 @pytest.fixture
@@ -322,7 +322,9 @@ def test_ephemeral_nodes_go_with_the_session(cluster: AnyCluster, session: ZooKe
     assert session.get("/me") is None
 
 
-def test_an_expired_session_is_told_lost_and_a_new_one_begins(cluster: AnyCluster, root: str) -> None:
+@pytest.fixture
+def relayed(cluster: AnyCluster, root: str) -> Iterator[tuple[Relay, ZooKeeperSession, list[SessionState]]]:
+    """A session by way of a relay, with two nodes of which one is ephemeral; and the states that it goes through."""
     with (
         closing(Relay(cluster.zookeeper)) as relay,
         ZooKeeperSession(relay.address, root=root, session_timeout_s=6.0) as session,
@@ -331,37 +333,39 @@ def test_an_expired_session_is_told_lost_and_a_new_one_begins(cluster: AnyCluste
         session.create("/me", ephemeral=True)
         states: list[SessionState] = []
         session.on_state(states.append)
-        lost = Watch()
-        session.get("/n", lost)
-        before = session.session_id
-        relay.silent = 100
-        expire(cluster, session)
-        relay.silent = 0
-        relay.cut()
-        until(lambda: SessionState.LOST in states and session.is_connected)
-        lost.await_call()
-        assert session.session_id != before
-        assert session.get("/me") is None
-        assert session.get("/n") is not None
-        assert states[-1] is SessionState.CONNECTED
+        yield relay, session, states
 
 
-def test_a_handshake_that_is_never_answered_does_not_take_the_session(cluster: AnyCluster, root: str) -> None:
-    with (
-        closing(Relay(cluster.zookeeper)) as relay,
-        ZooKeeperSession(relay.address, root=root, session_timeout_s=6.0) as session,
-    ):
-        session.ensure("/n")
-        session.create("/me", ephemeral=True)
-        states: list[SessionState] = []
-        session.on_state(states.append)
-        before = session.session_id
-        relay.silent = 1
-        relay.cut()
-        until(lambda: SessionState.SUSPENDED in states and session.is_connected)
-        assert (session.session_id, relay.silent) == (before, 0)
-        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
-        assert session.get("/me") is not None
+def test_an_expired_session_is_told_lost_and_a_new_one_begins(
+    cluster: AnyCluster, relayed: tuple[Relay, ZooKeeperSession, list[SessionState]]
+) -> None:
+    relay, session, states = relayed
+    lost = Watch()
+    session.get("/n", lost)
+    before = session.session_id
+    relay.silent = 100
+    expire(cluster, session)
+    relay.silent = 0
+    relay.cut()
+    until(lambda: SessionState.LOST in states and session.is_connected)
+    lost.await_call()
+    assert session.session_id != before
+    assert session.get("/me") is None
+    assert session.get("/n") is not None
+    assert states[-1] is SessionState.CONNECTED
+
+
+def test_a_handshake_that_is_never_answered_does_not_take_the_session(
+    relayed: tuple[Relay, ZooKeeperSession, list[SessionState]],
+) -> None:
+    relay, session, states = relayed
+    before = session.session_id
+    relay.silent = 1
+    relay.cut()
+    until(lambda: SessionState.SUSPENDED in states and session.is_connected)
+    assert (session.session_id, relay.silent) == (before, 0)
+    assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+    assert session.get("/me") is not None
 
 
 @pytest.mark.long

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from bridge.model.buffer import BufferFold, BufferLimits
-from bridge.model.buffered import Partition
-from bridge.model.frames import (
+from rollbridge.model.buffer import BufferFold, BufferLimits
+from rollbridge.model.buffered import Partition
+from rollbridge.model.frames import (
     BeginFrame,
     FrameHeader,
     FrameKind,
@@ -19,7 +19,7 @@ from bridge.model.frames import (
     buffer_partition,
     encode_abort,
 )
-from bridge.model.identifiers import TransactionId
+from rollbridge.model.identifiers import TransactionId
 
 STREAMS = ("s/a", "s/b", "s/c")
 

@@ -7,9 +7,9 @@ import itertools
 import pytest
 from kio.schema.errors import ErrorCode
 
-from bridge.kafka import codes
-from bridge.kafka.codes import Meaning, meaning
-from bridge.kafka.states import AFTER, PERMISSIONS, Operation, Permission, Result, State
+from rollbridge.kafka import codes
+from rollbridge.kafka.codes import Meaning, meaning
+from rollbridge.kafka.states import AFTER, PERMISSIONS, Operation, Permission, Result, State
 
 
 def test_every_state_says_something_to_every_operation() -> None:

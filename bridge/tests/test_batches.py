@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import cramjam
 import pytest
@@ -10,8 +11,9 @@ from crc32c import crc32c
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.errors import CorruptDataError
-from bridge.kafka.batches import (
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka import batches
+from rollbridge.kafka.batches import (
     HEADER_BYTES,
     SEQUENCE_MAX,
     Batch,
@@ -363,3 +365,32 @@ def test_snappy_blocks_of_impossible_sizes_end_the_reading(size: int) -> None:
     struct.pack_into(">i", batch, HEADER_BYTES + 16, size)
     with pytest.raises(CorruptDataError, match="snappy block"):
         list(read_records(bytes(batch)))
+
+
+def test_a_small_batch_that_decompresses_to_very_much_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold up a leader for as long as it has records; brokers look into it, without making any."""
+    builder = BatchBuilder(1 << 25, Compression.ZSTD)
+    for _ in range(50_000):
+        builder.append(1, None, b"x" * 100)
+    bomb = builder.build()
+    assert len(bomb) < 200_000
+    small = build_one()
+    made: list[int] = []
+    read = batches.read_records
+
+    def counted(batch: batches.Batch, **options: int) -> Iterator[batches.Record]:
+        for record in read(batch, **options):
+            made.append(record.offset)
+            yield record
+
+    monkeypatch.setattr(batches, "read_records", counted)
+    result = rebatch([small, bomb, small, small], 512 * 1024)
+    assert not made
+    assert [bytes(item) for item in result.batches[:2]] == [small, bomb]
+    assert [(place.batch, place.offset_delta) for place in result.places] == [(0, 0), (1, 0), (2, 0), (2, 1)]
+
+
+def build_one() -> bytes:
+    builder = BatchBuilder(1_000)
+    builder.append(1, b"k", b"v")
+    return builder.build()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.errors import InvalidTransitionError
-from bridge.model import buffer as buffer_module
-from bridge.model.ages import DEADLINES_MIN
-from bridge.model.buffer import BufferFold, BufferLimits
-from bridge.model.control import EXPIRED
-from bridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
-from bridge.model.identifiers import TransactionId
-from bridge.model.transaction import State
 from bridge.tests.buffers import STREAMS, Buffer, check_batch, fold_all
+from rollbridge.errors import InvalidTransitionError
+from rollbridge.model import buffer as buffer_module
+from rollbridge.model.ages import DEADLINES_MIN
+from rollbridge.model.buffer import BufferFold, BufferLimits
+from rollbridge.model.buffered import CACHED_PRICE
+from rollbridge.model.control import EXPIRED
+from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.transaction import State
 
 A, B = STREAMS[:2]
 
@@ -268,7 +269,7 @@ def test_the_second_begin_frame_changes_nothing_even_if_it_differs() -> None:
 
 
 def test_beyond_the_cache_only_positions_are_kept() -> None:
-    buffer = Buffer(BufferLimits(cache_bytes_max=25, cache_bytes_per_transaction_max=100))
+    buffer = Buffer(BufferLimits(cache_bytes_max=25 + 2 * CACHED_PRICE, cache_bytes_per_transaction_max=10_000))
     one, other = buffer.begin(1), buffer.begin(2)
     buffer.data(one, 0, 1, size=20)
     buffer.data(other, 0, 1, size=6)
@@ -276,11 +277,11 @@ def test_beyond_the_cache_only_positions_are_kept() -> None:
     assert [frame.batch is None for frame in buffer.fold.open[one].frames] == [False]
     assert [frame.batch is None for frame in buffer.fold.open[other].frames] == [True, False]
     assert [(frame.offset, frame.size) for frame in buffer.fold.open[other].frames] == [(3, 6), (4, 5)]
-    assert buffer.fold.cached_bytes == 25
+    assert buffer.fold.cached_bytes == 25 + 2 * CACHED_PRICE
 
 
 def test_one_transaction_can_not_take_the_whole_cache() -> None:
-    buffer = Buffer(BufferLimits(cache_bytes_max=100, cache_bytes_per_transaction_max=10))
+    buffer = Buffer(BufferLimits(cache_bytes_max=10_000, cache_bytes_per_transaction_max=10 + CACHED_PRICE))
     one, other = buffer.begin(1), buffer.begin(2)
     for first in range(3):
         buffer.data(one, first, 1, size=10)
@@ -291,7 +292,7 @@ def test_one_transaction_can_not_take_the_whole_cache() -> None:
 
 @pytest.mark.parametrize("end", ["abort", "settle"])
 def test_the_cache_is_free_again_after_the_end(end: str) -> None:
-    buffer = Buffer(BufferLimits(cache_bytes_max=10))
+    buffer = Buffer(BufferLimits(cache_bytes_max=10 + CACHED_PRICE))
     t = buffer.begin(1)
     buffer.data(t, 0, 1, size=10)
     if end == "abort":
@@ -392,7 +393,7 @@ def test_settling_what_is_not_decided_is_a_defect_and_changes_nothing() -> None:
     with pytest.raises(InvalidTransitionError, match="is open and got abort-logged"):
         buffer.fold.settle(t)
     assert buffer.fold.open[t].state is State.OPEN
-    assert buffer.fold.cached_bytes == 10
+    assert buffer.fold.cached_bytes == 10 + CACHED_PRICE
     with pytest.raises(KeyError):
         buffer.fold.settle(bytes(16))
 
@@ -421,7 +422,7 @@ def test_a_doubled_begin_frame_does_not_open_an_ended_transaction_again() -> Non
 
 
 def test_the_memory_of_ended_transactions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.model.buffer.TOMBSTONES_MAX", 3)
+    monkeypatch.setattr("rollbridge.model.buffer.TOMBSTONES_MAX", 3)
     buffer = Buffer()
     for counter in range(5):
         t = buffer.begin(counter, A, B)

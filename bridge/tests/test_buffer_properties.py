@@ -9,15 +9,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.model.buffer import BufferFold, BufferLimits
-from bridge.model.buffered import BufferedTransaction, Partition
-from bridge.model.frames import PieceKey, pack_bundle, unpack_header
-from bridge.model.transaction import State
 from bridge.tests.buffers import Message, Truth, World, fold_all, new_fold, snapshot, worlds
+from rollbridge.model.buffer import BufferFold, BufferLimits
+from rollbridge.model.buffered import CACHED_PRICE, BufferedTransaction, Partition
+from rollbridge.model.frames import PieceKey, pack_bundle, unpack_header
+from rollbridge.model.transaction import State
 
 SMALL = BufferLimits(
-    cache_bytes_max=12,
-    cache_bytes_per_transaction_max=7,
+    cache_bytes_max=12 + 4 * CACHED_PRICE,
+    cache_bytes_per_transaction_max=7 + 3 * CACHED_PRICE,
     transaction_bytes_max=16,
     open_transactions_max=2,
     lease_ms_max=20,
@@ -168,7 +168,8 @@ def test_a_leader_that_settles_at_once_merges_every_transaction_once_and_exactly
             fold.settle(item.id)
     assert merged == {item.id: item.named for item in world.truths if item.end == "commit" and item.complete}
     assert sorted(aborted) == sorted(item.id for item in world.truths if item.end == "abort")
-    assert fold.cached_bytes == sum(frame.size for item in fold.open.values() for frame in item.frames)
+    assert fold.cached_bytes == sum(frame.size + CACHED_PRICE for item in fold.open.values() for frame in item.frames)
+    assert fold.held_bytes == sum(item.price() for item in fold.open.values())
 
 
 @given(worlds(), st.data())
@@ -191,7 +192,7 @@ def test_limits_hold_after_every_message(world: World, data: st.DataObject) -> N
         for item in fold.open.values():
             for frame in item.frames:
                 assert frame.batch is None or len(frame.batch) == frame.size
-                cached[item.id] += len(frame.batch or b"")
+                cached[item.id] += 0 if frame.batch is None else len(frame.batch) + CACHED_PRICE
             assert item.cached_bytes == cached[item.id] <= SMALL.cache_bytes_per_transaction_max
             assert item.begin.lease_ms <= SMALL.lease_ms_max or item.state is State.ABORTING
             assert item.state is not State.OPEN or item.bytes <= SMALL.transaction_bytes_max

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import InvalidRequestError, UnavailableError
-from bridge.model.cas import Accepted, Condition, Entry, Falling, Mates, Refused, Scope, holds, judge, place_of
-from bridge.model.course import Course
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange
-from bridge.model.sequence import DLSN
-from bridge.model.sn import ANY, EMPTY, SN, sequence_bases
 from bridge.tests.strategies import histories
+from rollbridge.errors import InvalidRequestError, UnavailableError
+from rollbridge.model.cas import Accepted, Condition, Entry, Falling, Mates, Refused, Scope, holds, judge, place_of
+from rollbridge.model.course import Course
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import ANY, EMPTY, SN, sequence_bases
 
 WHOLE = EpochHistory.create([KeyRange(0.0, 1.0)], 0)
 HALVES = WHOLE.with_records(WHOLE.plan_scale([0], [KeyRange(0.0, 0.5), KeyRange(0.5, 1.0)], 1)).with_sealed_ends(

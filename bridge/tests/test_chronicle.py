@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.model import chronicle as chronicle_module
-from bridge.model.chronicle import Chronicle
-from bridge.model.identifiers import TransactionId
-from bridge.model.transaction import State
 from bridge.tests.buffers import Buffer
+from rollbridge.model import chronicle as chronicle_module
+from rollbridge.model.chronicle import Chronicle
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.transaction import State
 
 
 def lines(buffer: Buffer) -> list[str]:

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from bridge.cli.exit_codes import ExitCode
-from bridge.cli.main import main
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.main import main
 
 
 def test_the_rights_of_a_role_are_printed_as_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from bridge.cli.exit_codes import ExitCode
-from bridge.cli.main import main, rollbridge
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.main import main, rollbridge
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 import pytest
 
-from bridge import errors
-from bridge.cli import main as cli
-from bridge.cli.context import CliContext
-from bridge.cli.exit_codes import MEANINGS, ExitCode
-from bridge.cli.main import COMMANDS, main
+from rollbridge import errors
+from rollbridge.cli import main as cli
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.exit_codes import MEANINGS, ExitCode
+from rollbridge.cli.main import COMMANDS, main
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[CliContext]:
     @click.pass_obj
     def status(context: CliContext, rest: tuple[str, ...]) -> None:
         contexts.append(context)
-        logging.getLogger("bridge.something").info("rest is %s", rest)
+        logging.getLogger("rollbridge.something").info("rest is %s", rest)
 
     monkeypatch.delenv("ROLLBRIDGE_HOME", raising=False)
-    monkeypatch.setattr("bridge.cli.cluster.status", status)
+    monkeypatch.setattr("rollbridge.cli.status.status", status)
     return contexts
 
 
@@ -39,7 +39,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, exc: BaseException) -> None:
     def status() -> None:
         raise exc
 
-    monkeypatch.setattr("bridge.cli.cluster.status", status)
+    monkeypatch.setattr("rollbridge.cli.status.status", status)
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,18 @@ from confluent_kafka import Message
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bridge.cli import values
-from bridge.cli.produce import LINE_BYTES_MAX, lines, split
-from bridge.cli.records import FIELDS, json_line, line_of
-from bridge.cli.stream import divide, history_table
-from bridge.cli.tables import counted, duration, moment, printable, table
-from bridge.errors import InvalidRangesError, InvalidRequestError, RecordTooLargeError
-from bridge.message import Origin, Record, record_of
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId, TransactionId
-from bridge.model.keyspace import KeyRange, check_partition, even_ranges
-from bridge.model.sequence import DLSN, RECORD_HEADER, pack_record_header
 from bridge.tests.strategies import histories
+from rollbridge.cli import values
+from rollbridge.cli.produce import LINE_BYTES_MAX, lines, split
+from rollbridge.cli.records import FIELDS, json_line, line_of
+from rollbridge.cli.stream import divide, history_table
+from rollbridge.cli.tables import counted, duration, moment, printable, table
+from rollbridge.consumer.records import Origin, Record, record_of
+from rollbridge.errors import InvalidRangesError, InvalidRequestError, RecordTooLargeError
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges
+from rollbridge.model.sequence import DLSN, RECORD_HEADER, pack_record_header
 
 
 @pytest.mark.parametrize(

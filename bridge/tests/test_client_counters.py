@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from bridge.client.counters import CounterSupply
-from bridge.errors import ZooKeeperUnavailable
+from rollbridge.client.counters import CounterSupply
+from rollbridge.errors import ZooKeeperUnavailable
 
 
 class Reserve:

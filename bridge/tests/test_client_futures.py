@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.client.frame_writer import PartWriter
-from bridge.client.futures import Completion, WriteFuture
-from bridge.client.results import CommitResult, PartHandle, Piece, find_ends
-from bridge.client.routing import Route
-from bridge.client.slots import FrameLimits
-from bridge.errors import (
+from rollbridge.client.frame_writer import PartWriter
+from rollbridge.client.futures import Completion
+from rollbridge.client.results import CommitResult, PartHandle, Piece, find_ends
+from rollbridge.client.slots import FrameLimits, WriteFuture
+from rollbridge.errors import (
     IncompleteError,
     OutcomeUnknown,
     RollbridgeError,
@@ -25,13 +24,14 @@ from bridge.errors import (
     TransactionCommitted,
     TransactionExpired,
 )
-from bridge.model.control import EXPIRED, ControlKind, ControlRecord, Placement, Run
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId, TransactionId, local_sequence
-from bridge.model.keyspace import even_ranges
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import StreamConfig
-from bridge.model.sequence import DLSN
+from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord, Placement, Run
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId, TransactionId, local_sequence
+from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import StreamConfig
+from rollbridge.model.routing import Route
+from rollbridge.model.sequence import DLSN
 
 ID = TransactionId.of(1, 7)
 ORDERS = "sales/orders"

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from bridge.client.options import ClientOptions
-from bridge.errors import ConfigError
+from rollbridge.client.options import ClientOptions
+from rollbridge.errors import ConfigError
 
 
 def test_the_defaults_are_valid_and_say_a_day() -> None:

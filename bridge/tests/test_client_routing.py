@@ -8,12 +8,12 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.client.routing import Route, StreamView, hash_bounds
-from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
-from bridge.model.identifiers import Epoch, SegmentId
-from bridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_hash
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import StreamConfig
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
+from rollbridge.model.identifiers import Epoch, SegmentId
+from rollbridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_hash
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import StreamConfig
+from rollbridge.model.routing import Route, StreamView, hash_bounds
 
 CONFIG = StreamConfig(
     name=StreamName("sales", "orders"),

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from bridge.client.commit_line import CommitLines
-from bridge.client.futures import Completion
-from bridge.client.results import PartHandle, Piece
-from bridge.client.routing import Route
-from bridge.client.runtime import Plan, Runtime
-from bridge.client.slots import FrameLimits
-from bridge.client.transaction import Transaction
-from bridge.client.writing import Part
-from bridge.errors import (
+from rollbridge.client.commit_line import CommitLines
+from rollbridge.client.futures import Completion
+from rollbridge.client.results import PartHandle, Piece
+from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.slots import FrameLimits
+from rollbridge.client.transaction import Transaction
+from rollbridge.client.writing import Part
+from rollbridge.errors import (
     BackpressureError,
     IncompleteError,
     InvalidRequestError,
@@ -29,9 +28,9 @@ from bridge.errors import (
     TransactionExpired,
     UnavailableError,
 )
-from bridge.model.control import EXPIRED, ControlKind, ControlRecord
-from bridge.model.epochs import EpochHistory
-from bridge.model.frames import (
+from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.frames import (
     BUNDLE_BYTES_MAX,
     BeginFrame,
     FrameKind,
@@ -41,10 +40,11 @@ from bridge.model.frames import (
     unpack_bundle,
     unpack_header,
 )
-from bridge.model.identifiers import TransactionId
-from bridge.model.keyspace import even_ranges
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import StreamConfig
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import StreamConfig
+from rollbridge.model.routing import Route
 
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"
 GROUP = GroupName("sales")
@@ -149,7 +149,7 @@ class Bench:
             self.outcomes,  # type: ignore[arg-type]
             FrameLimits(),
             0.01,
-            CommitLines(lambda: 25_000),
+            CommitLines(lambda _: 25_000),
             lambda group: f"nobody leads {group}",
             lambda group, transaction: self.events,
         )

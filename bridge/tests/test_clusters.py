@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from bridge.errors import KafkaUnavailable
-from bridge.kafka.metadata import Clusters
-from bridge.kafka.patience import Deadline
+from rollbridge.errors import KafkaUnavailable
+from rollbridge.kafka.metadata import Clusters
+from rollbridge.kafka.patience import Deadline
 
 
 class Kept:

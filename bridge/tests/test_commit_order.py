@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.model.buffer import BufferFold, BufferLimits
-from bridge.model.buffered import BufferedTransaction
-from bridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitLines, CommitOrder, order_of
-from bridge.model.control import FENCED, FORSAKEN, OVERTAKEN
-from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort, unpack_header
-from bridge.model.identifiers import TransactionId
-from bridge.model.transaction import State
+from rollbridge.model.buffer import BufferFold, BufferLimits
+from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitLines, CommitOrder, order_of
+from rollbridge.model.control import FENCED, FORSAKEN, OVERTAKEN
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort, unpack_header
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.transaction import State
 
 STREAM = "s/a"
 LEASE_MS = 1_000

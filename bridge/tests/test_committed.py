@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import CorruptDataError
-from bridge.kafka.batches import BatchBuilder
-from bridge.kafka.committed import AbortedSpan, committed_records
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.committed import AbortedSpan, committed_records
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 ABORT, COMMIT = 0, 1

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import schemas
-from bridge.client.conditions import with_condition
-from bridge.errors import CorruptDataError, InvalidRequestError
-from bridge.model.cas import Condition, Scope
-from bridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, RefusedCondition, StreamCondition
-from bridge.model.frames import Manifest, PieceKey, decode_manifest
-from bridge.model.sn import ANY, EMPTY
+import rollbridge_schemas
 from bridge.tests.strategies import sns
+from rollbridge.client.conditions import with_condition
+from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, RefusedCondition, StreamCondition
+from rollbridge.model.frames import Manifest, PieceKey, decode_manifest
+from rollbridge.model.sn import ANY, EMPTY
 
 keys = st.binary(max_size=20)
 conditions = st.builds(
@@ -43,14 +43,14 @@ GOOD = {"stream": 0, "key": "6b", "scope": "key", "expected": "empty"}
     [{"stream": -1}, {"key": "6"}, {"key": "xx"}, {"key": None}, {"expected": ""}, {"expected": "seq=-1"}],
 )
 def test_a_commit_frame_with_an_impossible_condition_is_corrupt(change: dict[str, object]) -> None:
-    raw = schemas.codec("commit_frame").encode({"entries": [], "conditions": [{**GOOD, **change}]})
+    raw = rollbridge_schemas.codec("commit_frame").encode({"entries": [], "conditions": [{**GOOD, **change}]})
     with pytest.raises(CorruptDataError, match="a COMMIT frame holds"):
         decode_manifest(raw)
 
 
 def test_there_is_a_limit_to_conditions() -> None:
     one = StreamCondition(0, Condition(ANY))
-    raw = schemas.codec("commit_frame").encode({"entries": [], "conditions": [GOOD] * (CONDITIONS_MAX + 1)})
+    raw = rollbridge_schemas.codec("commit_frame").encode({"entries": [], "conditions": [GOOD] * (CONDITIONS_MAX + 1)})
     with pytest.raises(CorruptDataError, match=f"{CONDITIONS_MAX} conditions"):
         decode_manifest(raw)
     with pytest.raises(InvalidRequestError, match=f"at most {CONDITIONS_MAX} conditions"):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.config import ConnectionSettings, load_settings
-from bridge.embedded.state import Home, Ports, State
-from bridge.errors import ConfigError
+from rollbridge.config import ConnectionSettings, load_settings
+from rollbridge.embedded.state import Home, Ports, State
+from rollbridge.errors import ConfigError
 
 BOTH = {"bootstrap_servers": "flag:9092", "zookeeper": "flag:2181"}
 

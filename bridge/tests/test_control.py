@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import schemas
-from bridge.errors import CorruptDataError
-from bridge.model.conditions import RefusedCondition
-from bridge.model.control import ControlKind, ControlRecord, Run, add_run, decode_control
-from bridge.model.identifiers import SegmentId, TransactionId
+import rollbridge_schemas
 from bridge.tests.strategies import segment_ids, sns, stream_names, times_ms, transaction_ids
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.conditions import RefusedCondition
+from rollbridge.model.control import ControlKind, ControlRecord, Run, add_run, decode_control
+from rollbridge.model.identifiers import SegmentId, TransactionId
 
 int32 = st.integers(0, (1 << 31) - 1)
 runs = st.builds(Run, int32, times_ms, times_ms)
@@ -71,7 +71,7 @@ def test_the_encoder_by_hand_writes_what_the_general_one_does(record: ControlRec
         ],
         "refused": None if record.refused is None else record.refused.as_datum(),
     }
-    assert record.encode_value() == schemas.codec("control_record").encode(datum)
+    assert record.encode_value() == rollbridge_schemas.codec("control_record").encode(datum)
 
 
 def test_segments_lists_every_segment_with_its_stream() -> None:
@@ -99,7 +99,7 @@ def test_runs_hold_every_offset_once_in_order_and_join_where_they_can(appends: l
 
 
 GOOD = ControlRecord(TransactionId.of(0, 1), ControlKind.ABORT, "c", 0, 0, 1)
-IMPOSSIBLE_SEGMENT = schemas.codec("control_record").encode(
+IMPOSSIBLE_SEGMENT = rollbridge_schemas.codec("control_record").encode(
     {
         "kind": "COMMIT",
         "client_name": "c",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bridge.doctor.checks import CLUSTER_OPERATIONS, find, topic_operations
-from bridge.doctor.facts import (
+from rollbridge.doctor.checks import CLUSTER_OPERATIONS, find, topic_operations
+from rollbridge.doctor.facts import (
     BrokerFacts,
     ClusterFacts,
     GroupFacts,
@@ -19,14 +19,14 @@ from bridge.doctor.facts import (
     StreamFacts,
     TopicFacts,
 )
-from bridge.kafka.seal import SEALED
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import Epoch, TransactionId
-from bridge.model.keyspace import even_ranges
-from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic
-from bridge.model.records import Coordinator, Group, StreamConfig, StreamState, TransactionRecord
-from bridge.model.snapshots import SegmentIndex, Snapshot
-from bridge.snapshots import BufferSnapshot, EndedSince
+from rollbridge.kafka.seal import SEALED
+from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import Epoch, TransactionId
+from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
+from rollbridge.model.records import Coordinator, Group, StreamConfig, StreamState, TransactionRecord
+from rollbridge.model.snapshots import SegmentIndex, Snapshot
 
 GROUP, STREAM = GroupName("sales"), StreamName("sales", "orders")
 NOW_MS = 10_000_000

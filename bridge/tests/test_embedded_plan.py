@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded.plan import Wishes, decide, refuse_foreign_directory
-from bridge.embedded.ports import free_port, is_free
-from bridge.embedded.state import Home, Ports, State
-from bridge.errors import EnvironmentProblem
+from rollbridge.embedded.plan import Wishes, decide, refuse_foreign_directory
+from rollbridge.embedded.ports import free_port, is_free
+from rollbridge.embedded.state import Home, Ports, State
+from rollbridge.errors import EnvironmentProblem
 
 
 @pytest.fixture

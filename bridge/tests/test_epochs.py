@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import InvalidRangesError, InvalidRequestError
-from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment, check_chain
-from bridge.model.identifiers import Epoch, SegmentId
-from bridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_key
 from bridge.tests.strategies import histories, partitions
+from rollbridge.errors import InvalidRangesError, InvalidRequestError
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment, check_chain
+from rollbridge.model.identifiers import Epoch, SegmentId
+from rollbridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_key
 
 positions = st.floats(0.0, 1.0, exclude_max=True)
 

@@ -7,13 +7,16 @@ import re
 
 import pytest
 
-from bridge import errors
-from bridge.errors import RollbridgeError
+from rollbridge import errors
+from rollbridge.errors import RollbridgeError
+from rollbridge.model import errors as model_errors
 
 CLASSES = {
     name: item
     for name, item in vars(errors).items()
-    if inspect.isclass(item) and issubclass(item, RollbridgeError) and item.__module__ == errors.__name__
+    if inspect.isclass(item)
+    and issubclass(item, RollbridgeError)
+    and item.__module__ in {errors.__name__, model_errors.__name__}
 }
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.model.examined import Examined, Seen
-from bridge.model.sequence import DLSN
-from bridge.model.sn import SN
+from rollbridge.model.examined import Examined, Seen
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import SN
 
 KEYS = [b"a", b"b", b"c", b"d"]
 

@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.cli.lineage_svg import lineage_svg
-from bridge.cli.stream import history_table
-from bridge.errors import ConflictError, CorruptDataError, InvalidRequestError, TruncatedError
-from bridge.model.cas import place_of
-from bridge.model.course import Course
-from bridge.model.epochs import EpochCause, EpochHistory, check_chain
-from bridge.model.expiry import EPOCHS_AT_ONCE, SEGMENTS_AT_ONCE, first_needed, step_towards, without_epochs
-from bridge.model.foundation import Foundation
-from bridge.model.identifiers import Epoch, SegmentId
-from bridge.model.keyspace import KeyRange, even_ranges
-from bridge.model.lineage import lineage
-from bridge.model.reading import ReadingPlan
-from bridge.model.records import Truncation, epoch_from_json, epoch_to_json
-from bridge.model.sequence import DLSN
-from bridge.model.sharing import Reset, decide, wanted
-from bridge.model.sn import ANY, EMPTY, SN, sequence_bases
-from bridge.model.truncation import consistent, floors_of, frontier, removable
 from bridge.tests.strategies import histories
-from bridge.writer.lanes import Course as LaneCourse
+from rollbridge.cli.lineage_svg import lineage_svg
+from rollbridge.cli.stream import history_table
+from rollbridge.errors import ConflictError, CorruptDataError, InvalidRequestError, TruncatedError
+from rollbridge.model.cas import place_of
+from rollbridge.model.course import Course
+from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
+from rollbridge.model.expiry import EPOCHS_AT_ONCE, SEGMENTS_AT_ONCE, first_needed, step_towards, without_epochs
+from rollbridge.model.foundation import Foundation
+from rollbridge.model.identifiers import Epoch, SegmentId
+from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.lineage import lineage
+from rollbridge.model.reading import ReadingPlan
+from rollbridge.model.records import Truncation, epoch_from_json, epoch_to_json
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sharing import Reset, decide, wanted
+from rollbridge.model.sn import ANY, EMPTY, SN, sequence_bases
+from rollbridge.model.truncation import consistent, floors_of, frontier, removable
+from rollbridge.writer.lanes import Course as LaneCourse
 
 LONG_AGO = 1_000_000
 """Later than every epoch of a drawn history, so that none is kept for what clients may not have heard."""

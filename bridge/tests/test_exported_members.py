@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bridge
+import rollbridge
 
 PUBLIC = {
     "ANY",
@@ -54,9 +54,9 @@ PUBLIC = {
 
 
 def test_the_public_names_are_these() -> None:
-    assert set(bridge.__all__) == PUBLIC
+    assert set(rollbridge.__all__) == PUBLIC
 
 
 def test_every_public_name_is_there_and_documented() -> None:
     for name in PUBLIC:
-        assert getattr(bridge, name).__doc__, f"bridge.{name} has no docstring"
+        assert getattr(rollbridge, name).__doc__, f"bridge.{name} has no docstring"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import CorruptDataError
-from bridge.kafka.batches import HEADER_BYTES, BatchBuilder, Compression, Record, parse_header, read_records
-from bridge.kafka.committed import committed_records
-from bridge.kafka.foreign_names import _parse, batch_of_one, is_plain, read_any_records
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, Compression, Record, parse_header, read_records
+from rollbridge.kafka.committed import committed_records
+from rollbridge.kafka.foreign_names import _parse, batch_of_one, is_plain, read_any_records
 
 contents = st.none() | st.binary(max_size=300)
 names = st.text(max_size=8)

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.client.frame_writer import PartWriter
-from bridge.client.futures import Completion
-from bridge.client.routing import Route
-from bridge.client.slots import FRAME_BYTES_MIN, FrameLimits
-from bridge.errors import BackpressureError, InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
-from bridge.kafka.batches import Compression, Record, read_records, validate_frame
-from bridge.model.epochs import EpochHistory
-from bridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_header
-from bridge.model.identifiers import TransactionId, local_sequence
-from bridge.model.keyspace import even_ranges, position_of_key
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import RECORD_BYTES_MAX_DEFAULT, StreamConfig
-from bridge.model.sequence import RECORD_HEADER, unpack_record_header
+from rollbridge.client.frame_writer import PartWriter
+from rollbridge.client.futures import Completion
+from rollbridge.client.slots import FRAME_BYTES_MIN, FrameLimits
+from rollbridge.errors import BackpressureError, InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
+from rollbridge.kafka.batches import Compression, Record, read_records, validate_frame
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_header
+from rollbridge.model.identifiers import TransactionId, local_sequence
+from rollbridge.model.keyspace import even_ranges, position_of_key
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, StreamConfig
+from rollbridge.model.routing import Route
+from rollbridge.model.sequence import RECORD_HEADER, unpack_record_header
 
 ID = TransactionId.of(3, 99)
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import CorruptDataError
-from bridge.model.frames import (
+from bridge.tests.strategies import stream_names, transaction_ids
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.frames import (
     BUNDLED_FRAME_BYTES,
     HEADER,
     LABEL_CHARACTERS_MAX,
@@ -29,9 +30,8 @@ from bridge.model.frames import (
     unpack_bundle,
     unpack_header,
 )
-from bridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
-from bridge.model.terminated import RETAIN_DEFAULT
-from bridge.tests.strategies import stream_names, transaction_ids
+from rollbridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from rollbridge.model.terminated import RETAIN_DEFAULT
 
 int32 = st.integers(0, (1 << 31) - 1)
 headers = st.builds(

@@ -9,10 +9,10 @@ from confluent_kafka import Consumer
 from hypothesis import given
 from hypothesis import strategies as st
 
-import schemas
-from bridge.errors import CorruptDataError, InvalidRequestError
-from bridge.model.frames import Manifest, PieceKey, decode_manifest
-from bridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
+import rollbridge_schemas
+from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.model.frames import Manifest, PieceKey, decode_manifest
+from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
 
 NAMES = st.text(min_size=1, max_size=40)
 PLACES = st.tuples(NAMES, st.integers(0, (1 << 31) - 1))
@@ -77,7 +77,7 @@ def test_a_frame_with_what_there_can_not_be_is_corrupt() -> None:
         ],
     }
     with pytest.raises(CorruptDataError, match="offsets or conditions that there can not be"):
-        decode_manifest(schemas.codec("commit_frame").encode(datum))
+        decode_manifest(rollbridge_schemas.codec("commit_frame").encode(datum))
 
 
 def test_later_offsets_replace_earlier_ones_of_the_same_partition() -> None:

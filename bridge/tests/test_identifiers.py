@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import InvalidRequestError
-from bridge.model.identifiers import (
+from bridge.tests.strategies import segment_ids, transaction_ids
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.identifiers import (
     COUNT_MAX,
     COUNTER_MAX,
     EPOCH_MAX,
@@ -21,7 +22,6 @@ from bridge.model.identifiers import (
     local_sequence,
     split_local_sequence,
 )
-from bridge.tests.strategies import segment_ids, transaction_ids
 
 
 def test_segment_id_is_32_bits_of_epoch_then_32_bits_of_number() -> None:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from bridge.cli.main import main
-from bridge.errors import EnvironmentProblem
-from bridge.images import host, names, recipes
-from bridge.images.engine import Image, PullFailed
-from bridge.images.provide import Origin, Provider
-from bridge.images.tree import Tree
+from rollbridge.cli.main import main
+from rollbridge.errors import EnvironmentProblem
+from rollbridge.images import host, names, recipes
+from rollbridge.images.engine import Image, PullFailed
+from rollbridge.images.provide import Origin, Provider
+from rollbridge.images.tree import Tree
 
 ROOT = Path(__file__).parents[2]
 LDD = """\
@@ -132,7 +132,7 @@ def test_the_dockerignore_lists_what_the_image_is_built_from() -> None:
     assert allowed == {*recipes.PROJECT_FILES, "wheels"}
     context = recipes.RECIPES[names.COORDINATOR].inputs()
     paths = {line.partition(" ")[0] for line in context}
-    assert {"Dockerfile", "pyproject.toml", "requirements/base.lock", "bridge/py.typed"} <= paths
+    assert {"Dockerfile", "pyproject.toml", "requirements/coordinator.lock", "bridge/rollbridge/py.typed"} <= paths
     assert [path for path in paths if "/tests/" in path or "__pycache__" in path] == []
 
 
@@ -143,9 +143,10 @@ def test_the_tools_of_kafka_are_in_its_image() -> None:
 
 def test_files_for_users_name_the_images_that_are_built() -> None:
     compose = (ROOT / "compose.yaml").read_text(encoding="utf-8")
-    for name in (names.KAFKA, names.ZOOKEEPER, names.COORDINATOR):
+    for name in (names.pinned(names.KAFKA), names.pinned(names.ZOOKEEPER), names.COORDINATOR):
         assert f":-{name}}}" in compose
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert f"ARG PYTHON_IMAGE={names.pinned('python:3.11-slim')}\n" in dockerfile
     assert f"docker build -t {names.COORDINATOR} ." in dockerfile
 
 
@@ -165,13 +166,14 @@ class Shelf:
     def find(self, name: str) -> Image | None:
         return self.images.get(name)
 
-    def pull(self, name: str, patience_s: float) -> None:
+    def pull(self, name: str, digest: str, patience_s: float) -> None:
+        assert names.pinned(name) == f"{name}@{digest}"
         self.asked.append(name)
         if not self.reachable:
             raise PullFailed("no route", unreachable=True)
         if name not in self.registry:
             raise PullFailed("unknown", unreachable=False)
-        self.images[name] = Image(self.registry[name], {}, 1)
+        self.images[name] = Image(self.registry[name], {}, 1, frozenset({digest}))
 
     def build(self, context: Tree, arguments: Mapping[str, str], labels: Mapping[str, str]) -> str:
         self.built.append(Image(f"built-{len(self.built)}", labels, 1))
@@ -209,7 +211,7 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         return replace(recipes.RECIPES[name], inputs=read, context=lambda _: Tree(), labels=dict)
 
     changed_recipes = {name: changed(name) for name in recipes.RECIPES}
-    monkeypatch.setattr("bridge.images.provide.RECIPES", changed_recipes)
+    monkeypatch.setattr("rollbridge.images.provide.RECIPES", changed_recipes)
     return given
 
 
@@ -220,6 +222,23 @@ def test_an_image_that_is_missing_is_pulled_if_it_can_be() -> None:
     assert shelf.ensure(names.KAFKA) == ("official", Origin.PRESENT, False)
     assert shelf.asked == [names.KAFKA]
     assert not shelf.built
+
+
+@pytest.mark.usefixtures("inputs")
+def test_only_an_image_of_the_pinned_digest_counts_as_official() -> None:
+    shelf = Shelf({names.KAFKA: "official"})
+    shelf.images[names.ZOOKEEPER] = Image("another", {}, 1, frozenset({"sha256:0"}))
+    provider = Provider(shelf, pull=True, rebuild=False, report=str)
+    kinds = [provider.ensure(name) for name in (names.KAFKA, names.ZOOKEEPER, names.TOOLBOX)]
+    assert [(image.stand_in, image.pinned) for image in kinds] == [(False, True), (False, False), (False, False)]
+
+
+@pytest.mark.usefixtures("inputs")
+def test_what_has_no_digest_is_not_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "DIGESTS", {})
+    shelf = Shelf({names.KAFKA: "official"})
+    assert shelf.ensure(names.KAFKA) == ("built-2", Origin.BUILT, True)
+    assert shelf.asked == []
 
 
 @pytest.mark.usefixtures("inputs")
@@ -307,7 +326,7 @@ def test_images_of_ours_are_built_again_if_that_is_wanted() -> None:
 
 def test_without_an_engine_one_line_says_so(tmp_path: Path) -> None:
     environment = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none"}
-    command = [sys.executable, "-m", "bridge", "images", "build"]
+    command = [sys.executable, "-m", "rollbridge", "images", "build"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == EnvironmentProblem.exit_code
     assert done.stderr.startswith("rollbridge: no Docker engine answers: ")
@@ -316,9 +335,9 @@ def test_without_an_engine_one_line_says_so(tmp_path: Path) -> None:
 
 def test_without_dockers_library_the_error_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
-    monkeypatch.delitem(sys.modules, "bridge.images.engine")
+    monkeypatch.delitem(sys.modules, "rollbridge.images.engine")
     with pytest.raises(EnvironmentProblem, match=re.escape("pip install 'rollbridge[containers]'")):
-        importlib.import_module("bridge.images.engine")
+        importlib.import_module("rollbridge.images.engine")
 
 
 def test_an_image_that_nobody_knows_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:

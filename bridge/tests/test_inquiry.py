@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.client.inquiry import of_client
-from bridge.errors import OutcomeExpired
-from bridge.model.identifiers import TransactionId
-from bridge.model.known import KnownTransaction
-from bridge.model.transaction import State
+from rollbridge.client.inquiry import of_client
+from rollbridge.errors import OutcomeExpired
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.known import KnownTransaction
+from rollbridge.model.transaction import State
 
 
 def test_an_id_says_nothing_of_the_transaction_of_another_client() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded.jars import REPOSITORY_VARIABLE, ChecksumMismatch, Jar, JarCache, read_lock
-from bridge.errors import EnvironmentProblem
+from rollbridge.embedded.jars import REPOSITORY_VARIABLE, ChecksumMismatch, Jar, JarCache, read_lock
+from rollbridge.errors import EnvironmentProblem
 
 GOOD = {f"org/example/{name}/1.0/{name}-1.0.jar": name.encode() * 100_000 for name in ("alpha", "beta", "gamma")}
 ALPHA = "org/example/alpha/1.0/alpha-1.0.jar"

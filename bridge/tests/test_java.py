@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded.java import find_java
-from bridge.errors import EnvironmentProblem
+from rollbridge.embedded.java import find_java
+from rollbridge.errors import EnvironmentProblem
 
 
 def fake(directory: Path, banner: str, code: int = 0) -> Path:

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import json
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bridge.model.identifiers import TransactionId
-from bridge.model.joint import FORMER_MAX, STEPS, Distance, JointState, JointWork, SharedSession, Step, decide_step
-from bridge.model.records import ClientSession, next_session
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.joint import (
+    FORMER_MAX,
+    SERIES_KEPT_MS,
+    STEPS,
+    Distance,
+    JointContent,
+    JointState,
+    JointWork,
+    SharedSession,
+    Step,
+    decide_again,
+    decide_step,
+)
+from rollbridge.model.records import ClientSession, next_session
 
 EARLIER, OURS = 7, 8
 MINUTE_MS = 60_000
@@ -51,7 +67,10 @@ def test_whoever_comes_first_begins() -> None:
         (work(epoch=EARLIER), 18, Step.SETTLE),
         (work(epoch=EARLIER, state=JointState.COMMITTED), 16, Step.BEHIND),  # a checkpoint was wound back
         (work(epoch=EARLIER, series="other"), 0, Step.SETTLE),
-        (work(epoch=EARLIER, series="other", state=JointState.COMMITTED), 0, Step.BEGIN),
+        (work(series="other"), 0, Step.SETTLE),  # it makes room, so what became of it must be known
+        (work(series="other", state=JointState.ENDING), 0, Step.SETTLE),
+        (work(epoch=EARLIER, series="other", state=JointState.COMMITTED), 0, Step.LOOK),
+        (work(series="other", state=JointState.ABORTED), 0, Step.LOOK),
     ],
 )
 def test_what_a_process_does(known: JointWork, number: int, step: Step) -> None:
@@ -61,9 +80,9 @@ def test_what_a_process_does(known: JointWork, number: int, step: Step) -> None:
 def test_settling_leads_to_an_end() -> None:
     for distance, own, state in STEPS:
         if STEPS[distance, own, state] is Step.SETTLE:
-            assert not own, "nobody settles what its own session is writing"
+            assert not own or distance is Distance.OTHER, "nobody settles what its own session is writing"
             for ended in (JointState.COMMITTED, JointState.ABORTED):
-                assert STEPS[distance, own, ended] in (Step.SKIP, Step.BEGIN)
+                assert STEPS[distance, own, ended] in (Step.SKIP, Step.BEGIN, Step.LOOK)
 
 
 def test_nothing_that_may_be_committed_is_written_again() -> None:
@@ -73,11 +92,120 @@ def test_nothing_that_may_be_committed_is_written_again() -> None:
 
 
 def test_a_record_reads_back() -> None:
-    session = ClientSession("spark-q", 9, 5, SharedSession("run-2", ("run-0", "run-1"), work(state=JointState.ENDING)))
-    assert ClientSession.from_json(session.to_json()) == session
+    for content in (None, JointContent(), JointContent(5, 2**64 - 1)):
+        latest = replace(work(state=JointState.ENDING), content=content)
+        session = ClientSession("spark-q", 9, 5, SharedSession("run-2", ("run-0", "run-1"), latest))
+        assert ClientSession.from_json(session.to_json()) == session
+        assert latest.ended(JointState.COMMITTED).content == content
     plain = ClientSession("tester", 9, 5)
     assert ClientSession.from_json(plain.to_json()) == plain
     assert (plain.work, plain.holder) == (None, "")
+
+
+def test_what_an_older_version_wrote_says_nothing_of_the_content() -> None:
+    datum = json.loads(ClientSession("q", 9, 5, SharedSession("run", (), work())).to_json())
+    del datum["shared"]["work"]["content"]
+    assert ClientSession.from_json(json.dumps(datum).encode()).work == work()
+
+
+def test_a_session_of_an_older_version_does_not_know_all_of_its_series() -> None:
+    datum = json.loads(ClientSession("q", 9, 5, SharedSession("run", (), work(), complete=True)).to_json())
+    for name in ("series", "forgotten", "complete"):
+        del datum["shared"][name]
+    read = ClientSession.from_json(json.dumps(datum).encode())
+    assert read.shared is not None
+    assert (read.shared.series, read.shared.forgotten, read.shared.complete) == ((), "", False)
+    after = read.shared.with_work(work(series="b", state=JointState.COMMITTED), 0)
+    assert not after.complete, "there may have been others before the one on record"
+
+
+STATES_AT_THE_END = (JointState.COMMITTED, JointState.ABORTED)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.sampled_from(STATES_AT_THE_END),
+            st.sampled_from([0, SERIES_KEPT_MS, 1]),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+def test_what_was_committed_is_never_begun_again_whatever_was_written_since(
+    story: list[tuple[str, JointState, int, bool]],
+) -> None:
+    session = ClientSession("loader", 1, 0)
+    now_ms, committed, numbers = SERIES_KEPT_MS, dict[str, int](), dict[str, int]()
+    for series, state, later_ms, is_next in story:
+        now_ms += later_ms
+        number = numbers.get(series, -1) + is_next if series in numbers else 0
+        if _step(session, series, number) is not Step.BEGIN:
+            assert number <= committed.get(series, -1) or _forgotten(session, series), (series, number)
+            continue
+        assert committed.get(series, -1) < number
+        numbers[series] = number
+        session = session.with_work(work(number, epoch=EARLIER, series=series), now_ms)
+        assert session.work is not None
+        session = session.with_work(session.work.ended(state), now_ms)
+        session = next_session(session, "loader", f"run-{now_ms}", now_ms)
+        if state is JointState.COMMITTED:
+            committed[series] = number
+        session = ClientSession.from_json(session.to_json())
+    for series, number in committed.items():
+        assert _step(session, series, number) in (Step.SKIP, Step.BEHIND) or _forgotten(session, series)
+
+
+def _step(session: ClientSession, series: str, number: int) -> Step:
+    """As :class:`rollbridge.SharedClient` decides; LOOK: it refuses."""
+    step = decide_step(session.work, epoch=OURS, series=series, number=number)
+    if step is not Step.LOOK:
+        return step
+    assert session.shared is not None
+    assert session.shared.complete
+    former = session.shared.former_series(series)
+    if former is not None:
+        return decide_again(former, number)
+    return Step.LOOK if session.shared.has_forgotten(series) else Step.BEGIN
+
+
+def _forgotten(session: ClientSession, series: str) -> bool:
+    return session.shared is not None and session.shared.has_forgotten(series)
+
+
+def test_how_far_a_series_came_is_remembered_by_time_and_then_that_there_was_one() -> None:
+    session = ClientSession("loader", 1, 0)
+    count = 300
+    for label in range(count):
+        done = replace(work(0, series=f"day-{label}", state=JointState.COMMITTED), content=JointContent(label, 7))
+        session = session.with_work(done, now_ms=label)
+    shared = session.shared
+    assert shared is not None
+    assert len(shared.series) == count - 1
+    for label in range(count - 1):
+        former = shared.former_series(f"day-{label}")
+        assert former is not None
+        assert (former.committed, former.content) == (True, JointContent(label, 7))
+    later = session.with_work(work(0, series="new"), now_ms=SERIES_KEPT_MS + 100).shared
+    assert later is not None
+    assert [item.series for item in later.series] == [f"day-{label}" for label in range(100, count)]
+    assert all(later.has_forgotten(f"day-{label}") for label in range(100))
+    assert not any(later.has_forgotten(name) for name in ("day-100", "new", "day-300"))
+
+
+def test_what_nobody_asks_for_again_is_not_remembered() -> None:
+    session = ClientSession("loader", 1, 0)
+    for job in range(5):
+        session = session.with_work(replace(work(0, series=f"job-{job}", state=JointState.COMMITTED), once=True), job)
+    assert session.shared is not None
+    assert (session.shared.series, session.shared.forgotten) == ((), "")
+
+
+def test_contents_add_up_in_any_order() -> None:
+    one, other = JointContent(1, 2**64 - 1), JointContent(2, 7)
+    assert one + other == other + one == JointContent(3, 6)
+    assert sum([one, other], JointContent()) == one + other
 
 
 def test_sessions_follow_each_other_and_keep_the_transaction_on_record() -> None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.model import journal as journals
-from bridge.model import paths
-from bridge.model.identifiers import SegmentId
-from bridge.model.journal import DELETED, lost
-from bridge.model.late import LateNotes, LateSegment
-from bridge.model.lives import Former
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import Retention, StreamConfig, StreamState, Truncation
+from rollbridge.model import journal as journals
+from rollbridge.model import paths
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.journal import DELETED, lost
+from rollbridge.model.late import LateNotes, LateSegment
+from rollbridge.model.lives import Former
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import Group, Retention, StreamConfig, StreamState, Truncation
 
 GROUP, NAME = GroupName("sales", "main"), StreamName("sales", "orders")
 CONFIG = StreamConfig(name=NAME, group=GROUP, created_ms=0, buffer_topic_id="id")
@@ -85,3 +85,20 @@ def test_of_more_late_records_than_fit_into_a_node_the_oldest_are_not_missed(mon
     both = plain | {paths.late(NAME): late(s0=5, s1=6)}
     assert faults(both, plain | {paths.late(NAME): late(s1=6)}) == []
     assert faults(both, plain | {paths.late(NAME): late(s0=5)}) != []
+
+
+def test_a_number_that_the_group_had_is_missed_unless_a_repair_knows_of_it() -> None:
+    path = paths.group(GROUP)
+    had = {path: Group(GROUP, 0, number=7, former_numbers=(3,)).to_json()}
+    lost_it = ["transactions of the group had ids of number 7, ZooKeeper knows 3"]
+    assert faults(had, {path: Group(GROUP, 0, number=3).to_json()}) == lost_it
+    assert faults(had, {}) != []
+    assert faults(had, {path: Group(GROUP, 0, former_numbers=(3, 7)).to_json()}) == []
+    assert faults(had, {path: Group(GROUP, 0, number=8).to_json()}) == []
+    assert faults({}, had) == []
+
+
+def test_values_of_counters_are_no_reason_to_say_that_something_was_lost() -> None:
+    """Whoever may write them may set them back."""
+    assert faults({paths.TRANSACTION_COUNTER: b"90"}, {paths.TRANSACTION_COUNTER: b"x"}) == []
+    assert faults({paths.counter(GROUP): b"7 90 3 0 0"}, {}) == []

@@ -7,10 +7,10 @@ import logging
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from bridge import errors
-from bridge.errors import ConfigError, KafkaUnavailable, RollbridgeError
-from bridge.kafka import errors as kafka_errors
-from bridge.kafka.clients import (
+from rollbridge import errors
+from rollbridge.errors import ConfigError, KafkaUnavailable, RollbridgeError
+from rollbridge.kafka import errors as kafka_errors
+from rollbridge.kafka.clients import (
     CONSUMER_KEYS,
     PRODUCER_KEYS,
     assign_more,
@@ -18,9 +18,9 @@ from bridge.kafka.clients import (
     library_logger,
     producer_config,
 )
-from bridge.kafka.metadata import Broker, Isolation, parse_bootstrap
-from bridge.kafka.security import SECURITY_KEYS, Security
-from bridge.kafka.translate import ERROR_CLASSES, kafka_error, translate
+from rollbridge.kafka.metadata import Broker, Isolation, parse_bootstrap
+from rollbridge.kafka.translate import ERROR_CLASSES, kafka_error, translate
+from rollbridge.security.kafka import SECURITY_KEYS, Security
 
 SERVERS = "localhost:9092"
 SCRAM = {

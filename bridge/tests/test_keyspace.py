@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import InvalidRangesError
-from bridge.model.keyspace import (
+from bridge.tests.strategies import cuts, partitions
+from rollbridge.errors import InvalidRangesError
+from rollbridge.model.keyspace import (
     SEGMENTS_MAX,
     KeyRange,
     check_partition,
@@ -20,7 +21,6 @@ from bridge.model.keyspace import (
     position_of_key,
     ranges_of,
 )
-from bridge.tests.strategies import cuts, partitions
 
 # Computed once with pyspark 4.2.0, not with this package:
 #   spark.sql("select xxhash64(unhex('616263'))")       (unhex gives a binary column; seed 42 is Spark's own)

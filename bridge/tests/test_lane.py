@@ -6,16 +6,16 @@ import threading
 
 import pytest
 
-from bridge.cas.answer import Answer
-from bridge.cas.lane import Lane
-from bridge.cas.request import Request
-from bridge.cas.writer import CasWriter
-from bridge.errors import CasWriteError
-from bridge.model.cas import Scope
-from bridge.model.course import Course
-from bridge.model.epochs import EpochHistory
-from bridge.model.keyspace import KeyRange
-from bridge.model.sn import ANY, EMPTY
+from rollbridge.cas.answer import Answer
+from rollbridge.cas.lane import Lane
+from rollbridge.cas.request import Request
+from rollbridge.cas.writer import CasWriter
+from rollbridge.errors import CasWriteError
+from rollbridge.model.cas import Scope
+from rollbridge.model.course import Course
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.sn import ANY, EMPTY
 
 COURSE = Course(EpochHistory.create([KeyRange(0.0, 1.0)], 0), 0.0)
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import CorruptDataError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange, position_of_key
-from bridge.model.late import Forwarding, LateNotes, LateSegment, heir_of
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange, position_of_key
+from rollbridge.model.late import Forwarding, LateNotes, LateSegment, heir_of
 
 S0 = SegmentId.of(0, 0)
 ids = st.builds(SegmentId.of, st.integers(0, 99), st.integers(0, 99))

@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 
-from bridge.cli.lineage_svg import lineage_svg
-from bridge.model.epochs import EpochCause, EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange, even_ranges
-from bridge.model.lineage import lineage
 from bridge.tests.strategies import histories
+from rollbridge.cli.lineage_svg import lineage_svg
+from rollbridge.model.epochs import EpochCause, EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.lineage import lineage
 
 SVG = "{http://www.w3.org/2000/svg}"
 

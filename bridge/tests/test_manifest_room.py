@@ -6,17 +6,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.client.manifest_room import ManifestRoom, condition_bytes, offsets_bytes, piece_bytes
-from bridge.client.results import PartHandle, Piece
-from bridge.errors import TransactionTooLargeError
-from bridge.model.cas import Condition, Scope
-from bridge.model.conditions import StreamCondition
-from bridge.model.frames import FrameKind, Manifest, PieceKey, decode_manifest
-from bridge.model.group_offsets import GroupOffsets
-from bridge.model.identifiers import COUNT_MAX
-from bridge.model.sequence import DLSN
-from bridge.model.sn import ANY, EMPTY, SN
 from bridge.tests.test_client_transaction import ORDERS, PAYMENTS, Bench
+from rollbridge.client.manifest_room import (
+    ManifestRoom,
+    check_parts,
+    condition_bytes,
+    fewest_bytes,
+    offsets_bytes,
+    piece_bytes,
+)
+from rollbridge.client.results import PartHandle, Piece
+from rollbridge.errors import TransactionTooLargeError
+from rollbridge.model.avro import encode_long
+from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.conditions import StreamCondition
+from rollbridge.model.frames import FrameKind, Manifest, PieceKey, decode_manifest
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.identifiers import COUNT_MAX
+from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import ANY, EMPTY, SN
 
 BIG = st.integers(0, (1 << 31) - 1)
 LONG = st.integers(0, (1 << 63) - 1)
@@ -118,3 +127,34 @@ def test_records_without_a_key_stay_where_they_are_if_there_is_no_room_for_anoth
         transaction.write(ORDERS, value=bytes(500_000))
     transaction.commit_async()
     assert list(decode_manifest(bench.sender.sent[-1].value).pieces.values()) == [4]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([1, 2, 62, 63, 64, 65, 200, 8191, 8192, 8193]),
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 63, 64, 9000])), min_size=1, max_size=4, unique=True),
+    st.integers(1, 5),
+)
+def test_parts_that_write_to_every_segment_take_what_was_counted_at_least(
+    parts: int, segments: list[tuple[int, int]], each: int
+) -> None:
+    each = min(each, len(segments))
+    cheapest = sorted(segments, key=lambda item: len(encode_long(item[0])) + len(encode_long(item[1])))[:each]
+    pieces = {PieceKey(part, *place): 1 for part in range(1, parts + 1) for place in cheapest}
+    size = len(Manifest(pieces).encode())
+    overhead = size - fewest_bytes(parts, segments, each)
+    assert 0 < overhead <= 2 + 8  # the counts and the ends of the arrays
+
+
+def test_parts_that_could_not_be_committed_together_are_refused_with_both_numbers() -> None:
+    segments = [(0, number) for number in range(100)]
+    limit = RECORD_BYTES_MAX_DEFAULT
+    fitting = max(parts for parts in range(1, 3_000) if fewest_bytes(parts, segments, 100) <= limit)
+    assert 1_500 < fitting < 2_500, "about 165,000 to 250,000 names, by the sizes of the numbers"
+    check_parts(fitting, segments, None, limit)
+    with pytest.raises(TransactionTooLargeError, match=f"{fitting + 1} parts with 100 segments each") as refused:
+        check_parts(fitting + 1, segments, None, limit)
+    assert refused.value.limit_bytes == limit
+    check_parts(50 * fitting, segments, 1, limit)
+    with pytest.raises(TransactionTooLargeError, match="5000 parts with 100 segments each are 500000 names"):
+        check_parts(5_000, segments, None, 1 << 30)  # the record of the commit would be too large

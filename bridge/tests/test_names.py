@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bridge.errors import InvalidNameError
-from bridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
-from bridge.model.names import (
+from bridge.tests.strategies import group_names, segment_ids, stream_names, transaction_ids
+from rollbridge.errors import InvalidNameError
+from rollbridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+from rollbridge.model.names import (
     TOPIC_NAME_MAX,
     GroupName,
     StreamName,
@@ -21,7 +22,6 @@ from bridge.model.names import (
     parse_segment_topic,
     segment_topic_pattern,
 )
-from bridge.tests.strategies import group_names, segment_ids, stream_names, transaction_ids
 
 KAFKA_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 """What Kafka accepts, org.apache.kafka.common.internals.Topic."""

@@ -1,8 +1,8 @@
 """librdkafka's AdminClient is on the path of no client and no coordinator.
 
 Some of its requests end the process by a failed assertion when their broker goes away, and others dial a dead broker
-again without pause. Whatever it could be asked goes over connections of our own instead: ``bridge.kafka.topics``,
-``log_offsets``, ``views``, ``bridge.group_commits``.
+again without pause. Whatever it could be asked goes over connections of our own instead: ``rollbridge.kafka.topics``,
+``log_offsets``, ``views``, ``rollbridge.kafka.group_commits``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ PACKAGES = (
     "benchmarks",
     "bridge",
     "coordinator",
-    "pyspark_rollbridge",
-    "pyspark_rollbridge_transactions",
     "schemas",
     "spark_examples",
 )
@@ -64,4 +62,6 @@ def test_every_way_to_it_is_found(source: str) -> None:
 
 
 def test_what_is_not_it_is_let_be() -> None:
-    assert not list(admin_clients("from confluent_kafka import Consumer, Producer\nfrom bridge.admin import Admin\n"))
+    assert not list(
+        admin_clients("from confluent_kafka import Consumer, Producer\nfrom rollbridge.client.admin import Admin\n")
+    )

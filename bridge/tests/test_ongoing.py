@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import CorruptDataError
-from bridge.model.buffer import BufferFold, BufferLimits
-from bridge.model.buffered import FrameRef
-from bridge.model.frames import BeginFrame, PieceKey
-from bridge.model.identifiers import COUNTER_MAX, TransactionId
-from bridge.model.ongoing import (
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.buffer import BufferFold, BufferLimits
+from rollbridge.model.buffered import FrameRef
+from rollbridge.model.frames import BeginFrame, PieceKey
+from rollbridge.model.identifiers import COUNT_MAX, COUNTER_MAX, TransactionId
+from rollbridge.model.ongoing import (
     FRAME_BYTES,
     OngoingTransaction,
     OngoingTransactions,
@@ -23,7 +23,7 @@ from bridge.model.ongoing import (
     is_ongoing,
     ongoing_keys,
 )
-from bridge.model.snapshots import Snapshot, index_keys
+from rollbridge.model.snapshots import Snapshot, index_keys
 
 PARTITION = ("sales.orders.transaction-buffer", 1)
 STREAMS = {"sales/payments": 3, "sales/orders": 7}
@@ -31,7 +31,7 @@ BEGIN = BeginFrame("loader", 4, "nightly", 86_400_000, STREAMS)
 
 FRAMES = st.lists(
     st.tuples(
-        st.integers(0, 1 << 40), st.integers(0, 1 << 30), st.integers(0, 1 << 20), st.integers(0, 1 << 50),
+        st.integers(0, 1 << 40), st.integers(0, 1 << 30), st.integers(0, 1 << 20), st.integers(0, COUNT_MAX),
         st.integers(1, 1 << 20), st.integers(0, 1 << 30), st.integers(0, 1 << 20),
     ),
     max_size=5,
@@ -95,6 +95,13 @@ def test_any_transaction_round_trips(counter: int, frames: list[Any], is_begun: 
     begin = replace(BEGIN, label=label)
     item = ongoing(counter, tuple(frame(*row) for row in frames), is_begun=is_begun, begin=begin)
     assert decode_ongoing(record(item).encode()) == record(item)
+
+
+def test_a_frame_beyond_the_last_record_of_a_part_is_damage() -> None:
+    known = record(ongoing(1, (frame(18, 0, 2, COUNT_MAX, 1, 9, 0),)))
+    assert decode_ongoing(known.encode()) == known
+    with pytest.raises(CorruptDataError, match="begins at record"):
+        decode_ongoing(record(ongoing(1, (frame(18, 0, 2, COUNT_MAX + 1, 1, 9, 0),))).encode())
 
 
 def test_a_frame_takes_few_bytes() -> None:

@@ -8,10 +8,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.model import paths
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName, StreamName
 from bridge.tests.strategies import group_names, stream_names, transaction_ids
+from rollbridge.model import paths
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName, StreamName
 
 STREAM, GROUP = StreamName("sales", "orders"), GroupName("sales", "eu")
 
@@ -32,6 +32,7 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
     made = {
         paths.CLUSTER,
         paths.TRANSACTION_COUNTER,
+        paths.GROUP_NUMBERS,
         paths.coordinator("NAME"),
         f"{paths.cas_slots(StreamName('SCOPE', 'STREAM'))}/SLOT",
         paths.stream(StreamName("SCOPE", "STREAM")),
@@ -44,7 +45,7 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
     }
     group = GroupName("SCOPE", "GROUP")
     made |= {node(group) for node in (paths.group, paths.controller, paths.leader, paths.committing, paths.scaling)}
-    made |= {paths.outdated(group), f"{paths.formers('SCOPE')}/STREAM#E.S.P"}
+    made |= {paths.counter(group), paths.outdated(group), f"{paths.formers('SCOPE')}/STREAM#E.S.P"}
     made.add(f"{paths.suspended(group)}/WORK")
     made |= {f"{paths.requests(group)}/R", f"{paths.answers(group)}/R"}
     made.add(paths.session(group, "CLIENT"))

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import InvalidRequestError
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import GroupName, StreamName
-from bridge.model.position import At, Earliest, Latest, LogPosition, ReadPosition, Since, StartLike, parse_start
-from bridge.model.sequence import DLSN
-from bridge.model.sn import SN
 from bridge.tests.strategies import group_names, segment_ids, stream_names
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.position import At, Earliest, Latest, LogPosition, ReadPosition, Since, StartLike, parse_start
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import SN
 
 ORDERS = StreamName("sales", "orders")
 A, B = SegmentId.of(3, 4), SegmentId.of(0, 12)

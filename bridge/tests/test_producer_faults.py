@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from bridge import errors
-from bridge.client.options import ClientOptions
-from bridge.errors import (
+from rollbridge import errors
+from rollbridge.client.options import ClientOptions
+from rollbridge.errors import (
     BackpressureError,
     ConfigError,
     FencedError,
@@ -23,14 +23,17 @@ from bridge.errors import (
     TransactionCommitted,
     TransactionExpired,
 )
-from bridge.producer.faults import as_kafka_error, kafka_exceptions
-from bridge.producer.settings import ProducerSettings
+from rollbridge.model import errors as model_errors
+from rollbridge.producer.faults import as_kafka_error, kafka_exceptions
+from rollbridge.producer.settings import ProducerSettings
 
 WITHOUT_A_COUNTERPART = {"RollbridgeError", "CorruptDataError", "EnvironmentProblem", "ZooKeeperOutdated"}
 CLASSES = [
     item
     for item in vars(errors).values()
-    if inspect.isclass(item) and issubclass(item, RollbridgeError) and item.__module__ == errors.__name__
+    if inspect.isclass(item)
+    and issubclass(item, RollbridgeError)
+    and item.__module__ in {errors.__name__, model_errors.__name__}
 ]
 
 

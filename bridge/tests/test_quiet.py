@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from bridge.kafka.quiet import Limiter
+from rollbridge.kafka.quiet import Limiter
 
 FAIL = (
     "FAIL [rdkafka#{client}] [thrd:localhost:{port}/1]: localhost:{port}/1: Connect to ipv4#127.0.0.1:{port} failed: "
@@ -20,7 +20,7 @@ class Clock:
 
 
 def said(limiter: Limiter, text: str, *arguments: object, level: int = logging.WARNING) -> str | None:
-    record = logging.LogRecord("bridge.reading", level, "", 0, text, arguments, None)
+    record = logging.LogRecord("rollbridge.consumer.reader", level, "", 0, text, arguments, None)
     return record.getMessage() if limiter.filter(record) else None
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import ConflictError, InvalidRequestError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange, even_ranges
-from bridge.model.reading import ReadingPlan
 from bridge.tests.strategies import histories
+from rollbridge.errors import ConflictError, InvalidRequestError
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.reading import ReadingPlan
 
 
 @dataclass

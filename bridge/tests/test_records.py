@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import CorruptDataError
-from bridge.model.epochs import EpochHistory
-from bridge.model.records import (
+from bridge.tests.strategies import group_names, histories, partitions, stream_names, times_ms, transaction_ids
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.records import (
     Cluster,
     ControllerEpoch,
     Coordinator,
@@ -23,9 +24,8 @@ from bridge.model.records import (
     epoch_from_json,
     epoch_to_json,
 )
-from bridge.model.requests import Answer, Request, RequestKind
-from bridge.model.under_way import Committing, Roll, Scaling
-from bridge.tests.strategies import group_names, histories, partitions, stream_names, times_ms, transaction_ids
+from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.under_way import Committing, Roll, Scaling
 
 int32 = st.integers(0, (1 << 31) - 1)
 text = st.text(max_size=10)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from kio.schema.errors import ErrorCode
 
-from bridge.errors import ConflictError, InvalidRequestError, KafkaUnavailable, NotFoundError
-from bridge.kafka.errors import NotAuthorizedError
-from bridge.kafka.translate import is_definite, refusal
+from rollbridge.errors import ConflictError, InvalidRequestError, KafkaUnavailable, NotFoundError
+from rollbridge.kafka.errors import NotAuthorizedError
+from rollbridge.kafka.translate import is_definite, refusal
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.errors import CorruptDataError
-from bridge.model import paths
-from bridge.model.epochs import EpochCause, EpochRecord, Segment
-from bridge.model.identifiers import Epoch, SegmentId, TransactionId
-from bridge.model.keyspace import KeyRange
-from bridge.model.late import LateNotes, LateSegment
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, bytes_of
-from bridge.model.records import (
+from rollbridge.errors import CorruptDataError
+from rollbridge.model import paths
+from rollbridge.model.counters import SHARED_MAX
+from rollbridge.model.epochs import EpochCause, EpochRecord, Segment
+from rollbridge.model.identifiers import Epoch, SegmentId, TransactionId
+from rollbridge.model.journal import highest_number
+from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.late import LateNotes, LateSegment
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, bytes_of
+from rollbridge.model.records import (
     ClientSession,
     ControllerEpoch,
     Group,
@@ -24,8 +26,8 @@ from bridge.model.records import (
     Truncation,
     epoch_to_json,
 )
-from bridge.model.repair import COUNTER_JUMP, VERSION_JUMP, GroupEvidence, Step, plan
-from bridge.model.under_way import Committing, Roll, Scaling
+from rollbridge.model.repair import COUNTER_JUMP, VERSION_JUMP, GroupEvidence, Step, plan
+from rollbridge.model.under_way import Committing, Roll, Scaling
 
 GROUP = GroupName("sales", "main")
 STREAM, YOUNG, GONE = (StreamName("sales", name) for name in ("orders", "young", "gone"))
@@ -295,6 +297,31 @@ def test_each_step_fits_into_what_zookeeper_takes_at_once() -> None:
     journal = {paths.stream(long): config.to_json(), **records}
     ongoing = [TransactionId.of(0, number) for number in range(3)]
     evidence = GroupEvidence(name=config.group, journal=journal, ongoing=ongoing)
-    found = batches(plan(with_parents({paths.group(config.group): b"{}"}), [evidence], NOW_MS))
+    found = batches(
+        plan(with_parents({paths.group(config.group): Group(config.group, 0).to_json()}), [evidence], NOW_MS)
+    )
     assert max(sum(map(bytes_of, batch)) for batch in found) <= 1_000_000
     assert len(found) > 10
+
+
+def test_groups_are_numbered_anew_beyond_all_that_any_ever_had() -> None:
+    known = Group(GROUP, 1, "log", "outcomes", 3, (2,), 50, 90)
+    later = replace(known, number=7, former_numbers=(2, 3), counter_floor=800, counter_ceiling=900)
+    nodes = BACKUP | {paths.group(GROUP): known.to_json(), paths.GROUP_NUMBERS: b"5"}
+    evidence = replace(EVIDENCE, journal=JOURNAL | {paths.group(GROUP): later.to_json()})
+    tree = repaired(nodes, evidence)
+    assert int(tree.values[paths.GROUP_NUMBERS]) == 8
+    found = Group.from_json(tree.values[paths.group(GROUP)])
+    assert found == replace(known, number=0, former_numbers=(2, 3, 7), counter_floor=800)
+    assert highest_number(tree.values[paths.group(GROUP)]) == 7, "a journal that knows of 7 has lost nothing"
+    assert repaired(tree.values, evidence).values[paths.GROUP_NUMBERS] == b"8"
+
+
+@pytest.mark.parametrize("raw", [b"", b"x", b"-1", b"9" * 5_000, str(1 << 96).encode()])
+def test_whatever_stands_in_the_counters_is_no_reason_not_to_repair(raw: bytes) -> None:
+    nodes = BACKUP | {paths.TRANSACTION_COUNTER: raw, paths.GROUP_NUMBERS: raw}
+    tree = repaired(nodes)
+    assert int(tree.values[paths.TRANSACTION_COUNTER]) == 121 + COUNTER_JUMP
+    assert int(tree.values[paths.GROUP_NUMBERS]) == 1
+    forged = replace(EVIDENCE, counter=(1 << 96) - 1, journal={**JOURNAL, paths.TRANSACTION_COUNTER: raw})
+    assert int(repaired(nodes, forged).values[paths.TRANSACTION_COUNTER]) <= SHARED_MAX

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridge.model.names import GroupName, StreamName
-from bridge.model.rights import (
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.rights import (
     Resource,
     Right,
     compactor,

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from kazoo.protocol.serialization import Auth, Connect, Create
 
-from bridge.config import ConnectionSettings, load_settings
-from bridge.consumer_settings import consumer_settings
-from bridge.embedded.state import write_privately
-from bridge.errors import ConfigError
-from bridge.kafka.security import Security
-from bridge.producer.settings import ProducerSettings
-from bridge.spark.settings import OptionReader, read_settings
-from bridge.zookeeper.access import digest_identity, parse_identity, shown
-from bridge.zookeeper.security import Quieter, ZooKeeperSecurity
-from bridge.zookeeper.session import ZooKeeperSession
-from coordinator.config import load_coordinator_settings
+from rollbridge.config import ConnectionSettings, load_settings
+from rollbridge.consumer.settings import consumer_settings
+from rollbridge.embedded.state import write_privately
+from rollbridge.errors import ConfigError
+from rollbridge.producer.settings import ProducerSettings
+from rollbridge.security.kafka import Security
+from rollbridge.security.zookeeper import Quieter, ZooKeeperSecurity
+from rollbridge.spark.settings import OptionReader, read_settings
+from rollbridge.zookeeper.access import digest_identity, parse_identity, shown
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_coordinator.config import load_coordinator_settings
 
 SECRET = "Hush-7f3a91"
 KAFKA = {

@@ -1,7 +1,7 @@
 """Groups of readers: decisions as tables, and a simulation of members that come, go, crash and commit when they like.
 
 The simulation's world is a stream with numbered records of keys; its members follow the rules of
-``bridge/membership.py`` with nothing but :func:`decide` and the group's committed offsets to go by.
+``bridge/rollbridge/consumer/group.py`` with nothing but :func:`decide` and the group's committed offsets to go by.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import ConflictError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange, even_ranges
-from bridge.model.sharing import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
 from bridge.tests.strategies import histories
+from rollbridge.errors import ConflictError
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.sharing import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
 
 DONE, WAITS, READ, READ_NEW, NO_OFFSET = Standing
 

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import InvalidRequestError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange
-from bridge.model.sequence import DLSN
-from bridge.model.sn import (
+from bridge.tests.strategies import histories, longs, sns
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import (
     ANY,
     EMPTY,
     LONG_MAX,
@@ -21,7 +22,6 @@ from bridge.model.sn import (
     sequence_bases,
     unpack_transaction_id,
 )
-from bridge.tests.strategies import histories, longs, sns
 
 
 @given(sns)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import schemas
-from bridge.errors import CorruptDataError
-from bridge.model import snapshots
-from bridge.model.aborted import ID_BYTES_IN_MEMORY, AbortedTransactions, SegmentCache
-from bridge.model.identifiers import COUNTER_MAX, TransactionId
-from bridge.model.snapshots import (
+import rollbridge_schemas
+from rollbridge.errors import CorruptDataError
+from rollbridge.model import snapshots
+from rollbridge.model.aborted import ID_BYTES_IN_MEMORY, AbortedTransactions, SegmentCache
+from rollbridge.model.identifiers import COUNTER_MAX, TransactionId
+from rollbridge.model.snapshots import (
     SegmentIndex,
     Snapshot,
     SnapshotSegment,
@@ -75,8 +75,8 @@ def test_any_ids_round_trip_in_both_records(aborts: tuple[bytes, ...]) -> None:
     assert decode_segment(sealed.encode()) == sealed
     assert segment_of(sealed.index(5), PARTITION, "id", sealed.encode()) == sealed
     assert decode_snapshot(snapshot(aborts=aborts).encode()) == snapshot(aborts=aborts)
-    datum = schemas.codec("snapshot_segment").decode(sealed.encode()[snapshots._FRONT.size :])
-    assert framed(schemas.codec("snapshot_segment").encode(datum)) == sealed.encode()
+    datum = rollbridge_schemas.codec("snapshot_segment").decode(sealed.encode()[snapshots._FRONT.size :])
+    assert framed(rollbridge_schemas.codec("snapshot_segment").encode(datum)) == sealed.encode()
 
 
 def test_ids_of_neighbours_take_a_few_bytes_each() -> None:
@@ -125,7 +125,7 @@ def test_ids_that_are_none_are_refused() -> None:
     for wrong in ({"epochs": [1], "counters_high": [], "counters_low": []}, {"epochs": [-1]}, {"epochs": [1 << 20]}):
         whole = {**datum, "epochs": [0], "counters_high": [0], "counters_low": [0], **wrong}
         with pytest.raises(CorruptDataError, match="no transaction id"):
-            decode_segment(framed(schemas.codec("snapshot_segment").encode(whole)))
+            decode_segment(framed(rollbridge_schemas.codec("snapshot_segment").encode(whole)))
 
 
 @pytest.mark.parametrize("change", [{"max_read_position": 101}, {"sequence_id": 0}])

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.kafka.batches import BatchBuilder, Compression, parse_header, read_records
-from bridge.model.identifiers import PART_MAX, TransactionId
-from bridge.model.sequence import RECORD_HEADER, pack_record_header
+from rollbridge.kafka.batches import BatchBuilder, Compression, parse_header, read_records
+from rollbridge.model.identifiers import PART_MAX, TransactionId
+from rollbridge.model.sequence import RECORD_HEADER, pack_record_header
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
 
-from bridge.spark.sink_batches import Rows, batch_bytes, encode_batch, encode_headers  # noqa: E402 - needs pyarrow
+from rollbridge.spark.sink_batches import Rows, batch_bytes, encode_batch, encode_headers  # noqa: E402 - needs pyarrow
 
 TRANSACTION = TransactionId.of(3, 1 << 70)
 NOW_MS = 1_790_000_000_000

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from bridge.spark import garbage
+from rollbridge.spark import garbage
 
 
 @pytest.fixture(autouse=True)

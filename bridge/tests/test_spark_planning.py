@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import CorruptDataError
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange, even_ranges
-from bridge.model.truncation import ancestors
-from bridge.spark.planning import (
+from bridge.tests.strategies import histories
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.truncation import ancestors
+from rollbridge.spark.planning import (
     CHAIN_MAX,
     OffsetRange,
     advance,
@@ -28,7 +29,6 @@ from bridge.spark.planning import (
     without_lost,
     without_unknown,
 )
-from bridge.tests.strategies import histories
 
 Front = dict[SegmentId, int]
 

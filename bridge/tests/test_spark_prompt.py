@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.spark.prompt import Prompt, be_prompt, promptly
+from rollbridge.spark.prompt import Prompt, be_prompt, promptly
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="acknowledgements can be asked for on Linux only")
 

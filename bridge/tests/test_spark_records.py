@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from bridge.errors import ConfigError, CorruptDataError, InvalidRequestError
-from bridge.kafka.batches import BatchBuilder, Compression, read_records, stamp
-from bridge.kafka.committed import AbortedSpan
-from bridge.message import OWN_HEADERS
-from bridge.model.identifiers import SegmentId, TransactionId
-from bridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER, pack_record_header, unpack_record_header
-from bridge.model.sn import pack_transaction_id
-from bridge.spark.column_arrays import record_batch
-from bridge.spark.columns import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, schema_of
-from bridge.spark.portions import Place
-from bridge.spark.runs import Runs
-from bridge.spark.source_records import committed_end, parse
+from rollbridge.consumer.records import OWN_HEADERS
+from rollbridge.errors import ConfigError, CorruptDataError, InvalidRequestError
+from rollbridge.kafka.batches import BatchBuilder, Compression, read_records, stamp
+from rollbridge.kafka.committed import AbortedSpan
+from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER, pack_record_header, unpack_record_header
+from rollbridge.model.sn import pack_transaction_id
+from rollbridge.spark.column_arrays import record_batch
+from rollbridge.spark.columns import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, schema_of
+from rollbridge.spark.portions import Place
+from rollbridge.spark.runs import Runs
+from rollbridge.spark.source_records import committed_end, parse
 
 TRANSACTIONAL, LOG_APPEND_TIME = 0x10, 0x08
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

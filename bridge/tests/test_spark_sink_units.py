@@ -8,29 +8,33 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from xxhash import xxh64_intdigest
 
-from bridge.client.frame_writer import PartWriter
-from bridge.client.futures import Completion
-from bridge.client.results import PartHandle
-from bridge.client.routing import Route, hash_bounds
-from bridge.client.slots import FrameLimits, Lane
-from bridge.config import ConnectionSettings
-from bridge.errors import ConfigError, InvalidNameError, InvalidRequestError, RowRefused
-from bridge.kafka.batches import Compression, read_records
-from bridge.model.frames import FrameHeader, unpack_header
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName
-from bridge.zookeeper.errors import ZooKeeperDenied
+from rollbridge.client.frame_writer import PartWriter
+from rollbridge.client.futures import Completion
+from rollbridge.client.results import PartHandle
+from rollbridge.client.slots import FrameLimits, Lane
+from rollbridge.config import ConnectionSettings
+from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError, RowRefused
+from rollbridge.kafka.batches import Compression, read_records
+from rollbridge.model.frames import FrameHeader, unpack_header
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.joint import JointContent
+from rollbridge.model.keyspace import HASH_SEED
+from rollbridge.model.names import GroupName
+from rollbridge.model.routing import Route, hash_bounds
+from rollbridge.zookeeper.errors import ZooKeeperDenied
 
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
 
-from bridge.spark.kept import Kept  # noqa: E402 - needs pyspark
-from bridge.spark.settings import OptionReader, SparkSettings, read_settings  # noqa: E402
-from bridge.spark.sink import PartitionWritten, _commit, batch_writer, stream_writer  # noqa: E402
-from bridge.spark.sink_columns import Columns  # noqa: E402
-from bridge.spark.sink_work import BATCH_ID, QUERY_ID, RUN_ID, Work, work_of_job, work_of_query  # noqa: E402
-from bridge.spark.sink_writer import PartitionWriter  # noqa: E402
+from rollbridge.spark.kept import Kept  # noqa: E402 - needs pyspark
+from rollbridge.spark.settings import OptionReader, SparkSettings, read_settings  # noqa: E402
+from rollbridge.spark.sink import PartitionWritten, _commit, batch_writer, stream_writer  # noqa: E402
+from rollbridge.spark.sink_columns import Columns  # noqa: E402
+from rollbridge.spark.sink_content import PartitionReader  # noqa: E402
+from rollbridge.spark.sink_work import BATCH_ID, QUERY_ID, RUN_ID, Work, work_of_job, work_of_query  # noqa: E402
+from rollbridge.spark.sink_writer import PartitionWriter  # noqa: E402
 
 NEEDED = {"kafka.bootstrap.servers": "k:9092", "zookeeper": "z:2181", "stream": "sales/orders"}
 STREAMS = ("sales/orders", "sales/items")
@@ -111,7 +115,7 @@ def test_what_fails_after_the_commit_does_not_fail_the_job(caplog: pytest.LogCap
 
         commit_timeout = None
 
-        def commit(self, *_: object) -> Any:
+        def commit(self, *_: object, **__: object) -> Any:
             return SimpleNamespace(records=1)
 
         def note_committed(self, *_: object, **__: object) -> None:
@@ -289,7 +293,7 @@ def batch(count: int, first: int = 0, **more: Any) -> Any:
 
 def writer(part: Any, *, streams: int = 1) -> PartitionWriter:
     columns = Columns(1, 0, None, None, 2 if streams > 1 else None)
-    return PartitionWriter(part, columns, STREAMS[:streams])
+    return PartitionWriter(part, PartitionReader(columns, STREAMS[:streams]), STREAMS[:streams])
 
 
 @pytest.mark.parametrize("segments", [1, 3])
@@ -331,6 +335,95 @@ def test_rows_without_a_key_are_spread_and_large_ones_get_frames_of_their_own() 
     sink.finish()
     assert {place: len(records) for place, records in part.found().items()} == {(0, 0): 20, (0, 1): 20}
     assert all(header.records == 1 for _, header, _ in part.frames)
+
+
+LOW = (1 << 64) - 1
+
+
+def content(*batches: Any, columns: Columns | None = None, streams: int = 1) -> JointContent:
+    reader = PartitionReader(columns or Columns(1, 0, None, None, None), STREAMS[:streams])
+    for rows in batches:
+        reader.read(rows)
+    return reader.content
+
+
+def test_the_digest_of_rows_is_what_it_always_was() -> None:
+    # What an older version has put on record is compared with what a newer one reads.
+    def mixed(number: int) -> int:
+        number = number + 0x9E3779B97F4A7C15 & LOW
+        number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & LOW
+        number = (number ^ number >> 27) * 0x94D049BB133111EB & LOW
+        return number ^ number >> 31
+
+    def slow(key: bytes, value: bytes) -> int:
+        stream, of_key, of_value = (xxh64_intdigest(item, HASH_SEED) for item in (STREAMS[0].encode(), key, value))
+        return mixed(mixed(mixed(of_key ^ stream) ^ of_value))
+
+    digest = sum(slow(b"k%d" % (row % 13), b"%d" % row) for row in range(20)) & LOW
+    assert content(batch(20)) == JointContent(20, digest)
+    assert digest == 0x6BB63003000FA8FE
+
+
+def test_the_digest_of_rows_depends_on_them_only() -> None:
+    whole = content(batch(100))
+    backwards = pa.RecordBatch.from_pydict({n: batch(100).column(n)[::-1] for n in ("key", "value")})
+    assert content(backwards) == content(batch(30), batch(70, 30)) == whole
+    assert content(batch(60, 40)) + content(batch(40)) == whole
+    as_text = pa.RecordBatch.from_pydict(
+        {"key": batch(100).column(0).cast(pa.large_binary()), "value": batch(100).column(1).cast(pa.string())}
+    )
+    assert content(as_text) == whole
+    named = pa.nulls(100, HEADER_COLUMN)
+    assert content(batch(100, headers=named), columns=Columns(1, 0, 2, None, None)) == whole, "no headers are none"
+
+
+HEADER_COLUMN = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+ONE = {"key": ["k"], "value": [b"v"]}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"value": [b"w"]}),
+        ({}, {"key": ["l"]}),
+        ({}, {"key": ["v"], "value": [b"k"]}),
+        ({"key": ["kv"], "value": [b""]}, {"key": ["k"], "value": [b"v"]}),
+        ({"value": [b""]}, {"value": [None]}),
+        ({"key": [""]}, {"key": [None]}),
+        ({"key": ["a", "b"], "value": [b"1", b"2"]}, {"key": ["a", "b"], "value": [b"2", b"1"]}),
+        ({"key": ["a"], "value": [b"1"]}, {"key": ["a", "a"], "value": [b"1", b"1"]}),
+        ({"key": ["a", "a", "b"], "value": [b"1"] * 3}, {"key": ["a", "b", "b"], "value": [b"1"] * 3}),
+        ({"key": ["a", ""], "value": [b"1"] * 2}, {"key": ["a", None], "value": [b"1"] * 2}),
+        ({}, {"headers": [[{"key": "h", "value": b"1"}]]}),
+        ({"headers": [[{"key": "h", "value": b"1"}]]}, {"headers": [[{"key": "h", "value": b"2"}]]}),
+        ({"timestamp": [1_000]}, {"timestamp": [2_000]}),
+        ({"timestamp": [None]}, {"timestamp": [2_000]}),
+        ({"topic": [STREAMS[0]]}, {"topic": [STREAMS[1]]}),
+    ],
+)
+def test_rows_that_differ_in_anything_that_is_written_have_another_digest(one: Any, other: Any) -> None:
+    def of(change: dict[str, Any]) -> JointContent:
+        values = {**ONE, **change}
+        rows = len(values["key"])
+        values = {"headers": [None] * rows, "timestamp": [1_000] * rows, "topic": [STREAMS[0]] * rows} | values
+        kinds = {"headers": HEADER_COLUMN, "timestamp": pa.timestamp("us", "UTC"), "value": pa.binary()}
+        made = {name: pa.array(values[name], kinds.get(name, pa.string())) for name in values}
+        order = ("key", "value", "headers", "timestamp", "topic")
+        return content(
+            pa.RecordBatch.from_pydict({name: made[name] for name in order}), columns=Columns(1, 0, 2, 3, 4), streams=2
+        )
+
+    assert of(one) != of(other)
+    assert of(one) == of(dict(reversed(one.items())))
+
+
+def test_a_time_that_is_not_named_is_no_part_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pa.RecordBatch.from_pydict({"key": ["k"], "value": [b"v"], "timestamp": pa.nulls(1, pa.timestamp("us"))})
+    found = set()
+    for now_s in (1_000.0, 2_000.0):
+        monkeypatch.setattr("rollbridge.spark.sink_content.time.time", lambda now_s=now_s: now_s)
+        found |= {content(rows, columns=Columns(1, 0, None, 2, None)), content(rows)}
+    assert len(found) == 2, "one for each of both shapes"
 
 
 def test_a_row_over_the_limit_is_named() -> None:

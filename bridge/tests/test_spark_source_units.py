@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import ConfigError, InvalidRequestError
-from bridge.model.names import GroupName, StreamName
-from bridge.model.position import LogPosition, ReadPosition
-from bridge.spark.offsets import LogOffset, StreamOffset
-from bridge.spark.source_options import Kind, read_source
-from bridge.spark.transactions import read_log_settings
 from bridge.tests.strategies import group_names, longs, segment_ids, stream_names
+from rollbridge.errors import ConfigError, InvalidRequestError
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.position import LogPosition, ReadPosition
+from rollbridge.spark.offsets import LogOffset, StreamOffset
+from rollbridge.spark.source_options import Kind, read_source
+from rollbridge.spark.transactions import read_log_settings
 
 NEEDED = {"kafka.bootstrap.servers": "localhost:9092", "zookeeper": "localhost:2181", "stream": "sales/orders"}
 

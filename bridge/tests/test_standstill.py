@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.kafka.standstill import Standstill
+from rollbridge.kafka.standstill import Standstill
 
 A, B = ("buffer", 0), ("buffer", 1)
 

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bridge.errors import CorruptDataError, InvalidRequestError, TruncatedError
-from bridge.model.identifiers import SegmentId
-from bridge.model.sequence import DLSN
-from bridge.model.sn import EMPTY, SN
-from bridge.model.synchronizer import (
+from bridge.tests.strategies import segment_ids
+from rollbridge.errors import CorruptDataError, InvalidRequestError, TruncatedError
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import EMPTY, SN
+from rollbridge.model.synchronizer import (
     MARK_HEADER,
     Codec,
     Entry,
@@ -25,7 +26,6 @@ from bridge.model.synchronizer import (
     mark_of_snapshot,
     mark_of_update,
 )
-from bridge.tests.strategies import segment_ids
 
 
 def append(state: bytes, update: bytes) -> bytes:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import InvalidRequestError
-from bridge.model.sequence import DLSN
-from bridge.model.sn import SN
-from bridge.model.token import Token
 from bridge.tests.strategies import dlsns, sns
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import SN
+from rollbridge.model.token import Token
 
 tokens = st.builds(
     Token, st.binary(min_size=16, max_size=16), st.none() | st.binary(max_size=20), sns, st.none() | dlsns

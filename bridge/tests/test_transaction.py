@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import InvalidTransitionError
-from bridge.model.transaction import TRANSITIONS, Event, Move, Reply, State, step
+from rollbridge.errors import InvalidTransitionError
+from rollbridge.model.transaction import TRANSITIONS, Event, Move, Reply, State, step
 
 TERMINAL = (State.COMMITTED, State.ABORTED)
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import InvalidRequestError, UnavailableError
-from bridge.model.course import Course
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import even_ranges, ranges_of
-from bridge.model.sharing import Reset, Standing, decide, wanted
-from bridge.model.truncation import (
+from rollbridge.errors import InvalidRequestError, UnavailableError
+from rollbridge.model.course import Course
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import even_ranges, ranges_of
+from rollbridge.model.sharing import Reset, Standing, decide, wanted
+from rollbridge.model.truncation import (
     ancestors,
     consistent,
     descendants,

@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import pytest
 
-from bridge.errors import InvalidRequestError
-from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
-from bridge.model.identifiers import SegmentId, TransactionId
-from bridge.model.keyspace import even_ranges
-from bridge.model.names import StreamName
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
+from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.names import StreamName
 
 N, M = 4, 3
 STREAM = StreamName("scope", "stream")

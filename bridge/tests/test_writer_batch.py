@@ -10,16 +10,16 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import ConfigError, KafkaUnavailable
-from bridge.kafka.batches import read_records
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange, even_ranges, position_of_key
-from bridge.model.sequence import DLSN
-from bridge.model.sn import SN
-from bridge.writer.batch import Batch, PlainFuture
-from bridge.writer.lanes import Course, Lane
-from bridge.writer.options import WriterOptions
+from rollbridge.errors import ConfigError, KafkaUnavailable
+from rollbridge.kafka.batches import read_records
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange, even_ranges, position_of_key
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import SN
+from rollbridge.writer.accumulator import Batch, PlainFuture
+from rollbridge.writer.lanes import Course, Lane
+from rollbridge.writer.options import WriterOptions
 
 
 class Home:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import KeyRange, even_ranges
-from bridge.writer.lanes import SEQUENCE_MAX, TRANSITIONS, Course, Event, Lane, Parcel, Phase, following
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.writer.lanes import SEQUENCE_MAX, TRANSITIONS, Course, Event, Lane, Parcel, Phase, following
 
 Row = tuple[float, int]
 """Position of a key, and a number that grows with each record of it."""
@@ -176,8 +176,58 @@ def test_a_doubtful_batch_of_a_sealed_segment_waits_until_its_log_was_read() -> 
     assert not heir.may_send()
     assert course.unresolved() == [lane]
     assert (lane.last_offset, lane.sealed_end) == (7, 9)
-    assert course.resolve(lane, {sent[1].sequence: 8}) == [(sent[1], 8)]
+    assert course.resolve(lane, {sent[1].sequence: 8}) == ([(sent[1], 8)], [])
     assert drain_all(heir) == [[(0.1, 3)], [(0.1, 4)]]
+
+
+@pytest.mark.parametrize(
+    ("written", "gap", "unknown"),
+    [
+        ({}, None, []),
+        ({}, (8, 9), [0, 1, 2]),
+        ({0: 8}, (5, 8), []),
+        ({0: 8}, (9, 11), [1, 2]),
+        ({1: 9}, (5, 9), [0]),
+        ({1: 9}, (5, 8), [0]),
+        ({1: 9}, (10, 12), [2]),
+        ({2: 10}, (5, 9), [0, 1]),
+        ({0: 8, 2: 10}, (9, 10), [1]),
+        ({0: 8, 2: 10}, (5, 8), []),
+        ({0: 5, 1: 6, 2: 7}, (8, 9), []),
+    ],
+)
+def test_what_may_have_stood_where_a_log_was_truncated_is_unknown(
+    written: dict[int, int], gap: tuple[int, int] | None, unknown: list[int]
+) -> None:
+    history = start()
+    course = course_of(history)
+    lane = put(course, *(Box([(0.1, number)]) for number in range(3)))
+    lane.place(5, 1)
+    lane.acknowledge(lane.take(), 4)  # so that others may go without waiting for it
+    lane.queue.append(Box([(0.1, 3)]))
+    sent = [lane.take() for _ in range(3)]
+    for box in sent:
+        lane.give_back(box, doubtful=True)
+    course.adopt(scaled(history, [0], [(0.0, 1.0)], 12))
+    offsets = {sent[place].sequence: offset for place, offset in written.items()}
+    found, lost = course.resolve(lane, offsets, gap)
+    assert found == [(sent[place], offset) for place, offset in written.items()]
+    assert lost == [sent[place] for place in unknown]
+    rest = [[(0.1, place + 1)] for place in range(3) if place not in written and place not in unknown]
+    assert drain_all(course.active[0]) == rest, "the others were not written"
+
+
+def test_a_log_that_is_shorter_than_it_was_is_known_so_far_only() -> None:
+    course = course_of(start())
+    lane = put(course, *(Box([(0.1, number)]) for number in range(3)))
+    assert not lane.placed
+    lane.place(10, 3)
+    assert (lane.last_offset, lane.epoch, lane.placed) == (9, 3, True)
+    lane.acknowledge(lane.take(), 10)
+    lane.acknowledge(lane.take(), 5)
+    assert lane.last_offset == 5, "what is doubtful from now on stands behind this"
+    lane.restart()
+    assert (lane.last_offset, lane.epoch, lane.placed) == (-1, -1, False), "with a new id it is asked for anew"
 
 
 def test_a_course_that_is_closed_sends_and_hands_over_nothing() -> None:
@@ -439,7 +489,7 @@ class World:
                 for sequence, base in self.logs[lane.topic].bases.items()
                 if lane.last_offset < base < lane.sealed_end
             }
-            for box, base in self.course.resolve(lane, found):
+            for box, base in self.course.resolve(lane, found)[0]:
                 self.note(lane, box, base)
 
     def note(self, lane: Lane[Box], box: Box, base: int) -> None:

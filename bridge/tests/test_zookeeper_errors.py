@@ -8,9 +8,9 @@ import pytest
 from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 
-from bridge.errors import ConfigError, RollbridgeError, ZooKeeperUnavailable
-from bridge.model.nodes import ROOT_CHARACTERS_MAX, CheckNode, CreateNode, NodeOperation, SetNode
-from bridge.zookeeper.errors import (
+from rollbridge.errors import ConfigError, RollbridgeError, ZooKeeperUnavailable
+from rollbridge.model.nodes import ROOT_CHARACTERS_MAX, CheckNode, CreateNode, NodeOperation, SetNode
+from rollbridge.zookeeper.errors import (
     NodeExists,
     NodeMissing,
     NodeNotEmpty,
@@ -22,7 +22,7 @@ from bridge.zookeeper.errors import (
     translate,
     translate_multi,
 )
-from bridge.zookeeper.session import REQUEST_BYTES_MAX, ZooKeeperSession
+from rollbridge.zookeeper.session import REQUEST_BYTES_MAX, ZooKeeperSession
 
 CLASSES = [
     item

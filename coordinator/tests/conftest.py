@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.procedures import retention
 from coordinator.tests.sim_expiry import epoch_of
+from rollbridge_coordinator.procedures import retention
 
 
 @pytest.fixture(autouse=True)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from bridge.model.buffer import BufferFold, BufferLimits
-from bridge.model.buffered import BufferedTransaction
-from bridge.model.conditions import StreamCondition
-from bridge.model.epochs import EpochHistory
-from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
-from bridge.model.identifiers import TransactionId
-from bridge.model.keyspace import even_ranges, ranges_of
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import StreamConfig
-from coordinator.group import GroupState, LeaderSettings, StreamState
+from rollbridge.model.buffer import BufferFold, BufferLimits
+from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.conditions import StreamCondition
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.keyspace import even_ranges, ranges_of
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import StreamConfig
+from rollbridge_coordinator.state.group import GroupState, LeaderSettings
+from rollbridge_coordinator.state.streams import StreamState
 
 GROUP = GroupName("sales")
 
@@ -61,11 +63,12 @@ class Bench:
         identifier: TransactionId,
         pieces: Mapping[tuple[int, int], int],
         conditions: Sequence[StreamCondition] = (),
+        offsets: Sequence[GroupOffsets] = (),
     ) -> BufferedTransaction:
         """Ask for a commit of (place of stream, segment) → records; gives the transaction."""
         item = self.group.fold.open[identifier.bytes]
         named = {PieceKey(0, stream, segment): count for (stream, segment), count in pieces.items()}
-        manifest = Manifest(named, (), tuple(conditions))
+        manifest = Manifest(named, tuple(offsets), tuple(conditions))
         self.feed(item.begin.home, FrameHeader(FrameKind.COMMIT, identifier.bytes), manifest.encode())
         return item
 
@@ -76,12 +79,17 @@ class Bench:
         return item
 
     def one(
-        self, name: str, segment: int, client: str = "c", conditions: Sequence[StreamCondition] = ()
+        self,
+        name: str,
+        segment: int,
+        client: str = "c",
+        conditions: Sequence[StreamCondition] = (),
+        offsets: Sequence[GroupOffsets] = (),
     ) -> BufferedTransaction:
         """A transaction with one record that waits for its commit."""
         identifier = self.begin(name, client=client)
         self.data(identifier, name, segment)
-        return self.commit(identifier, {(0, segment): 1}, conditions)
+        return self.commit(identifier, {(0, segment): 1}, conditions, offsets)
 
     def feed(self, name: str, header: FrameHeader, value: bytes) -> None:
         """Fold one message."""

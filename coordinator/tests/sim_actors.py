@@ -10,36 +10,44 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from bridge.model import paths
-from bridge.model.buffer import BufferFold, BufferLimits
-from bridge.model.buffered import BufferedTransaction, Partition
-from bridge.model.commit_order import CommitOrder
-from bridge.model.conditions import StreamCondition
-from bridge.model.control import ControlKind, ControlRecord
-from bridge.model.epochs import EpochHistory, EpochRecord
-from bridge.model.fences import Fences
-from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition, encode_abort
-from bridge.model.group_offsets import GroupOffsets
-from bridge.model.identifiers import TransactionId
-from bridge.model.keyspace import position_of_key
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import StreamConfig
-from bridge.model.requests import Request, RequestKind
-from coordinator import effects as fx
-from coordinator.agenda import work
-from coordinator.errors import StaleStateError
-from coordinator.group import GroupState, LeaderSettings
-from coordinator.late import LateWatch
-from coordinator.metrics import Op
-from coordinator.procedures.journal import check_again
-from coordinator.procedures.takeover import finish_pending, take_over
-from coordinator.snapshots import SnapshotSettings
-from coordinator.tail import WarmTail
 from coordinator.tests.sim_conditions import expectation
 from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_snapshots import restored_faults
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import WRITE_BYTES_MAX, Blocked, Fenced, Gone, Record, World, shard
+from rollbridge.model import paths
+from rollbridge.model.buffer import BufferFold, BufferLimits
+from rollbridge.model.buffered import BufferedTransaction, Partition
+from rollbridge.model.commit_order import CommitOrder
+from rollbridge.model.conditions import StreamCondition
+from rollbridge.model.control import ControlKind, ControlRecord
+from rollbridge.model.epochs import EpochHistory, EpochRecord
+from rollbridge.model.fences import Fences
+from rollbridge.model.frames import (
+    BeginFrame,
+    FrameHeader,
+    FrameKind,
+    Manifest,
+    PieceKey,
+    buffer_partition,
+    encode_abort,
+)
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.keyspace import position_of_key
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import StreamConfig
+from rollbridge.model.requests import Request, RequestKind
+from rollbridge_coordinator.procedures.agenda import work
+from rollbridge_coordinator.procedures.journal import check_again
+from rollbridge_coordinator.procedures.takeover import finish_pending, take_over
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.group import GroupState, LeaderSettings
+from rollbridge_coordinator.state.late import LateWatch
+from rollbridge_coordinator.state.metrics import Op
+from rollbridge_coordinator.state.snapshots import SnapshotSettings
+from rollbridge_coordinator.state.tail import WarmTail
 
 LEASE_MS = 4_000
 NEVER_MS = 1 << 60
@@ -96,6 +104,7 @@ def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSett
         truncate_buffers_ms=50,
         retention_check_ms=100,
         bookkeeping_ms=500,
+        counter_check_ms=300,
         answers_keep_ms=2_000,
         epochs_keep_ms=3_000,
         late_watch_ms=4_000,

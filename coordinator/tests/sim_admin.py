@@ -10,15 +10,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bridge.model import paths
-from bridge.model.epochs import EpochHistory
-from bridge.model.keyspace import even_ranges
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import NodeOperation, SetNode
-from bridge.model.records import StreamConfig, epoch_to_json
-from bridge.model.requests import Answer, Request, RequestKind
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import BROKERS, World
+from rollbridge.model import paths
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import NodeOperation, SetNode
+from rollbridge.model.records import StreamConfig, epoch_to_json
+from rollbridge.model.requests import Answer, Request, RequestKind
 
 ADMIN_DEFECTS = ("denying-successor", "unbounded-multi", "stubborn-request")
 OLD_EPOCHS = 60

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bridge.model.control import FENCED, ControlKind, ControlRecord
-from bridge.model.epochs import check_chain
-from bridge.model.identifiers import SegmentId
-from bridge.model.journal import split
-from bridge.model.names import GroupName, StreamName
-from bridge.model.terminated import decode_terminated
 from coordinator.tests.sim_actors import REMEMBERED, Client
 from coordinator.tests.sim_clocks import lease_faults
 from coordinator.tests.sim_conditions import condition_faults, refusal_faults
@@ -19,6 +13,12 @@ from coordinator.tests.sim_refusals import Refusals, is_poisoned, refused_rightl
 from coordinator.tests.sim_sessions import RestartingClient, answer_faults
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Record, World
+from rollbridge.model.control import FENCED, ControlKind, ControlRecord
+from rollbridge.model.epochs import check_chain
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.journal import split
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.terminated import decode_terminated
 
 
 def faults(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from bridge.model.control import EXPIRED, ControlRecord
-from bridge.model.frames import FrameKind, unpack_header
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import StreamName
 from coordinator.tests.sim_actors import Attempt
 from coordinator.tests.sim_world import World
+from rollbridge.model.control import EXPIRED, ControlRecord
+from rollbridge.model.frames import FrameKind, unpack_header
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import StreamName
 
 RETENTION_MS = 2_500
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from bridge.errors import UnavailableError
-from bridge.model.cas import Condition, Scope
-from bridge.model.conditions import RefusedCondition, StreamCondition
-from bridge.model.course import Course
-from bridge.model.epochs import EpochHistory
-from bridge.model.keyspace import position_of
-from bridge.model.names import StreamName
-from bridge.model.sequence import DLSN
-from bridge.model.sn import EMPTY, SN
 from coordinator.tests.sim_world import Record, World
+from rollbridge.errors import UnavailableError
+from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.conditions import RefusedCondition, StreamCondition
+from rollbridge.model.course import Course
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.keyspace import position_of
+from rollbridge.model.names import StreamName
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import EMPTY, SN
 
 
 def rows_of(world: World, stream: StreamName, history: EpochHistory, position: float) -> Iterator[tuple[SN, Record]]:

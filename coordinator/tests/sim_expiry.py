@@ -6,17 +6,17 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from bridge.model import paths
-from bridge.model.course import Course
-from bridge.model.epochs import EpochHistory, EpochRecord
-from bridge.model.expiry import without_epochs
-from bridge.model.frames import FrameKind, decode_begin, unpack_header
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import DeleteNode, NodeOperation, SetNode
-from bridge.model.records import Truncation, epoch_from_json
-from bridge.model.sn import sequence_bases
-from bridge.model.under_way import work_from_json
 from coordinator.tests.sim_world import World
+from rollbridge.model import paths
+from rollbridge.model.course import Course
+from rollbridge.model.epochs import EpochHistory, EpochRecord
+from rollbridge.model.expiry import without_epochs
+from rollbridge.model.frames import FrameKind, decode_begin, unpack_header
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import DeleteNode, NodeOperation, SetNode
+from rollbridge.model.records import Truncation, epoch_from_json
+from rollbridge.model.sn import sequence_bases
+from rollbridge.model.under_way import work_from_json
 
 
 @lru_cache(maxsize=1 << 12)

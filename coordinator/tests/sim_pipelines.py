@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from bridge.model.commit_order import CommitOrder
-from bridge.model.control import FORSAKEN, ControlKind, ControlRecord
-from bridge.model.frames import FrameHeader, FrameKind, encode_abort, unpack_header
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import StreamName
 from coordinator.tests.sim_actors import LEASE_MS, Attempt, Client, commit_frame
 from coordinator.tests.sim_world import World
+from rollbridge.model.commit_order import CommitOrder
+from rollbridge.model.control import FORSAKEN, ControlKind, ControlRecord
+from rollbridge.model.frames import FrameHeader, FrameKind, encode_abort, unpack_header
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import StreamName
 
 UNDER_WAY_MAX = 6
 TELL_AGAIN_MS = 100

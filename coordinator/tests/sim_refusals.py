@@ -9,18 +9,18 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from bridge.model import paths
-from bridge.model.buffered import FrameRef
-from bridge.model.control import ControlRecord
-from bridge.model.faults import SUSPENDED, StreamFault
-from bridge.model.late import LateRecord
-from bridge.model.names import StreamName, is_segment_topic, parse_segment_topic
-from bridge.model.nodes import CreateNode, NodeOperation, SetNode
-from coordinator import effects as fx
-from coordinator.faults import LEADERLESS
 from coordinator.tests.sim_actors import Attempt
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
+from rollbridge.model import paths
+from rollbridge.model.buffered import FrameRef
+from rollbridge.model.control import ControlRecord
+from rollbridge.model.faults import SUSPENDED, StreamFault
+from rollbridge.model.late import LateRecord
+from rollbridge.model.names import StreamName, is_segment_topic, parse_segment_topic
+from rollbridge.model.nodes import CreateNode, NodeOperation, SetNode
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.faults import LEADERLESS
 
 REFUSAL_DEFECTS = ("deaf-refusal", "broad-refusal", "blames-all", "blind-reopening")
 """A refusal for good ends the term, as if nobody knew; one of a frame is held against its stream, one of a stream
@@ -168,7 +168,7 @@ class Refusals:
         topics = {topic for topic, _ in copies}
         if self.topic in topics:
             return self._deny(effect)
-        if not self.is_over and self.copies.random() < COPIES_DENIED:
+        if topics and not self.is_over and self.copies.random() < COPIES_DENIED:
             topic = min(topics)
             self.denied.add(str(parse_segment_topic(topic)[0]))
             return fx.Refused(effect, "no permission", code=DENIED, topic=topic)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from bridge.errors import OutcomeExpired
-from bridge.model import paths
-from bridge.model.frames import BeginFrame, FrameHeader, FrameKind
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import ClientSession
-from bridge.model.requests import Answer, Request, RequestKind
-from bridge.model.transaction import State
 from coordinator.tests.sim_actors import LEASE_MS, NEVER_MS, Attempt, Client, commit_frame
 from coordinator.tests.sim_world import World
+from rollbridge.errors import OutcomeExpired
+from rollbridge.model import paths
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import ClientSession
+from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.transaction import State
 
 Answered = Callable[[Answer], None]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from bridge.errors import CorruptDataError
-from bridge.model.buffer import BufferFold, BufferLimits
-from bridge.model.buffered import BufferedTransaction, Partition
-from bridge.model.fences import Fences
-from bridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
-from bridge.model.ongoing import OngoingTransactions, decode_ongoing
-from bridge.model.snapshots import Snapshot, decode_segment, decode_snapshot
-from bridge.model.transaction import State
-from coordinator.group import GroupState
 from coordinator.tests.sim_world import World, shard
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.buffer import BufferFold, BufferLimits
+from rollbridge.model.buffered import BufferedTransaction, Partition
+from rollbridge.model.fences import Fences
+from rollbridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from rollbridge.model.ongoing import OngoingTransactions, decode_ongoing
+from rollbridge.model.snapshots import Snapshot, decode_segment, decode_snapshot
+from rollbridge.model.transaction import State
+from rollbridge_coordinator.state.group import GroupState
 
 SNAPSHOT_DEFECTS = ("hasty-snapshot", "short-log", "lost-aborts", "lost-segments")
 ONGOING_DEFECTS = ("hasty-ongoing", "short-ongoing", "lost-ongoing", "lost-frames")
@@ -78,8 +78,8 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
         expected, actual = whole.open.get(transaction), group.fold.open.get(transaction)
         if expected is None or actual is None:
             found.append(f"{transaction.hex()} is open: {actual is not None}, by a full replay: {expected is not None}")
-        elif group.suspended and (actual.state, expected.state) == (State.ABORTING, State.COMMITTING):
-            continue  # refused in a rolling commit that waits half done, and not logged yet
+        elif actual.is_refused and (actual.state, expected.state) == (State.ABORTING, State.COMMITTING):
+            continue  # refused in a rolling commit that was half done, and not logged yet
         elif _places(actual) != _places(expected):
             found.append(f"{actual} has other frames than by a full replay")
         elif _known(actual) != _known(expected):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from bridge.model import paths
-from bridge.model.buffer import BufferFold
-from bridge.model.control import ControlKind
-from bridge.model.fences import Fences
-from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic, snapshot_topic
-from bridge.model.ongoing import choose_ongoing, ongoing_keys
-from bridge.model.records import StreamConfig
-from bridge.model.snapshots import choose, index_keys
-from coordinator.effects import LogSummary
-from coordinator.places import Place, log_start
-from coordinator.tail import WarmTail
 from coordinator.tests.sim_world import World, shard
+from rollbridge.model import paths
+from rollbridge.model.buffer import BufferFold
+from rollbridge.model.control import ControlKind
+from rollbridge.model.fences import Fences
+from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic, snapshot_topic
+from rollbridge.model.ongoing import choose_ongoing, ongoing_keys
+from rollbridge.model.records import StreamConfig
+from rollbridge.model.snapshots import choose, index_keys
+from rollbridge_coordinator.state.effects import LogSummary
+from rollbridge_coordinator.state.places import Place, log_start
+from rollbridge_coordinator.state.tail import WarmTail
 
 STANDBY_DEFECTS = ("dirty-standby", "deaf-standby", "credulous-standby")
 """It follows rounds that were not committed; misses that transactions were aborted; hears whoever asks for an end."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from bridge.model import paths
-from bridge.model.epochs import EpochHistory
-from bridge.model.frames import unpack_header
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import GroupName, StreamName, parse_segment_topic
-from bridge.model.records import Retention, Truncation
-from bridge.model.requests import Request, RequestKind
-from bridge.model.sharing import Reset, Standing, decide
 from coordinator.tests.sim_expiry import epoch_of, whole_history_of
 from coordinator.tests.sim_world import World
+from rollbridge.model import paths
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.frames import unpack_header
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
+from rollbridge.model.records import Retention, Truncation
+from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.sharing import Reset, Standing, decide
 
 GROUP = "auditor"
 

@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from bridge.model import paths
-from bridge.model.buffered import FrameRef
-from bridge.model.cas import Scope
-from bridge.model.commit_order import LineKey
-from bridge.model.control import ControlKind, ControlRecord
-from bridge.model.foreign import ForeignTransaction, Leaderless
-from bridge.model.group_offsets import GroupOffsets
-from bridge.model.identifiers import SegmentId
-from bridge.model.late import LateRecord
-from bridge.model.names import GroupName
-from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.model.records import Truncation
-from bridge.model.sequence import DLSN
-from bridge.model.sn import ANY, EMPTY, SN
-from coordinator import effects as fx
+from rollbridge.model import paths
+from rollbridge.model.buffered import FrameRef
+from rollbridge.model.cas import Scope
+from rollbridge.model.commit_order import LineKey
+from rollbridge.model.control import ControlKind, ControlRecord
+from rollbridge.model.foreign import ForeignTransaction, Leaderless
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.late import LateRecord
+from rollbridge.model.names import GroupName
+from rollbridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from rollbridge.model.records import Truncation
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import ANY, EMPTY, SN
+from rollbridge_coordinator.state import effects as fx
 
 
 class Fenced(Exception):
@@ -132,12 +132,21 @@ class Nodes(dict[str, bytes]):
     def __init__(self) -> None:
         super().__init__()
         self._children: dict[str, set[str]] = {}
+        self.versions: dict[str, int] = {}
 
     def __setitem__(self, path: str, value: bytes) -> None:
+        self.versions[path] = self.versions[path] + 1 if path in self else 0
         if path not in self:
             parent, _, name = path.rpartition("/")
             self._children.setdefault(parent, set()).add(name)
         super().__setitem__(path, value)
+
+    def __deepcopy__(self, _: object) -> Nodes:
+        fresh = Nodes()
+        for path, value in self.items():
+            fresh[path] = value
+        fresh.versions = dict(self.versions)
+        return fresh
 
     def __delitem__(self, path: str) -> None:
         super().__delitem__(path)
@@ -298,6 +307,8 @@ class World:
         match effect:
             case fx.ReadNodes(names):
                 return {path: self.nodes.get(path) for path in names}
+            case fx.ReadCounter(path):
+                return (self.nodes[path], self.nodes.versions[path]) if path in self.nodes else None
             case fx.ReadChildren(names):
                 unseen = "/sessions" if "forgotten-sessions" in self.faults else "/nowhere"
                 unseen = "/suspended" if "forgotten-suspension" in self.faults else unseen
@@ -549,8 +560,8 @@ class World:
                     if value_of(path) is not None or value_of(path.rsplit("/", 1)[0]) is None:
                         return None
                     draft[path] = value
-                case SetNode(path, value, _):
-                    if value_of(path) is None:
+                case SetNode(path, value, version):
+                    if value_of(path) is None or version not in (-1, self.nodes.versions.get(path)):
                         return None
                     draft[path] = value
                 case DeleteNode(path, _):

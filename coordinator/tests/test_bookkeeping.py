@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.model import paths
-from bridge.model.identifiers import TransactionId
-from bridge.model.joint import JointState, JointWork, SharedSession
-from bridge.model.records import ClientSession
 from coordinator.tests.makers import GROUP
 from coordinator.tests.test_refused_rolls import Scene
+from rollbridge.model import paths
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.joint import JointState, JointWork, SharedSession
+from rollbridge.model.records import ClientSession
 
 UNKNOWN, OTHER = TransactionId.of(0, 1 << 40), TransactionId.of(0, 1 << 41)
 

@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bridge.model.buffered import BufferedTransaction
-from bridge.model.cas import Condition, Scope
-from bridge.model.conditions import RefusedCondition, StreamCondition
-from bridge.model.control import ControlKind, ControlRecord
-from bridge.model.identifiers import SegmentId
-from bridge.model.sequence import DLSN
-from bridge.model.sn import ANY, EMPTY, SN
-from bridge.model.transaction import State
-from bridge.model.under_way import Roll
-from coordinator import effects as fx
-from coordinator.planning import DirectRound, RollingRound, plan_round
-from coordinator.procedures.conditions import TRIES
-from coordinator.procedures.merge import merge_direct
 from coordinator.tests.makers import Bench
+from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.conditions import RefusedCondition, StreamCondition
+from rollbridge.model.control import ControlKind, ControlRecord
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import ANY, EMPTY, SN
+from rollbridge.model.transaction import State
+from rollbridge.model.under_way import Roll
+from rollbridge_coordinator.procedures.conditions import TRIES
+from rollbridge_coordinator.procedures.merge import merge_direct
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.planning import DirectRound, RollingRound, plan_round
 
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"
 HALVES = [(0.0, 0.5), (0.5, 1.0)]

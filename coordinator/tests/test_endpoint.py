@@ -14,14 +14,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from bridge.embedded.ports import free_port
-from bridge.errors import ConfigError, EnvironmentProblem
-from coordinator.config import CoordinatorSettings
-from coordinator.health import Vitals, faults
-from coordinator.healthcheck import VARIABLE, check
-from coordinator.metrics import coordinator_lines, joined, process_lines, standby_lines
-from coordinator.shell.endpoint import Endpoint
-from coordinator.shell.metrics_file import MetricsBoard, MetricsFile
+from rollbridge.embedded.ports import free_port
+from rollbridge.errors import ConfigError, EnvironmentProblem
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.healthcheck import VARIABLE, check
+from rollbridge_coordinator.shell.endpoint import Endpoint
+from rollbridge_coordinator.shell.metrics_file import MetricsBoard, MetricsFile
+from rollbridge_coordinator.state.health import Vitals, faults
+from rollbridge_coordinator.state.metrics import coordinator_lines, joined, process_lines, standby_lines
 
 SAMPLE = re.compile(r'[a-z_]+(\{([a-z_]+="([^"\\\n]|\\["\\n])*",?)+\})? -?[0-9.e+]+')
 
@@ -160,7 +160,13 @@ def test_a_coordinator_that_waits_for_zookeeper_says_so_and_ends_when_it_is_told
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         environment = {**os.environ, VARIABLE: f"127.0.0.1:{free_port()}"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "coordinator", f"--bootstrap-servers={address}", f"--zookeeper={address}"],
+            [
+                sys.executable,
+                "-m",
+                "rollbridge_coordinator",
+                f"--bootstrap-servers={address}",
+                f"--zookeeper={address}",
+            ],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from bridge.model import paths
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import StreamName
-from bridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
-from bridge.model.records import Mark, Retention, Truncation
-from bridge.model.records import StreamState as Lifecycle
-from bridge.model.requests import Request, RequestKind
-from coordinator import effects as fx
-from coordinator.errors import StaleStateError
-from coordinator.group import StreamState
-from coordinator.planning import Refusal, RollingRound, plan_round
-from coordinator.procedures import retention
-from coordinator.procedures.epochs import drop_epochs
 from coordinator.tests.makers import Bench
+from rollbridge.model import paths
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import StreamName
+from rollbridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from rollbridge.model.records import Mark, Retention, Truncation
+from rollbridge.model.records import StreamState as Lifecycle
+from rollbridge.model.requests import Request, RequestKind
+from rollbridge_coordinator.procedures import retention
+from rollbridge_coordinator.procedures.epochs import drop_epochs
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.planning import Refusal, RollingRound, plan_round
+from rollbridge_coordinator.state.streams import StreamState
 
 ORDERS = "sales/orders"
 NAME = StreamName.parse(ORDERS)

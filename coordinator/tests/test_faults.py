@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from bridge.model.buffered import BufferedTransaction
-from bridge.model.faults import SUSPENDED, StreamFault
-from bridge.model.transaction import State
-from coordinator import effects as fx
-from coordinator.faults import Faults
-from coordinator.housekeeping import REST_FIRST_MS, REST_MAX_MS
-from coordinator.planning import targets
-from coordinator.procedures.merge import items_of, merge_direct
-from coordinator.procedures.refusals import Items, absorb, give_up_waiting
-from coordinator.steps import Steps
 from coordinator.tests.makers import Bench
+from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.faults import SUSPENDED, StreamFault
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.transaction import State
+from rollbridge_coordinator.procedures.merge import items_of, merge_direct
+from rollbridge_coordinator.procedures.refusals import Items, absorb, give_up_waiting
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.faults import Faults
+from rollbridge_coordinator.state.housekeeping import REST_FIRST_MS, REST_MAX_MS
+from rollbridge_coordinator.state.planning import targets
+from rollbridge_coordinator.state.steps import Steps
 
 ORDERS, OTHER = "sales/orders", "sales/other"
 NOW_MS = 10_000
@@ -197,6 +198,30 @@ def test_the_innocents_of_a_refused_round_are_committed_by_it() -> None:
     assert scene.group.counts["transactions_committed"] == 4
     assert scene.group.counts["transactions_refused"] == 1
     assert not scene.group.fold.open
+
+
+def test_where_offsets_were_refused_in_the_same_round_the_frame_at_fault_is_found_all_the_same() -> None:
+    """Kafka's answer counts the frames that were sent, and those of a transaction that was refused before were not."""
+    scene = Round(0)
+    replaced = scene.bench.one(ORDERS, 0, offsets=[GroupOffsets("readers", {("t", 0): 1}, 0, "m")])
+    scene.transactions = [replaced, *(scene.bench.one(ORDERS, 0) for _ in range(4))]
+    scene.items, _ = items_of(scene.transactions, targets(scene.group))
+    scene.owners = [item.id for item in scene.transactions]
+    kafka = scene.kafka(4)
+
+    def answer(effect: fx.Effect) -> Any:
+        match effect:
+            case fx.SendOffsets():
+                return 0, "replaced by others"
+            case fx.AppendControl(_, records):
+                logged.extend((record.kind.name, record.reason.partition(":")[0]) for record in records)
+                return range(len(records))
+        return kafka(effect)
+
+    logged: list[tuple[str, str]] = []
+    run(merge_direct(scene.group, scene.transactions, NOW_MS), answer)
+    assert logged == [("ABORT", "replaced by others"), *[("COMMIT", "")] * 3, ("ABORT", "refused by Kafka")]
+    assert not scene.group.faults
 
 
 FAULT = StreamFault("no", "INVALID_RECORD", "t", 0)

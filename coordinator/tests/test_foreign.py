@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.model.foreign import ForeignTransaction
-from coordinator import effects as fx
-from coordinator.group import Wait
-from coordinator.procedures.foreign import LOOK_AGAIN_MS, LOOK_SOON_MS, look_again
 from coordinator.tests.test_faults import run
+from rollbridge.model.foreign import ForeignTransaction
+from rollbridge_coordinator.procedures.foreign import LOOK_AGAIN_MS, LOOK_SOON_MS, look_again
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.group import Wait
 
 ONE, OTHER = (ForeignTransaction("topic", producer_id, 0, 0, -1) for producer_id in (1, 2))
 NOW_MS = 5_000

@@ -7,18 +7,19 @@ from itertools import chain
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from bridge.model.cas import Condition, Scope
-from bridge.model.conditions import StreamCondition
-from bridge.model.faults import StreamFault
-from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort, pack_bundle
-from bridge.model.group_offsets import GroupOffsets
-from bridge.model.identifiers import COUNTER_MAX, SEGMENT_NUMBER_MAX, TransactionId
-from bridge.model.names import StreamName
-from bridge.model.sn import EMPTY
-from bridge.model.transaction import State
-from bridge.model.under_way import Scaling
-from coordinator.group import Suspended, Wait
-from coordinator.planning import (
+from coordinator.tests.makers import Bench
+from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.conditions import StreamCondition
+from rollbridge.model.faults import StreamFault
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort, pack_bundle
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.identifiers import COUNTER_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from rollbridge.model.names import StreamName
+from rollbridge.model.sn import EMPTY
+from rollbridge.model.transaction import State
+from rollbridge.model.under_way import Scaling
+from rollbridge_coordinator.state.group import Suspended, Wait
+from rollbridge_coordinator.state.planning import (
     DirectRound,
     Incomplete,
     Refusal,
@@ -29,7 +30,6 @@ from coordinator.planning import (
     still_fitting,
     waiting,
 )
-from coordinator.tests.makers import Bench
 
 ORDERS, PAYMENTS, REFUNDS = "sales/orders", "sales/payments", "sales/refunds"
 STREAMS = (ORDERS, PAYMENTS, REFUNDS, "sales/none", "other/orders")

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import even_ranges
-from bridge.model.late import Forwarding, LateNotes, LateRecord
-from coordinator import effects as fx
-from coordinator.group import GroupState
-from coordinator.late import GAP_MAX_MS, LateWatch
-from coordinator.procedures.late import look_behind
 from coordinator.tests.makers import Bench
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.late import Forwarding, LateNotes, LateRecord
+from rollbridge_coordinator.procedures.late import look_behind
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.late import GAP_MAX_MS, LateWatch
 
 S0 = SegmentId.of(0, 0)
 WATCH_MS = 20 * 60 * 1000

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from bridge.errors import RollbridgeError
-from bridge.model import paths
-from bridge.model.epochs import EpochHistory
-from bridge.model.keyspace import position_of_key
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import CreateNode, NodeOperation
-from bridge.model.records import Group, StreamConfig, StreamState
-from bridge.model.requests import Request, RequestKind
-from coordinator import effects as fx
-from coordinator.errors import StaleStateError
 from coordinator.tests.sim_actors import Leader, scale_request
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
+from rollbridge.errors import RollbridgeError
+from rollbridge.model import paths
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.keyspace import position_of_key
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import CreateNode, NodeOperation
+from rollbridge.model.records import Group, StreamConfig, StreamState
+from rollbridge.model.requests import Request, RequestKind
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.errors import StaleStateError
 
 GROUP = GroupName("sales")
 ORDERS = StreamName("sales", "orders")

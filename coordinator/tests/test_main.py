@@ -1,4 +1,4 @@
-"""``python -m coordinator``: where its settings come from."""
+"""``python -m rollbridge_coordinator``: where its settings come from."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import coordinator.__main__ as entry
-from bridge.errors import ConfigError
-from coordinator.config import CoordinatorSettings
+import rollbridge_coordinator.__main__ as entry
+from rollbridge.errors import ConfigError
+from rollbridge_coordinator.config import CoordinatorSettings
 
 ADDRESSES = ["--bootstrap-servers", "broker:9093", "--zookeeper", "zk:2181"]
 
@@ -131,8 +131,8 @@ def test_whoever_does_not_answer_it_ends() -> None:
     """Asked to end while it waits for a server that never comes back."""
     program = """
 import os, signal, threading
-import coordinator.__main__ as entry
-from coordinator.shell import ending
+import rollbridge_coordinator.__main__ as entry
+from rollbridge_coordinator.shell import ending
 
 class Stuck:
     is_serving = True
@@ -158,7 +158,7 @@ def test_a_signal_finds_it_in_whatever_it_does(number: str) -> None:
     """It comes while the main thread holds the lock of the very event that tells it to end."""
     program = f"""
 import os, signal, threading
-import coordinator.__main__ as entry
+import rollbridge_coordinator.__main__ as entry
 
 class Waiting:
     is_serving = True
@@ -187,7 +187,7 @@ def test_one_that_serves_nothing_yet_ends_at_once() -> None:
     """It waits for servers that may not be there for long, and has nothing to hand over."""
     program = """
 import os, signal, threading
-import coordinator.__main__ as entry
+import rollbridge_coordinator.__main__ as entry
 
 class Starting:
     is_serving = False

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.errors import InvalidRequestError
-from bridge.model import paths
-from bridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
-from bridge.model.frames import STREAMS_MAX
-from bridge.model.identifiers import EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, Epoch, SegmentId, TransactionId
-from bridge.model.keyspace import KeyRange, even_ranges
-from bridge.model.late import NOTED_MAX, LateNotes
-from bridge.model.names import GroupName, StreamName
-from bridge.model.nodes import CreateNode, bytes_of
-from bridge.model.records import (
+from coordinator.tests.makers import Bench
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model import paths
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
+from rollbridge.model.frames import STREAMS_MAX
+from rollbridge.model.identifiers import EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, Epoch, SegmentId, TransactionId
+from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.late import NOTED_MAX, LateNotes
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.nodes import CreateNode, bytes_of
+from rollbridge.model.records import (
     SEGMENTS_MAX,
     Mark,
     Truncation,
@@ -29,13 +30,12 @@ from bridge.model.records import (
     marks_from_json,
     marks_to_json,
 )
-from bridge.model.requests import Request, RequestKind
-from bridge.model.under_way import Committing, Roll, Scaling, ids_beside
-from coordinator.group import LeaderSettings
-from coordinator.planning import ROLL_BYTES_MAX, RollingRound, plan_round
-from coordinator.procedures.retention import REMOVED_BYTES
-from coordinator.retention import marks_that_fit
-from coordinator.tests.makers import Bench
+from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.under_way import Committing, Roll, Scaling, ids_beside
+from rollbridge_coordinator.procedures.retention import REMOVED_BYTES
+from rollbridge_coordinator.state.group import LeaderSettings
+from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX, RollingRound, plan_round
+from rollbridge_coordinator.state.retention import marks_that_fit
 
 LONG_MAX = (1 << 63) - 1
 ZOOKEEPER_BYTES = 1024 * 1024

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.model.ongoing import TRANSACTION_BYTES, decode_ongoing, is_ongoing, ongoing_keys
-from coordinator import ongoing
-from coordinator.metrics import Op
-from coordinator.snapshots import PartitionSnapshots
 from coordinator.tests.sim_actors import settings_of
 from coordinator.tests.test_snapshots import INDEXES, STREAMS, Bench
+from rollbridge.model.ongoing import TRANSACTION_BYTES, decode_ongoing, is_ongoing, ongoing_keys
+from rollbridge_coordinator.state import ongoing
+from rollbridge_coordinator.state.metrics import Op
+from rollbridge_coordinator.state.snapshots import PartitionSnapshots
 
 LONG = 9
 PARTITION = (STREAMS[0].buffer_topic(), 0)

@@ -7,25 +7,25 @@ from typing import Any, TypeVar
 
 import pytest
 
-from bridge.errors import InvalidRequestError, OutcomeExpired, TransactionNotFound, TransactionPreserverClosed
-from bridge.model import paths
-from bridge.model.buffered import BufferedTransaction
-from bridge.model.control import ControlKind, ControlRecord
-from bridge.model.identifiers import TransactionId
-from bridge.model.joint import JointWork, SharedSession
-from bridge.model.records import ClientSession, Group
-from bridge.model.requests import Answer, Request, RequestKind
-from bridge.model.terminated import GONE
-from bridge.model.transaction import State
-from coordinator.group import GroupState, LeaderSettings
-from coordinator.preserver import Absence
-from coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
-from coordinator.procedures.questions import answer_questions, put_question
-from coordinator.procedures.requests import handle_requests
-from coordinator.procedures.sessions import KEPT_MS, WORK_KEPT_MS, forget_sessions, load_sessions
-from coordinator.steps import Steps, commit_round
 from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.sim_world import World
+from rollbridge.errors import InvalidRequestError, OutcomeExpired, TransactionNotFound, TransactionPreserverClosed
+from rollbridge.model import paths
+from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.control import ControlKind, ControlRecord
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.joint import JointState, JointWork, SharedSession
+from rollbridge.model.records import ClientSession, Group
+from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.terminated import GONE
+from rollbridge.model.transaction import State
+from rollbridge_coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
+from rollbridge_coordinator.procedures.questions import answer_questions, put_question
+from rollbridge_coordinator.procedures.requests import handle_requests
+from rollbridge_coordinator.procedures.sessions import KEPT_MS, WORK_KEPT_MS, forget_sessions, load_sessions
+from rollbridge_coordinator.state.group import GroupState, LeaderSettings
+from rollbridge_coordinator.state.preserver import Absence
+from rollbridge_coordinator.state.steps import Steps, commit_round
 
 T = TypeVar("T")
 ORDERS = "sales/orders"
@@ -258,6 +258,22 @@ def test_an_answer_that_fits_into_no_node_is_refused_and_does_no_harm(house: Hou
     assert [item.records for item in listed.transactions] == [20_000]
 
 
+def test_a_request_that_can_not_be_removed_is_looked_at_once_and_others_are_answered(house: House) -> None:
+    """Somebody has made a node below it."""
+    name = house.world.request(GROUP, b"nonsense").rpartition("/")[2]
+    stuck = f"{paths.requests(GROUP)}/{name}"
+    house.world.ensure(f"{stuck}/child")
+    for _ in range(3):
+        house.do(handle_requests(house.group, 0))
+        assert house.group.counts["requests_refused"] == 1
+        assert house.group.unanswered == {name}
+        assert house.ask(owner="c") is not None
+    house.world.nodes.pop(f"{stuck}/child")
+    house.world.nodes.pop(stuck)
+    house.do(handle_requests(house.group, 0))
+    assert not house.group.unanswered
+
+
 def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: House) -> None:
     for name, registered_ms in (("old", 0), ("busy", 0), ("new", KEPT_MS)):
         house.world.ensure(paths.session(GROUP, name))
@@ -266,6 +282,10 @@ def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: H
     joint = ClientSession("joint", 7, 0, SharedSession("run", (), work))
     house.world.ensure(paths.session(GROUP, "joint"))
     house.world.nodes[paths.session(GROUP, "joint")] = joint.to_json()
+    loader = joint.with_work(replace(work, series="day-1", state=JointState.COMMITTED), 0)
+    loader = replace(loader.with_work(replace(work, series="day-2"), 0), client_name="loader")
+    house.world.ensure(paths.session(GROUP, "loader"))
+    house.world.nodes[paths.session(GROUP, "loader")] = loader.to_json()
     house.world.ensure(paths.session(GROUP, "damaged"))
     house.world.nodes[paths.session(GROUP, "damaged")] = b"{"
     house.do(load_sessions(house.group))
@@ -274,10 +294,10 @@ def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: H
     assert fences.replaying
     house.bench.begin(ORDERS, client="busy")
     house.do(forget_sessions(house.group, KEPT_MS + 1))
-    assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "joint", "new"]
+    assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "joint", "loader", "new"]
     assert fences.epoch_of("old") == 0
     house.do(forget_sessions(house.group, WORK_KEPT_MS + 1))
-    assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged"]
+    assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "loader"]
 
 
 def test_an_abort_that_an_earlier_leader_has_carried_out_is_not_denied(house: House) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.model.foreign import Leaderless
-from bridge.model.transaction import State
-from bridge.model.under_way import Roll
-from coordinator.group import HeldRoll, LeaderSettings, Wait
-from coordinator.planning import (
+from coordinator.tests.makers import Bench
+from rollbridge.model.foreign import Leaderless
+from rollbridge.model.transaction import State
+from rollbridge.model.under_way import Roll
+from rollbridge_coordinator.state.group import HeldRoll, LeaderSettings, Wait
+from rollbridge_coordinator.state.planning import (
     DirectRound,
     Incomplete,
     Refusal,
@@ -18,7 +19,6 @@ from coordinator.planning import (
     targets,
     why_waits,
 )
-from coordinator.tests.makers import Bench
 
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"
 SPLIT = [(0.0, 0.25), (0.25, 0.5)]

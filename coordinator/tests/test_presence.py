@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from bridge.errors import EnvironmentProblem
-from coordinator.shell import presence
-from coordinator.shell.presence import Presence, Vigil, greeting, local_address
+from rollbridge.errors import EnvironmentProblem
+from rollbridge_coordinator.shell import presence
+from rollbridge_coordinator.shell.presence import Presence, Vigil, greeting, local_address
 
 WAIT_S = 30.0
 """Far longer than anything here takes."""
@@ -59,7 +59,7 @@ class Impostor:
 
 PROGRAM = """
 import sys, threading
-from coordinator.shell.presence import Presence
+from rollbridge_coordinator.shell.presence import Presence
 with Presence("one", "127.0.0.1") as presence:
     print(presence.address, presence.life, flush=True)
     threading.Event().wait()

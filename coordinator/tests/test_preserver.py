@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import CorruptDataError
-from bridge.model.identifiers import COUNTER_MAX, TransactionId
-from bridge.model.terminated import GONE, RETAIN_DEFAULT, Terminated, decode_terminated, encode_terminated
-from coordinator.preserver import ITEMS_HARMLESS, RECORD_BYTES_MAX, Absence, Draft, TransactionMetadataPreserver
-from schemas import codec
+from rollbridge.errors import CorruptDataError
+from rollbridge.model.identifiers import COUNTER_MAX, TransactionId
+from rollbridge.model.terminated import GONE, RETAIN_DEFAULT, Terminated, decode_terminated, encode_terminated
+from rollbridge_coordinator.state.preserver import (
+    ITEMS_HARMLESS,
+    RECORD_BYTES_MAX,
+    Absence,
+    Draft,
+    TransactionMetadataPreserver,
+)
+from rollbridge_schemas import codec
 
 HOUR_MS = 3_600_000
 
@@ -240,3 +246,26 @@ def test_whatever_happens_the_topic_says_what_the_leader_remembers_and_nothing_k
                 assert found is not Absence.UNKNOWN, "it did end"
         assert restored.find(TransactionId.of(1, len(ever) + 1)) is Absence.UNKNOWN
         assert all(len(items) <= 3 for items in restored.contents().values())
+
+
+def test_ids_that_nobody_gave_out_raise_no_horizon() -> None:
+    preserver = TransactionMetadataPreserver(1, 72, 100)
+    preserver.believe(lambda transaction: TransactionId.from_bytes(transaction).counter < 1_000, 1_000)
+    forged = (replace(ended(5), transaction=TransactionId.of(1, COUNTER_MAX - number)) for number in range(2))
+    for number, item in enumerate((ended(5), next(forged), ended(8), replace(next(forged), retain_ms=0))):
+        preserver.adopt(preserver.flush([("a", item)], [number]))
+    assert preserver.find(TransactionId.of(1, 5), "a") is Absence.FORGOTTEN
+    assert preserver.find(TransactionId.of(1, 900), "a") is Absence.UNKNOWN
+
+
+def test_a_horizon_that_a_forged_id_has_raised_is_lowered_to_what_was_given_out() -> None:
+    """As an earlier version may have written it."""
+    preserver = TransactionMetadataPreserver(1, 72, 100)
+    huge = (1 << 96) - 1
+    records = {key.encode(): encode_terminated((), huge) for key in (GONE, "a")}
+    assert preserver.restore(records) == []
+    assert preserver.find(TransactionId.of(1, 2_000)) is Absence.FORGOTTEN
+    preserver.believe(lambda _: True, 1_000)
+    assert preserver.find(TransactionId.of(1, 999)) is Absence.FORGOTTEN
+    assert preserver.find(TransactionId.of(1, 2_000)) is Absence.UNKNOWN
+    assert preserver.find(TransactionId.of(1, 2_000), "a") is Absence.UNKNOWN

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable, RollbridgeError
-from bridge.kafka.batches import BatchBuilder
-from bridge.kafka.errors import (
+from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable, RollbridgeError
+from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
     AuthenticationError,
@@ -16,11 +16,11 @@ from bridge.kafka.errors import (
     TopicMismatchError,
     TopicNotFound,
 )
-from bridge.model.buffered import FrameRef
-from bridge.model.frames import PieceKey
-from coordinator import effects as fx
-from coordinator.shell.frame_feed import FrameFeed
-from coordinator.shell.refusals import refusal
+from rollbridge.model.buffered import FrameRef
+from rollbridge.model.frames import PieceKey
+from rollbridge_coordinator.shell.frame_feed import FrameFeed
+from rollbridge_coordinator.shell.refusals import refusal
+from rollbridge_coordinator.state import effects as fx
 
 SEAL = fx.Seal(("t",))
 

@@ -12,24 +12,24 @@ from collections.abc import Callable
 
 import pytest
 
-from bridge.model import paths
-from bridge.model.cas import Condition, Scope
-from bridge.model.conditions import StreamCondition
-from bridge.model.control import ControlKind, ControlRecord
-from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
-from bridge.model.group_offsets import GroupOffsets
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName, StreamName
-from bridge.model.records import Group, Retention
-from bridge.model.requests import Answer, Request, RequestKind
-from bridge.model.sn import ANY
-from coordinator import effects as fx
-from coordinator.errors import StaleStateError
-from coordinator.faults import SEAL_TIMEOUT
-from coordinator.procedures import rolling
 from coordinator.tests.sim_actors import Leader
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
+from rollbridge.model import paths
+from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.conditions import StreamCondition
+from rollbridge.model.control import ControlKind, ControlRecord
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import Group, Retention
+from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.sn import ANY
+from rollbridge_coordinator.procedures import rolling
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import SEAL_TIMEOUT
 
 GROUP = GroupName("sales")
 ORDERS, OTHER = StreamName("sales", "orders"), StreamName("sales", "other")

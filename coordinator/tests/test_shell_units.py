@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import ConfigError
-from bridge.kafka.batches import BatchBuilder, parse_header, read_records
-from bridge.model.buffered import FrameRef
-from bridge.model.control import ControlKind, ControlRecord, decode_control
-from bridge.model.frames import PieceKey
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName
-from coordinator.config import CoordinatorSettings
-from coordinator.shell.control_batch import BATCH_BYTES_MAX, control_batches
-from coordinator.shell.crash import CrashPoint
-from coordinator.shell.frame_feed import FrameFeed
-from coordinator.succession import first_choice
+from rollbridge.errors import ConfigError
+from rollbridge.kafka.batches import BatchBuilder, parse_header, read_records
+from rollbridge.model.buffered import FrameRef
+from rollbridge.model.control import ControlKind, ControlRecord, decode_control
+from rollbridge.model.frames import PieceKey
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import GroupName
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.control_batch import BATCH_BYTES_MAX, control_batches
+from rollbridge_coordinator.shell.crash import CrashPoint
+from rollbridge_coordinator.shell.frame_feed import FrameFeed
+from rollbridge_coordinator.state.succession import first_choice
 
 
 def frame(number: int, values: list[bytes], cached: bool) -> tuple[FrameRef, bytes]:

@@ -13,15 +13,6 @@ from functools import partial
 
 import pytest
 
-from bridge.model import paths
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import GroupName, StreamName, parse_segment_topic
-from bridge.model.nodes import NodeOperation
-from bridge.model.records import Group, Truncation
-from bridge.model.requests import Request, RequestKind
-from coordinator import effects as fx
-from coordinator.effects import Refused
-from coordinator.errors import StaleStateError
 from coordinator.tests import sim_snapshots as snapshots
 from coordinator.tests.sim_actors import Attempt, Client, Leader, fold_of, scale_request
 from coordinator.tests.sim_admin import ADMIN_DEFECTS, Administrator, denying, make_old_stream
@@ -41,6 +32,15 @@ from coordinator.tests.sim_truncation import (
     truncate_request,
 )
 from coordinator.tests.sim_world import WRITE_BYTES_MAX, Fenced, Gone, Inside, Record, World
+from rollbridge.model import paths
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
+from rollbridge.model.nodes import NodeOperation
+from rollbridge.model.records import Group, Truncation
+from rollbridge.model.requests import Request, RequestKind
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.effects import Refused
+from rollbridge_coordinator.state.errors import StaleStateError
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]

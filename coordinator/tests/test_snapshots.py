@@ -14,21 +14,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.model import paths
-from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
-from bridge.model.ongoing import is_ongoing
-from bridge.model.records import Group
-from bridge.model.requests import Request, RequestKind
-from bridge.model.snapshots import decode_snapshot
-from coordinator.errors import StaleStateError
-from coordinator.metrics import Op, count_lines
-from coordinator.procedures import restore, upkeep
-from coordinator.shell.metrics_file import MetricsFile, leader_lines
 from coordinator.tests.sim_actors import Leader
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
+from rollbridge.model import paths
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import (
+    GroupName,
+    StreamName,
+    snapshot_indexes_topic,
+    snapshot_segments_topic,
+    snapshot_topic,
+)
+from rollbridge.model.ongoing import is_ongoing
+from rollbridge.model.records import Group
+from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.snapshots import decode_snapshot
+from rollbridge_coordinator.procedures import restore, upkeep
+from rollbridge_coordinator.shell.metrics_file import MetricsFile, leader_lines
+from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.metrics import Op, count_lines
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]

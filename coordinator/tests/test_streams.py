@@ -8,30 +8,30 @@ from typing import Any
 
 import pytest
 
-from bridge.errors import InvalidNameError, InvalidRequestError, StreamRecreated
-from bridge.model import paths
-from bridge.model.cas import Condition, Scope, holds
-from bridge.model.course import Course
-from bridge.model.epochs import EpochHistory, check_chain
-from bridge.model.expiry import without_epochs
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import even_ranges
-from bridge.model.lineage import lineage
-from bridge.model.lives import FORMER_MAX, UNSEEN_RECORDS, Former, former_among
-from bridge.model.names import StreamName
-from bridge.model.reading import ReadingPlan
-from bridge.model.records import StreamConfig, StreamState
-from bridge.model.requests import Request, RequestKind
-from bridge.model.sequence import DLSN
-from bridge.model.sn import EMPTY, SN, sequence_bases
-from bridge.model.truncation import floors_of
-from coordinator import effects as fx
-from coordinator import group as state
-from coordinator.procedures.deletion import delete_further, delete_stream
-from coordinator.procedures.streams import create_stream
-from coordinator.steps import Steps
 from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.sim_world import Entry, World
+from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamRecreated
+from rollbridge.model import paths
+from rollbridge.model.cas import Condition, Scope, holds
+from rollbridge.model.course import Course
+from rollbridge.model.epochs import EpochHistory, check_chain
+from rollbridge.model.expiry import without_epochs
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.lineage import lineage
+from rollbridge.model.lives import FORMER_MAX, UNSEEN_RECORDS, Former, former_among
+from rollbridge.model.names import StreamName
+from rollbridge.model.reading import ReadingPlan
+from rollbridge.model.records import StreamConfig, StreamState
+from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import EMPTY, SN, sequence_bases
+from rollbridge.model.truncation import floors_of
+from rollbridge_coordinator.procedures.deletion import delete_further, delete_stream
+from rollbridge_coordinator.procedures.streams import create_stream
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state import streams
+from rollbridge_coordinator.state.steps import Steps
 
 ORDERS = StreamName.parse("sales/orders")
 TOPICS = [ORDERS.buffer_topic(), *(ORDERS.segment_topic(SegmentId.of(number, 0)) for number in (0, 1))]
@@ -97,7 +97,7 @@ class Lives:
         """The topics of streams."""
         return self.world.topics.keys() - {GROUP.terminated_topic}
 
-    def create(self) -> state.StreamState:
+    def create(self) -> streams.StreamState:
         """Create it, to the end."""
         self._run(create_stream(self.bench.group, self._request(), REQUEST, 0))
         return self.bench.group.streams[str(ORDERS)]
@@ -111,7 +111,7 @@ class Lives:
         """A new leader finishes what the one before left behind."""
         config = StreamConfig.from_json(self.world.nodes[paths.stream(ORDERS)])
         self.bench = Bench({})
-        self.bench.group.doomed[str(ORDERS)] = state.Doomed(config)
+        self.bench.group.doomed[str(ORDERS)] = streams.Doomed(config)
         self._run(self._deletion())
 
     def _deletion(self, request: str | None = None) -> Steps[None]:

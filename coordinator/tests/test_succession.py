@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bridge.model.names import GroupName
-from coordinator.succession import (
+from rollbridge.model.names import GroupName
+from rollbridge_coordinator.state.succession import (
     SERVED_FACTOR,
     SERVED_MIN_S,
     Candidates,

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from bridge.model.buffer import BufferFold, BufferLimits
-from bridge.model.fences import Fences
-from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort
-from bridge.model.identifiers import TransactionId
-from bridge.model.snapshots import Snapshot
-from coordinator.effects import LogSummary
-from coordinator.metrics import standby_lines
-from coordinator.places import Place, log_start
-from coordinator.tail import WarmTail
+from rollbridge.model.buffer import BufferFold, BufferLimits
+from rollbridge.model.fences import Fences
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.snapshots import Snapshot
+from rollbridge_coordinator.state.effects import LogSummary
+from rollbridge_coordinator.state.metrics import standby_lines
+from rollbridge_coordinator.state.places import Place, log_start
+from rollbridge_coordinator.state.tail import WarmTail
 
 STREAM = "sales/orders"
 PARTITION = ("sales.orders.transaction-buffer", 0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame, FrameHeader, FrameKind
-from bridge.model.identifiers import TransactionId
-from bridge.model.nodes import CreateNode
-from bridge.zookeeper.session import REQUEST_BYTES_MAX
-from coordinator.effects import AppendControl, CommitRound, Write
-from coordinator.procedures.upkeep import RECORDS_PER_WRITE, record_long
 from coordinator.tests.makers import Bench
+from rollbridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame, FrameHeader, FrameKind
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.nodes import CreateNode
+from rollbridge.zookeeper.session import REQUEST_BYTES_MAX
+from rollbridge_coordinator.procedures.upkeep import RECORDS_PER_WRITE, record_long
+from rollbridge_coordinator.state.effects import AppendControl, CommitRound, Write
 
 
 def written(bench: Bench) -> list[list[CreateNode]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.model import paths
-from bridge.model.identifiers import TransactionId
-from bridge.model.records import Retention, Truncation
-from bridge.model.requests import Request, RequestKind
 from coordinator.tests.sim_actors import scale_request
 from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_truncation import audit, history_of
 from coordinator.tests.test_simulation import GROUP, STREAMS, Run
+from rollbridge.model import paths
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.records import Retention, Truncation
+from rollbridge.model.requests import Request, RequestKind
 
 HOUR_MS = 3_600_000
 SHIFT_MS = 4 * HOUR_MS

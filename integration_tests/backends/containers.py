@@ -9,10 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Self
 
-from bridge.embedded import CRASH_VARIABLE, probes
-from bridge.embedded.plan import new_cluster_id
-from bridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
-from bridge.errors import NotFoundError
 from integration_tests.backends.disks import Disk
 from integration_tests.backends.engine import is_local, prepare
 from integration_tests.backends.interface import Ability, Clock, Coordinator, Unsupported
@@ -21,6 +17,11 @@ from integration_tests.backends.nodes import Broker, CoordinatorNode, Node, ZooK
 from integration_tests.backends.surroundings import Surroundings
 from integration_tests.clocks import OFFSET_VARIABLE, SITECUSTOMIZE
 from integration_tests.coordinators import SESSION_TIMEOUT_S
+from rollbridge.embedded import probes
+from rollbridge.embedded.ephemeral import CRASH_VARIABLE
+from rollbridge.embedded.plan import new_cluster_id
+from rollbridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
+from rollbridge.errors import NotFoundError
 
 _CLOCK: Final = "/tmp/clock"
 IMAGE_UID: Final = 1000
@@ -213,6 +214,9 @@ class ContainerCluster:
             raise Unsupported(f"the disk of {part} cannot be made to stand still")
         self._disks[part].stand_still(seconds)
 
+    def log_ends(self, topic: str) -> list[int]:
+        raise Unsupported(f"where the log of {topic} can be cut is not looked for in containers")
+
     def cut_log(self, topic: str, end: int) -> None:
         """Logs are inside of the containers.
 
@@ -269,7 +273,7 @@ class ContainerCluster:
 
         Args:
             env: Environment variables of the container.
-            crash_at: The point at which it kills itself, as ``coordinator.shell.crash`` writes it.
+            crash_at: The point at which it kills itself, as ``rollbridge_coordinator.shell.crash`` writes it.
             ahead_s: By how much its clock is ahead of the true time, or behind it.
         """
         number = sum(part.startswith(COORDINATOR_PREFIX) for part in self._nodes) + 1

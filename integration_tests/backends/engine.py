@@ -17,11 +17,11 @@ import docker
 from docker.errors import DockerException, ImageNotFound
 from testcontainers.core.config import testcontainers_config
 
-from bridge.errors import RollbridgeError
-from bridge.images.names import IN_USE, KAFKA, OFFICIAL, is_stand_in
-from bridge.images.provide import look, provide
 from integration_tests.backends import reaper
 from integration_tests.backends.interface import Unsupported
+from rollbridge.errors import RollbridgeError
+from rollbridge.images.names import IN_USE, KAFKA, OFFICIAL, is_stand_in
+from rollbridge.images.provide import look, provide
 
 SESSION: Final = uuid.uuid4().hex
 """Of this test process: everything that it makes on the engine carries it."""

@@ -120,6 +120,13 @@ class AnyCluster(Protocol):
             Unsupported: the cluster was not made for it, or this machine cannot do it.
         """
 
+    def log_ends(self, topic: str) -> list[int]:
+        """Offsets at which the log of the only partition of a topic can be cut so that no native transaction is halved.
+
+        Raises:
+            Unsupported: this backend cannot do it.
+        """
+
     def cut_log(self, topic: str, end: int) -> None:
         """Kill the broker, let the only partition of a topic end at an offset, and start the broker again.
 

@@ -11,16 +11,16 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from bridge.embedded import CoordinatorHandle, EmbeddedCluster
-from bridge.embedded.cluster import Cluster
-from bridge.embedded.plan import Wishes
-from bridge.embedded.servers import KAFKA, ZOOKEEPER
-from bridge.embedded.state import State
-from bridge.kafka.batches import complete_batches, parse_header
 from integration_tests.backends.disks import Disk
 from integration_tests.backends.interface import Ability, Clock, Coordinator, Unsupported
 from integration_tests.clocks import FileClock
 from integration_tests.coordinators import coordinator
+from rollbridge.embedded.cluster import Cluster
+from rollbridge.embedded.ephemeral import CoordinatorHandle, EmbeddedCluster
+from rollbridge.embedded.plan import Wishes
+from rollbridge.embedded.servers import KAFKA, ZOOKEEPER
+from rollbridge.embedded.state import State
+from rollbridge.kafka.batches import complete_batches, parse_header
 
 
 class LocalCluster(EmbeddedCluster):
@@ -82,6 +82,19 @@ class LocalCluster(EmbeddedCluster):
         kept = takewhile(lambda batch: parse_header(batch).base_offset < end, complete_batches(log.read_bytes()))
         os.truncate(log, sum(map(len, kept)))
         self.restart(KAFKA)
+
+    def log_ends(self, topic: str) -> list[int]:
+        """Offsets at which the log can be cut so that no native transaction is left without its marker."""
+        (log,) = (self.home / KAFKA / "data" / f"{topic}-0").glob("*.log")
+        ends, open_ones = [0], set[int]()
+        for header in map(parse_header, complete_batches(log.read_bytes())):
+            if header.is_control:
+                open_ones.discard(header.producer_id)
+            elif header.is_transactional:
+                open_ones.add(header.producer_id)
+            if not open_ones:
+                ends.append(header.base_offset + header.last_offset_delta + 1)
+        return ends
 
     @contextmanager
     def frozen_disk(self) -> Iterator[None]:

@@ -16,15 +16,15 @@ from docker.models.volumes import Volume
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
-from bridge.embedded import probes
-from bridge.embedded.ports import free_port
-from bridge.embedded.servers import SMALL_BROKER
-from bridge.errors import NotFoundError
-from bridge.images.names import COORDINATOR, KAFKA, ZOOKEEPER
 from integration_tests import clocks
 from integration_tests.backends.engine import host, prepare, publishing_address
 from integration_tests.backends.interface import Unsupported
 from integration_tests.patience import eventually
+from rollbridge.embedded import probes
+from rollbridge.embedded.ports import free_port
+from rollbridge.embedded.servers import SMALL_BROKER
+from rollbridge.errors import NotFoundError
+from rollbridge.images.names import COORDINATOR, KAFKA, ZOOKEEPER
 
 INSIDE: Final = 19092
 """Port of a broker for the other containers."""

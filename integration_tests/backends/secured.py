@@ -11,12 +11,6 @@ from typing import Any, Final
 
 import psutil
 
-from bridge.embedded.cluster import Cluster as EmbeddedServers
-from bridge.embedded.plan import Wishes
-from bridge.embedded.ports import free_port
-from bridge.embedded.reaper import Reaper
-from bridge.embedded.servers import KAFKA, ZOOKEEPER
-from bridge.embedded.state import Home
 from integration_tests import coordinators
 from integration_tests.backends.choice import Backend
 from integration_tests.backends.containers import ContainerCluster
@@ -32,6 +26,12 @@ from integration_tests.secured import (
     in_files,
     zookeeper_settings,
 )
+from rollbridge.embedded.cluster import Cluster as EmbeddedServers
+from rollbridge.embedded.plan import Wishes
+from rollbridge.embedded.ports import free_port
+from rollbridge.embedded.reaper import Reaper
+from rollbridge.embedded.servers import KAFKA, ZOOKEEPER
+from rollbridge.embedded.state import Home
 
 _HERE: Final = "127.0.0.1"
 """The address for which the certificates are."""

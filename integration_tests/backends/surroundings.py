@@ -13,12 +13,12 @@ from docker.models.containers import Container
 from docker.models.volumes import Volume
 from testcontainers.core.network import Network
 
-from bridge.errors import EnvironmentProblem
-from bridge.images.names import TOOLBOX
 from integration_tests import clocks
 from integration_tests.backends import reaper
 from integration_tests.backends.engine import SESSION, engine, prepare
 from integration_tests.backends.interface import Ability, Unsupported
+from rollbridge.errors import EnvironmentProblem
+from rollbridge.images.names import TOOLBOX
 
 _PROBES: Final = {
     Ability.PARTITION: "iptables -w -A OUTPUT -d 192.0.2.1 -j DROP",

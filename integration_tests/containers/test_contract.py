@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka import TopicPartition
 
-import bridge
-from bridge.embedded import probes
-from bridge.errors import NotFoundError
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.backends import faults
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import produce, read_all
 from integration_tests.patience import eventually
+from rollbridge.embedded import probes
+from rollbridge.errors import NotFoundError
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 QUICK = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": "1"}
 """Coordinators are missed soon."""
@@ -105,7 +105,7 @@ def test_a_coordinator_ends_at_its_crash_point_and_another_one_goes_on(
     doomed = servers.start_coordinator(env=QUICK, crash_at="create_stream/CreateTopics:after")
     with (
         ThreadPoolExecutor(1) as asking,
-        bridge.connect(servers.bootstrap_servers, zookeeper=servers.zookeeper) as client,
+        rollbridge.connect(servers.bootstrap_servers, zookeeper=servers.zookeeper) as client,
     ):
         stream = f"{unique_name('crash')}/s"
         asked = asking.submit(client.admin.create_stream, stream)

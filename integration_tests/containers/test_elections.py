@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.errors import RollbridgeError
-from bridge.model import paths
-from bridge.model.names import GroupName, StreamName
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.containers.test_faults import in_sync, partitions_of
 from integration_tests.patience import eventually
+from rollbridge.errors import RollbridgeError
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 ROUNDS = 3
 MORE = 20
@@ -34,7 +34,7 @@ NAMES = ("one", "two")
 class Teller:
     """Commits all the time, and remembers what was acknowledged; a commit whose outcome is unknown is asked for."""
 
-    def __init__(self, client: bridge.Bridge, stream: str) -> None:
+    def __init__(self, client: rollbridge.Bridge, stream: str) -> None:
         self._client = client
         self._stream = stream
         self.acknowledged: list[bytes] = []
@@ -82,7 +82,7 @@ def test_a_leader_of_logs_dies_while_a_coordinator_takes_over_and_nothing_is_mis
     last: list[bytes] = []
     with (
         ZooKeeperSession(ensemble.zookeeper, root=root) as session,
-        bridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as client,
+        rollbridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as client,
         ExitStack() as stack,
     ):
         nodes = {name: stack.enter_context(ensemble.coordinator(root, name, tmp_path, {})) for name in NAMES}

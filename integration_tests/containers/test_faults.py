@@ -13,16 +13,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, PartitionMetadata
 
-import bridge
-from bridge.embedded import probes
-from bridge.errors import KafkaUnavailable, NotFoundError
-from bridge.images.names import KAFKA
-from bridge.kafka.log_offsets import LogOffsets
-from bridge.kafka.metadata import Isolation
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model import paths
-from bridge.model.names import GroupName
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.backends import faults
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import Ability, Unsupported
@@ -30,6 +21,15 @@ from integration_tests.backends.local import LocalCluster
 from integration_tests.backends.nodes import INSIDE
 from integration_tests.kafka_tools import produce, read_all
 from integration_tests.patience import eventually
+from rollbridge.embedded import probes
+from rollbridge.errors import KafkaUnavailable, NotFoundError
+from rollbridge.images.names import KAFKA
+from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 pytestmark = [pytest.mark.containers, pytest.mark.long]
 
@@ -125,7 +125,7 @@ def test_a_coordinator_that_is_cut_off_from_zookeeper_is_replaced_and_changes_no
     with (
         ZooKeeperSession(ensemble.zookeeper, root=root) as session,
         ensemble.coordinator(root, unique_name("old"), tmp_path, {}) as old,
-        bridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as client,
+        rollbridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as client,
     ):
         client.admin.create_stream(stream, segments=2)
         positions = [commit(client, stream)]
@@ -146,7 +146,7 @@ def _leader(session: ZooKeeperSession, path: str) -> str | None:
     return None if node is None else node.value.decode()
 
 
-def commit(client: bridge.Bridge, stream: str) -> int:
+def commit(client: rollbridge.Bridge, stream: str) -> int:
     """One small transaction; its position on the commit log."""
     with client.transaction(stream) as transaction:
         transaction.write(stream, key=b"k", value=b"v")
@@ -216,7 +216,7 @@ def test_the_clock_of_a_coordinator_is_set_and_ends_no_lease(
     name = unique_name("clocked")
     with (
         ensemble.clocked_coordinator(root, name, tmp_path) as clock,
-        bridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as client,
+        rollbridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as client,
     ):
         client.admin.create_stream(stream)
         long = client.begin(stream)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import bridge
-from bridge.errors import StreamBusy
-from bridge.model.names import StreamName
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
+import rollbridge
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.containers.test_faults import in_sync, partitions_of
 from integration_tests.patience import eventually
+from rollbridge.errors import StreamBusy
+from rollbridge.model.names import StreamName
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 pytestmark = [pytest.mark.containers, pytest.mark.long]
 
@@ -32,7 +32,7 @@ class Alone:
     """A stream whose topics have one replica each, and an open transaction that needs a rolling commit."""
 
     name: str
-    transaction: bridge.Transaction
+    transaction: rollbridge.Transaction
     broker: str
     """It leads an active segment, and not the buffer."""
 
@@ -46,8 +46,8 @@ def root(ensemble: ContainerCluster, unique_name: Callable[[str], str], tmp_path
 
 
 @pytest.fixture
-def client(ensemble: ContainerCluster, root: str) -> Iterator[bridge.Bridge]:
-    with bridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as connected:
+def client(ensemble: ContainerCluster, root: str) -> Iterator[rollbridge.Bridge]:
+    with rollbridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as connected:
         yield connected
 
 
@@ -60,7 +60,7 @@ def leader_of(ensemble: ContainerCluster, topic: str) -> str:
 
 
 @pytest.fixture
-def alone(ensemble: ContainerCluster, root: str, client: bridge.Bridge, unique_name: Callable[[str], str]) -> Alone:
+def alone(ensemble: ContainerCluster, root: str, client: rollbridge.Bridge, unique_name: Callable[[str], str]) -> Alone:
     scope = unique_name("scope")
     client.admin.create_stream(f"{scope}/other")
     with ZooKeeperSession(ensemble.zookeeper, root=root) as session:
@@ -84,7 +84,7 @@ def alone(ensemble: ContainerCluster, root: str, client: bridge.Bridge, unique_n
 
 
 def test_a_rolling_commit_over_a_segment_that_nobody_leads_holds_up_nobody_else(
-    ensemble: ContainerCluster, client: bridge.Bridge, innocent: bridge.Bridge, alone: Alone
+    ensemble: ContainerCluster, client: rollbridge.Bridge, innocent: rollbridge.Bridge, alone: Alone
 ) -> None:
     other = alone.name.partition("/")[0] + "/other"
     node = ensemble.node(alone.broker)

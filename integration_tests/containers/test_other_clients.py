@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import bridge
-from bridge.images.names import COORDINATOR, KAFKA
-from bridge.model.names import StreamName, segment_topic_pattern
+import rollbridge
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.surroundings import Said
+from rollbridge.images.names import COORDINATOR, KAFKA
+from rollbridge.model.names import StreamName, segment_topic_pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,17 +25,17 @@ pytestmark = [pytest.mark.containers, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
-def client(ensemble: ContainerCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[bridge.Bridge]:
+def client(ensemble: ContainerCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[rollbridge.Bridge]:
     logs = tmp_path_factory.mktemp("logs")
     with (
         ensemble.coordinator(ROOT, "others", logs, {}),
-        bridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=ROOT) as connected,
+        rollbridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=ROOT) as connected,
     ):
         yield connected
 
 
 @pytest.fixture
-def stream(client: bridge.Bridge, unique_name: Callable[[str], str]) -> str:
+def stream(client: rollbridge.Bridge, unique_name: Callable[[str], str]) -> str:
     """A stream that was scaled, with records of ended transactions and of one that is open."""
     name = f"{unique_name('others')}/s"
     client.admin.create_stream(name, segments=2)
@@ -81,7 +81,7 @@ def test_kafkas_console_consumer_reads_what_is_committed(ensemble: ContainerClus
 
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed (Debian: kcat)")
-def test_kcat_reads_what_is_committed(ensemble: ContainerCluster, client: bridge.Bridge, stream: str) -> None:
+def test_kcat_reads_what_is_committed(ensemble: ContainerCluster, client: rollbridge.Bridge, stream: str) -> None:
     found: list[bytes] = []
     for segment in client.admin.history(stream).segments():
         topic = StreamName.parse(stream).segment_topic(segment)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bridge.images.names import TOOLBOX
 from integration_tests.backends import reaper
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.engine import engine
 from integration_tests.patience import eventually
+from rollbridge.images.names import TOOLBOX
 
 HOLDER = """
 import sys

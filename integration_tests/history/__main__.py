@@ -46,6 +46,8 @@ def main() -> int:
         "--report", type=Path, default=None, help="put a summary into this document, in the section of the backend"
     )
     arguments = parser.parse_args()
+    if arguments.report is not None and not arguments.report.is_file():
+        parser.error(f"{arguments.report} is no document; nothing was run")
     if arguments.backend == Backend.DOCKER:
         try:
             prepare()

@@ -13,14 +13,25 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from bridge.model.control import EXPIRED, ControlKind, ControlRecord
-from bridge.model.course import Course
-from bridge.model.epochs import check_chain
-from bridge.model.identifiers import SegmentId
-from bridge.model.keyspace import position_of_key
-from bridge.model.sequence import DLSN
-from bridge.model.sn import sequence_bases
-from integration_tests.history.events import Answer, Fault, History, Kind, Operation, Row
+from integration_tests.history.events import (
+    AT_RANDOM,
+    FOREIGN,
+    Answer,
+    Fault,
+    Handed,
+    History,
+    Kind,
+    Operation,
+    Row,
+    Shrunk,
+)
+from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
+from rollbridge.model.course import Course
+from rollbridge.model.epochs import check_chain
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.keyspace import position_of_key
+from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import sequence_bases
 
 OVERRUN_S: Final = 6.0
 """By how much a call may overrun its time-out here: one second is promised, the rest is for a machine that is busy."""
@@ -161,12 +172,13 @@ def outcomes(facts: Facts) -> Iterator[Fault]:
 
 
 def real_time_order(facts: Facts) -> Iterator[Fault]:
-    """If A was answered before B was asked for, A stands before B on the commit log."""
-    done = [
-        (item.asked, item.answered, facts.outcomes[item.name][0], item.name)
-        for item in facts.history.operations
-        if item.kind is Kind.TRANSACTION and item.answer is Answer.OK and item.name in facts.outcomes
-    ]
+    """If A was answered before B was asked for, A stands before B on the commit log, unless others had ended B."""
+    done = []
+    for item in facts.history.operations:
+        if item.kind is Kind.TRANSACTION and item.answer is Answer.OK and item.name in facts.outcomes:
+            position, record = facts.outcomes[item.name]
+            if record.kind is ControlKind.COMMIT or record.reason == AT_RANDOM:
+                done.append((item.asked, item.answered, position, item.name))
     done.sort()
     ended = sorted(done, key=lambda entry: entry[1])
     highest, reached = (-1, ""), 0
@@ -328,22 +340,27 @@ def readings(facts: Facts) -> Iterator[Fault]:
 
 
 def groups(facts: Facts) -> Iterator[Fault]:
-    """A consumer group is handed each record, and those of a key for the first time in their order."""
+    """Each consumer group is handed each record, and those of a key for the first time in their order."""
     if facts.history.handed is None:
         return
-    first: dict[tuple[str, str], int] = {}
-    for place, item in enumerate(sorted(facts.history.handed, key=lambda entry: entry.at)):
-        first.setdefault((item.stream, item.value), place)
-    for stream, state in facts.history.streams.items():
-        keys = {row.key for rows in state.rows.values() for row in rows}
-        for key in sorted(keys):
-            rows = [row.value for _, _, row in facts.lineage(stream, key) if row.key == key]
-            missed = [value for value in rows if (stream, value) not in first]
-            if missed:
-                yield Fault("group missed", f"{stream}, {key}: {missed[:3]} of {len(rows)} were never handed out")
-            order = [first[stream, value] for value in rows if (stream, value) in first]
-            if order != sorted(order):
-                yield Fault("group order", f"{stream}, {key}: handed out in another order")
+    of_group: dict[str, list[Handed]] = defaultdict(list)
+    for item in sorted(facts.history.handed, key=lambda entry: entry.at):
+        of_group[item.group].append(item)
+    for name, items in sorted(of_group.items()):
+        first: dict[tuple[str, str], int] = {}
+        for place, item in enumerate(items):
+            first.setdefault((item.stream, item.value), place)
+        for stream, state in facts.history.streams.items():
+            keys = {row.key for rows in state.rows.values() for row in rows}
+            for key in sorted(keys):
+                rows = [row.value for _, _, row in facts.lineage(stream, key) if row.key == key]
+                missed = [value for value in rows if (stream, value) not in first]
+                if missed:
+                    text = f"{name}, {stream}, {key}: {missed[:3]} of {len(rows)} were never handed out"
+                    yield Fault("group missed", text)
+                order = [first[stream, value] for value in rows if (stream, value) in first]
+                if order != sorted(order):
+                    yield Fault("group order", f"{name}, {stream}, {key}: handed out in another order")
 
 
 def copies(facts: Facts) -> Iterator[Fault]:
@@ -382,6 +399,130 @@ def lives(facts: Facts) -> Iterator[Fault]:
                     yield Fault("lives", f"{write.value} was told {told}, it is at {rows.get(write.value)}")
 
 
+def shrunk(facts: Facts) -> Iterator[Fault]:
+    """Where records were lost: what is left was asked for, once; what was to be kept is there; no update is lost."""
+    for item in facts.history.shrunk:
+        yield from _left_overs(item)
+        yield from _lost_updates(item)
+        yield from _skipped(item)
+
+
+def _left_overs(item: Shrunk) -> Iterator[Fault]:
+    found: dict[str, tuple[SegmentId, Row]] = {}
+    for segment, rows in item.state.rows.items():
+        for row in rows:
+            if row.value in found and not row.value.startswith(FOREIGN):
+                yield Fault("doubled", f"{row.value} stands twice in {item.stream}")
+            found[row.value] = segment, row
+    writer_of = {write.value: (operation, write) for operation in item.operations for write in operation.writes}
+    for value, (segment, row) in found.items():
+        if value.startswith(FOREIGN):
+            continue
+        operation, write = writer_of.get(value, (None, None))
+        if operation is None or write is None:
+            yield Fault("invented", f"{value} of {item.stream} was never written")
+        elif operation.answer is Answer.FAILED or operation.wish == "abort":
+            yield Fault("invented", f"{value} of {item.stream}: {operation.wish}, {operation.answer}")
+        elif write.key != row.key or (write.place and _place(write.place) != (segment, row.offset)):
+            yield Fault("misplaced", f"{value} of {item.stream} was told {write.place}, it is {segment}:{row.offset}")
+    if item.starts is None:
+        return
+    for value, (operation, write) in writer_of.items():
+        if operation.answer is Answer.OK and operation.wish == "commit" and write.place and value not in found:
+            segment, offset = _place(write.place)
+            if segment in item.starts and offset >= item.starts[segment]:
+                yield Fault(
+                    "truncated too much", f"{value} of {item.stream} stood at {write.place}, and was to be kept"
+                )
+
+
+def _lost_updates(item: Shrunk) -> Iterator[Fault]:
+    """Nothing of its key that is known of stands between a conditional write and what it expected.
+
+    What a stranger has put into a segment that does not hold the key is beside it: who looks for a key looks where its
+    records are.
+    """
+    bases = sequence_bases(item.state.history)
+    known = item.state.history.segments()
+    stands: dict[str, dict[int, str]] = defaultdict(dict)
+    for segment, rows in item.state.rows.items():
+        for row in rows:
+            if segment in known and position_of_key(row.key.encode()) in known[segment].range:
+                stands[row.key][bases[segment] + row.offset] = row.value
+    for operation in item.operations if item.starts is not None else ():  # what was truncated is known all the same
+        for write in operation.writes:
+            if operation.answer is Answer.OK and operation.wish == "commit" and write.place is not None:
+                segment, offset = _place(write.place)
+                if segment in bases:
+                    stands[write.key][bases[segment] + offset] = write.value
+    places = {value: place for found in stands.values() for place, value in found.items()}
+    for operation in item.operations:
+        write = operation.writes[0]
+        if operation.expected is None or write.value not in places:
+            continue
+        own = places[write.value]
+        between = [value for place, value in stands[write.key].items() if operation.expected < place < own]
+        if between or operation.expected >= own:
+            text = (
+                f"{write.value} of {item.stream} expected {operation.expected}, stands at {own}, behind {between[:3]}"
+            )
+            yield Fault("lost update", text)
+
+
+def _skipped(item: Shrunk) -> Iterator[Fault]:
+    """A reader that goes on from one record of a segment to another leaves none out in between."""
+    known: dict[SegmentId, dict[int, str]] = defaultdict(dict)
+    for operation in item.operations:
+        for write in operation.writes:
+            if operation.answer is Answer.OK and operation.wish == "commit" and write.place is not None:
+                segment, offset = _place(write.place)
+                known[segment][offset] = write.value
+    for reading in item.readings:
+        seen: dict[SegmentId, list[tuple[int, str]]] = defaultdict(list)
+        for segment, offset, value in reading.rows:
+            seen[segment].append((offset, value))
+        for segment, rows in seen.items():
+            for offset, value in rows:
+                if value.startswith(FOREIGN) or known[segment].get(offset, value) == value:
+                    continue
+                yield Fault(
+                    "skipped", f"{reading.reader}: {value} at {segment}:{offset}, where another one was written"
+                )
+            offsets = [offset for offset, _ in rows]
+            if offsets != sorted(set(offsets)):
+                yield Fault("skipped", f"{reading.reader}: rewinds in {segment} of {item.stream}")
+            read, between = set(offsets), range(min(offsets), max(offsets))
+            left_out = [value for offset, value in known[segment].items() if offset in between and offset not in read]
+            if left_out:
+                yield Fault("skipped", f"{reading.reader}: {left_out[:3]} in {segment} of {item.stream}")
+
+
+def kept(facts: Facts) -> Iterator[Fault]:
+    """A state that is compacted holds each update that was told once, and in the order of each client's."""
+    if facts.history.kept is None:
+        return
+    state, operations = facts.history.kept
+    counts = Counter(state)
+    order = {value: place for place, value in enumerate(state)}
+    asked = {write.value: item for item in operations for write in item.writes}
+    for value, times in counts.items():
+        if times > 1 or value not in asked or asked[value].answer is Answer.FAILED:
+            yield Fault("state", f"{value} is in the state {times} times: {asked.get(value)}")
+    last: dict[str, int] = {}
+    for value, item in sorted(asked.items(), key=lambda entry: entry[1].asked):
+        if item.answer is Answer.OK and value not in counts:
+            yield Fault("state", f"{value} was told to be in the state")
+        elif item.answer is Answer.OK:
+            if order[value] < last.get(item.client, -1):
+                yield Fault("state", f"{value} is in the state before an earlier one of {item.client}")
+            last[item.client] = order[value]
+
+
+def _place(text: str) -> tuple[SegmentId, int]:
+    told = DLSN.parse(text)
+    return told.segment, told.offset
+
+
 CHECKS = (
     lost_and_phantom,
     told_places,
@@ -401,4 +542,6 @@ CHECKS = (
     groups,
     copies,
     lives,
+    shrunk,
+    kept,
 )

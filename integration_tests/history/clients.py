@@ -22,17 +22,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import bridge
-from bridge import EMPTY, SN
-from bridge.errors import (
+import rollbridge
+from integration_tests.history import guests, odd, shrinking
+from integration_tests.history.events import AT_RANDOM, Begun, Kind, Write, read_begun
+from integration_tests.history.groups import hand_out, name_offsets, transform
+from integration_tests.history.notebook import CALL_S, Notebook
+from integration_tests.history.tasks import Task
+from rollbridge import ANY, EMPTY, SN
+from rollbridge.errors import (
     RollbridgeError,
     UnavailableError,
 )
-from integration_tests.history import guests
-from integration_tests.history.events import Begun, Kind, Write, read_begun
-from integration_tests.history.groups import hand_out, transform
-from integration_tests.history.notebook import CALL_S, Notebook
-from integration_tests.history.tasks import Task
 
 POLL_S = 0.5
 SHARED_KEYS = ("register-0", "register-1")
@@ -45,13 +45,13 @@ PIPELINED = 12
 class Writer:
     """Does things at random, one after the other; some transactions stay open meanwhile."""
 
-    def __init__(self, client: bridge.Bridge, task: Task, book: Notebook) -> None:
+    def __init__(self, client: rollbridge.Bridge, task: Task, book: Notebook) -> None:
         self._client = client
         self._task = task
         self._book = book
         self._random = random.Random(task.seed)
         self._count = 0
-        self._open: list[tuple[bridge.Transaction, list[Write]]] = []
+        self._open: list[tuple[rollbridge.Transaction, list[Write]]] = []
         self._plain = {stream: client.writer(stream) for stream in task.streams}
         self._conditional = client.cas_writer(task.streams[0], timeout=20)
 
@@ -91,11 +91,11 @@ class Writer:
     def _value(self, number: int = 0) -> str:
         return f"{self._task.name}:{self._count}:{number}"
 
-    def _begin(self) -> bridge.Transaction:
+    def _begin(self) -> rollbridge.Transaction:
         streams = self._task.streams
         return self._client.begin(*self._random.sample(streams, self._random.randint(1, len(streams))))
 
-    def _fill(self, transaction: bridge.Transaction, key: str) -> tuple[bridge.Transaction, list[Write]]:
+    def _fill(self, transaction: rollbridge.Transaction, key: str) -> tuple[rollbridge.Transaction, list[Write]]:
         writes = []
         for number in range(self._random.randint(1, 6)):
             stream = self._random.choice(transaction.streams)
@@ -112,11 +112,11 @@ class Writer:
             transaction.flush(CALL_S)
             self._book.note(Begun(str(transaction.id), tuple(writes)).to_line())
 
-    def _end(self, transaction: bridge.Transaction, writes: list[Write]) -> None:
+    def _end(self, transaction: rollbridge.Transaction, writes: list[Write]) -> None:
         wish = "abort" if self._random.random() < 0.15 else "commit"
         with self._book.noted(Kind.TRANSACTION, str(transaction.id), writes, wish) as done:
             if wish == "abort":
-                transaction.abort("at random", timeout=CALL_S)
+                transaction.abort(AT_RANDOM, timeout=CALL_S)
             else:
                 done(position=transaction.commit(timeout=CALL_S).position)
 
@@ -180,13 +180,16 @@ class Writer:
             done(position=position, writes=(replace(write, place=str(written.result(1))),))
 
 
-def _number(sn: SN) -> int:
+def _number(sn: SN) -> int | None:
+    """What is expected, as operations have it; None where nothing is, as at the end of a stream that was truncated."""
+    if sn == ANY:
+        return None
     return -1 if sn == EMPTY or sn.sequence_id is None else sn.sequence_id
 
 
 def write(task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Write until asked to end; connect anew when that is what it takes."""
-    options = bridge.ClientOptions(connect_timeout_s=60)
+    options = rollbridge.ClientOptions(connect_timeout_s=60)
     with connected(task, options) as client:
         writer = Writer(client, task, book)
         if task.heir_of is not None:
@@ -213,7 +216,7 @@ def _inherit(writer: Writer, task: Task, stopping: threading.Event) -> None:
 def read(task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Read one stream from its beginning, and go on at the position when a reader gives up."""
     position: Any = "earliest"
-    with connected(task, bridge.ClientOptions(connect_timeout_s=60)) as client:
+    with connected(task, rollbridge.ClientOptions(connect_timeout_s=60)) as client:
         while not stopping.is_set():
             try:
                 with client.reader(task.streams[0], start=position) as reader:
@@ -228,11 +231,11 @@ def read(task: Task, book: Notebook, stopping: threading.Event) -> None:
                 continue
 
 
-def connected(task: Task, options: bridge.ClientOptions) -> bridge.Bridge:
+def connected(task: Task, options: rollbridge.ClientOptions) -> rollbridge.Bridge:
     """A connection, once the servers answer."""
     while True:
         try:
-            return bridge.connect(
+            return rollbridge.connect(
                 task.bootstrap_servers, zookeeper=task.zookeeper, client_name=task.client_name, options=options
             )
         except UnavailableError:
@@ -241,15 +244,33 @@ def connected(task: Task, options: bridge.ClientOptions) -> bridge.Bridge:
 
 def visit(task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Write to a stream that comes and goes."""
-    with connected(task, bridge.ClientOptions(connect_timeout_s=60)) as client:
+    with connected(task, rollbridge.ClientOptions(connect_timeout_s=60)) as client:
         guests.visit(client, task, book, stopping)
+
+
+def follow(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Read a stream that is truncated."""
+    with connected(task, rollbridge.ClientOptions(connect_timeout_s=60)) as client:
+        shrinking.follow(client, task, book, stopping)
+
+
+def keep(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Share a state that is compacted."""
+    with connected(task, rollbridge.ClientOptions(connect_timeout_s=60)) as client:
+        shrinking.keep(client, task, book, stopping)
+
+
+def behave_oddly(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Fork, share objects, and exit in callbacks."""
+    with connected(task, rollbridge.ClientOptions(connect_timeout_s=60)) as client:
+        odd.behave_oddly(client, task, Path(task.out), stopping)
 
 
 def beat(task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Commit a small transaction, again and again, in a stream where nothing is ever broken."""
     stream = task.streams[0]
     count = 0
-    with connected(task, bridge.ClientOptions(connect_timeout_s=60)) as client:
+    with connected(task, rollbridge.ClientOptions(connect_timeout_s=60)) as client:
         while not stopping.wait(0.1):
             count += 1
             write = Write(stream, f"{task.name}-{book.unclear}", f"{task.name}:{count}")
@@ -267,6 +288,12 @@ ROLES: Final = {
     "member": hand_out,
     "transformer": transform,
     "guest": visit,
+    "namer": name_offsets,
+    "trimmed": write,
+    "loser": write,
+    "follower": follow,
+    "keeper": keep,
+    "odd": behave_oddly,
 }
 
 
@@ -276,7 +303,7 @@ def main(raw: str) -> None:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with Path(task.out).open("w", buffering=1) as out:
+    with Path(task.out).open("a", buffering=1) as out:  # children append to it as well
         ROLES[task.role](task, Notebook(task.name, out), stopping)
 
 

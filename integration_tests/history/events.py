@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-from bridge.model.control import ControlRecord
-from bridge.model.epochs import EpochHistory
-from bridge.model.identifiers import SegmentId
+from rollbridge.model.control import ControlRecord
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.identifiers import SegmentId
 
 Line = dict[str, Any]
 
@@ -24,12 +24,18 @@ class Answer(StrEnum):
     """Nobody can tell, or the client died before it was told."""
 
 
+FOREIGN = "foreign:"
+"""What the values of records begin with that no client of ours has written."""
+
+
 class Kind(StrEnum):
     """How something was written."""
 
     TRANSACTION = "transaction"
     PLAIN = "plain"
     CONDITIONAL = "conditional"
+    UPDATE = "update"
+    """Of a state that several processes share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,7 @@ class Handed:
     key: str
     value: str
     at: int
+    group: str = "members"
 
     def to_line(self) -> Line:
         """As JSON has it."""
@@ -165,6 +172,10 @@ def read_begun(lines: Iterable[Line]) -> dict[str, tuple[Write, ...]]:
     return found
 
 
+AT_RANDOM: Final = "at random"
+"""The reason with which clients abort what they have begun, as the commit log gives it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A committed record, as a plain ``read_committed`` consumer sees it."""
@@ -199,6 +210,26 @@ class Reading:
     stream: str
     rows: tuple[tuple[SegmentId, int, str], ...]
     """Segment, offset and value of each record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """A stream that has lost records: the oldest by truncation or retention, or the newest, as its logs became shorter.
+
+    Attributes:
+        stream: Its name.
+        operations: All that was ever done to it, but for records of strangers, see ``FOREIGN``.
+        state: What is left.
+        starts: By segment that is left, the first offset that truncation has kept; None where logs became shorter, so
+            that nobody knows what is lost.
+        readings: What readers were handed; each began somewhere, and ended at the latest when it was told of a gap.
+    """
+
+    stream: str
+    operations: Sequence[Operation]
+    state: StreamState
+    starts: Mapping[SegmentId, int] | None
+    readings: Sequence[Reading] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +277,9 @@ class History:
         copied: Values of the copies that a consumer group has made of one stream, in transactions with its offsets:
             the stream, and the values as they were before. None without one.
         passing: A stream with several lives; None without one.
+        shrunk: Streams that have lost records.
+        kept: What stands in a state that several processes share and compact, an update after the other; and what
+            these did to it. None without one.
     """
 
     operations: Sequence[Operation]
@@ -259,6 +293,8 @@ class History:
     handed: Sequence[Handed] | None = None
     copied: tuple[str, Sequence[str]] | None = None
     passing: Passing | None = None
+    shrunk: Sequence[Shrunk] = ()
+    kept: tuple[Sequence[str], Sequence[Operation]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

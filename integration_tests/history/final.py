@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 
 from confluent_kafka import Message
 
-from bridge.model.control import ControlRecord, decode_control
-from bridge.model.identifiers import SegmentId
-from bridge.model.names import GroupName, StreamName, parse_segment_topic
-from bridge.model.sequence import RECORD_HEADER, unpack_record_header
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.clients import read_committed
 from integration_tests.history.events import Row, StreamState
+from rollbridge.consumer.records import source_of
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.control import ControlRecord, decode_control
+from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 
-def stream_states(bootstrap_servers: str, zookeeper: str, streams: Sequence[str]) -> dict[str, StreamState]:
-    """All epochs and all committed records of streams."""
+def stream_states(
+    bootstrap_servers: str, zookeeper: str, streams: Sequence[str], security: Mapping[str, str] | None = None
+) -> dict[str, StreamState]:
+    """All epochs and all committed records of streams; ``security`` is how to get into ZooKeeper."""
     found: dict[str, StreamState] = {}
     for stream in streams:
         name = StreamName.parse(stream)
-        with ZooKeeperSession(zookeeper) as session:
+        with ZooKeeperSession(zookeeper, security=security) as session:
             history = Metadata(session).history(name)
         assert history is not None, f"{stream} is gone"
-        segments = list(history.segments())
+        segments = [segment for segment in history.segments() if not history.is_removed(segment)]
         topics = {name.segment_topic(segment): segment for segment in segments}
         rows: dict[SegmentId, list[Row]] = {segment: [] for segment in segments}
         for message in read_committed(bootstrap_servers, list(topics)):
@@ -37,6 +41,15 @@ def stream_states(bootstrap_servers: str, zookeeper: str, streams: Sequence[str]
     return found
 
 
+def starts(bootstrap_servers: str, stream: str, state: StreamState) -> dict[SegmentId, int]:
+    """Where the segments that are left of a stream begin."""
+    name = StreamName.parse(stream)
+    topics = {name.segment_topic(segment): segment for segment in state.rows}
+    with closing(TopicAdmin(bootstrap_servers)) as admin:
+        found = admin.start_offsets(topics)
+    return {topics[topic if isinstance(topic, str) else topic[0]]: offset for topic, offset in found.items()}
+
+
 def commit_log(bootstrap_servers: str, group: GroupName) -> list[tuple[int, ControlRecord]]:
     """The commit log of a group."""
     return [
@@ -46,10 +59,9 @@ def commit_log(bootstrap_servers: str, group: GroupName) -> list[tuple[int, Cont
 
 
 def _row(message: Message) -> Row:
-    headers = dict(message.headers() or [])
-    raw = headers.get(RECORD_HEADER)
-    key, value = (message.key() or b"").decode(), (message.value() or b"").decode()
-    if not isinstance(raw, bytes):
+    # Strangers write any bytes.
+    key, value = ((item or b"").decode(errors="backslashreplace") for item in (message.key(), message.value()))
+    transaction, local_sequence = source_of(message)
+    if transaction is None or local_sequence is None:
         return Row(message.offset() or 0, key, value)
-    transaction, local_sequence = unpack_record_header(raw)
     return Row(message.offset() or 0, key, value, str(transaction), local_sequence)

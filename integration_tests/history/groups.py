@@ -1,23 +1,25 @@
-"""Members of consumer groups: one notes what it is handed, one writes it on, exactly once.
+"""Members of consumer groups: one notes what it is handed, one commits by name, one writes it on, exactly once.
 
-A *member* reads all streams of the history with ``bridge.Consumer`` and commits now and then. A *transformer* reads the
-first one and copies each record into a stream of copies, in transactions that carry the consumer's offsets. Either
+A *member* reads all streams of the history with ``rollbridge.Consumer`` and commits now and then. A *transformer* reads
+the first one and copies each record into a stream of copies, in transactions that carry the consumer's offsets. Either
 begins anew with what its group has committed whenever something fails.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Final
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicPartition
 
-import bridge
-from bridge.errors import RollbridgeError
+import rollbridge
 from integration_tests.history.events import Handed
 from integration_tests.history.notebook import CALL_S, Notebook
 from integration_tests.history.tasks import Task
+from rollbridge.errors import RollbridgeError
 
 POLL_S: Final = 0.5
 COPIED: Final = "copy:"
@@ -48,6 +50,49 @@ def hand_out(task: Task, book: Notebook, stopping: threading.Event) -> None:
             time.sleep(0.2)
 
 
+def name_offsets(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Commit by stream and partition number what was noted, late, all of it again each time, and sometimes too much.
+
+    The member leaves now and then and comes back, so that it is handed what was committed and nothing else.
+    """
+    choice = random.Random(task.seed)
+    while not stopping.is_set():
+        done: dict[tuple[str, int], int] = {}
+        try:
+            consumer = _consumer(task, "history-namers")
+            try:
+                consumer.subscribe(list(task.streams))
+                stays = choice.randint(50, 500)
+                while stays > 0 and not stopping.is_set():
+                    with book.timed("poll of a namer", POLL_S):
+                        messages = consumer.consume(choice.choice((1, 7, 40)), POLL_S)
+                    for message in messages:
+                        if message.error() is not None:
+                            continue
+                        key, value = (message.key() or b"").decode(), (message.value() or b"").decode()
+                        book.note(Handed(str(message.topic()), key, value, time.monotonic_ns(), "namers").to_line())
+                        done[str(message.topic()), message.partition() or 0] = (message.offset() or 0) + 1
+                        stays -= 1
+                    if choice.random() < 0.5 or not messages:
+                        _commit_by_name(consumer, done, choice)
+            finally:
+                consumer.close()
+        except (KafkaException, RollbridgeError):
+            time.sleep(0.2)
+
+
+def _commit_by_name(consumer: rollbridge.Consumer, done: dict[tuple[str, int], int], choice: random.Random) -> None:
+    if not done:
+        return
+    offsets = [TopicPartition(*place, offset) for place, offset in done.items()]
+    for _ in range(choice.choice((1, 1, 2))):
+        consumer.commit(offsets=offsets, asynchronous=False)
+    if choice.random() < 0.1:
+        (topic, partition), offset = choice.choice(list(done.items()))
+        with suppress(KafkaException, RollbridgeError):  # or else what it leaves out is missed
+            consumer.commit(offsets=[TopicPartition(topic, partition, offset + 1_000)], asynchronous=False)
+
+
 def transform(task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Copy the first stream into the second one, exactly once."""
     source, target = task.streams
@@ -56,7 +101,7 @@ def transform(task: Task, book: Notebook, stopping: threading.Event) -> None:
             consumer = _consumer(task, "history-transformers")
             try:
                 consumer.subscribe([source])
-                with bridge.Producer(
+                with rollbridge.Producer(
                     {**_servers(task), "transactional.id": task.name, "transaction.streams": target}
                 ) as producer:
                     producer.init_transactions(CALL_S)
@@ -68,7 +113,7 @@ def transform(task: Task, book: Notebook, stopping: threading.Event) -> None:
             time.sleep(0.2)
 
 
-def _copy(consumer: bridge.Consumer, producer: bridge.Producer, target: str, book: Notebook) -> None:
+def _copy(consumer: rollbridge.Consumer, producer: rollbridge.Producer, target: str, book: Notebook) -> None:
     """Copy the next few records; KafkaException if they have to be read again."""
     with book.timed("poll of a transformer", POLL_S):
         messages = [item for item in consumer.consume(20, POLL_S) if item.error() is None]
@@ -88,8 +133,8 @@ def _copy(consumer: bridge.Consumer, producer: bridge.Producer, target: str, boo
             return
 
 
-def _consumer(task: Task, group: str) -> bridge.Consumer:
-    return bridge.Consumer(
+def _consumer(task: Task, group: str) -> rollbridge.Consumer:
+    return rollbridge.Consumer(
         {
             **_servers(task),
             "group.id": group,

@@ -11,14 +11,14 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 
-import bridge
-from bridge.errors import RollbridgeError
+import rollbridge
 from integration_tests.history.events import Kind, Write
 from integration_tests.history.notebook import CALL_S, Notebook
 from integration_tests.history.tasks import Task
+from rollbridge.errors import RollbridgeError
 
 
-def visit(client: bridge.Bridge, task: Task, book: Notebook, stopping: threading.Event) -> None:
+def visit(client: rollbridge.Bridge, task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Write to the stream in every way, one thing after the other; begin anew when it is another one."""
     choice = random.Random(task.seed)
     count = 0
@@ -38,7 +38,7 @@ class Guest:
     """One view of the stream."""
 
     def __init__(
-        self, client: bridge.Bridge, stream: str, book: Notebook, choice: random.Random, writers: ExitStack
+        self, client: rollbridge.Bridge, stream: str, book: Notebook, choice: random.Random, writers: ExitStack
     ) -> None:
         self._client = client
         self._stream = stream

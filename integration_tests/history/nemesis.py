@@ -5,20 +5,26 @@ from __future__ import annotations
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import Producer
 
-import bridge
-from bridge.errors import RollbridgeError, StreamBusy, StreamExists, StreamNotFound, UnavailableError
-from bridge.model.names import StreamName
+import rollbridge
 from integration_tests.backends import faults
 from integration_tests.backends.interface import Ability, AnyCluster, Coordinator
+from integration_tests.history.events import FOREIGN
 from integration_tests.history.repairs import Restoration
 from integration_tests.history.workers import Workers
+from integration_tests.patience import eventually
+from rollbridge.errors import RollbridgeError, StreamBusy, StreamExists, StreamNotFound, UnavailableError
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.foreign_names import batch_of_one
+from rollbridge.model.names import StreamName
 
 COORDINATORS: Final = 2
 SESSION_S: Final = 2.0
@@ -33,6 +39,9 @@ BOUNDS_S: Final = {
     "ask for what Kafka refuses": 10.0,
     "kill a member of a group": 10.0,
     "kill a transformer": 10.0,
+    "truncate a stream": 10.0,
+    "keep a stream for a second": 10.0,
+    "strangers write any bytes": 10.0,
     "make a stream anew": 10.0,
     "make a stream anew while a client of it stands still": 10.0,
 }
@@ -40,7 +49,7 @@ BOUNDS_S: Final = {
 again and again, on a machine that is busy. They last a little longer than that, so that standing still shows."""
 
 
-WITH_NUMBERS: Final = ("writer", "guest", "pulse", "transformer")
+WITH_NUMBERS: Final = ("writer", "guest", "pulse", "transformer", "odd", "trimmed", "loser")
 """Clients that hold numbers out of ZooKeeper, and so have to be restarted when it was set back."""
 
 
@@ -69,8 +78,14 @@ class Nemesis:
         copies: str,
         passing: str,
         pulse: str,
+        trimmed: str,
+        cut: str,
     ) -> None:
-        """``copies`` has what is in the first of ``streams``, ``passing`` comes and goes, ``pulse`` is left alone."""
+        """``copies`` has what is in the first of ``streams``, ``passing`` comes and goes, ``pulse`` is left alone.
+
+        The oldest records of ``trimmed`` are deleted, and the newest of ``cut`` are lost.
+        """
+        self._trimmed, self._cut = trimmed, cut
         self._passing = passing
         self._cluster = cluster
         self.paused: str | None = None
@@ -105,7 +120,12 @@ class Nemesis:
             "make a stream anew while a client of it stands still": self._recreate_beside_a_paused_guest,
             "make a stream anew while a coordinator stands still": self._recreate_beside_a_paused_coordinator,
             "set ZooKeeper back": self._set_zookeeper_back,
+            "truncate a stream": lambda: self._over_and_over(self._truncate),
+            "keep a stream for a second": self._retain,
+            "strangers write any bytes": lambda: self._over_and_over(self._write_any_bytes),
         }
+        if Ability.LOG_CUT in cluster.can:
+            self.faults["a log loses its end"] = self._cut_log
         if Ability.DISK_STALL in cluster.can:
             self.faults[f"the disk of {broker} stands still"] = self._stall_disk
         if Ability.PARTITION in cluster.can:
@@ -128,7 +148,10 @@ class Nemesis:
     def start_coordinators(self) -> None:
         """Two, of which one leads and the other stands by; the clock of the second is wrong by about a day."""
         wrong_s = self._choice.choice([-1, 1]) * self._choice.uniform(0.5, 1.5) * 86_400
-        env = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_S)}
+        env = {
+            "ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_S),
+            "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "200",
+        }
         for number in range(COORDINATORS):
             self._handles.append(self._cluster.start_coordinator(env=env, ahead_s=wrong_s if number else 0.0))
         self.coordinators = [handle.name for handle in self._handles]
@@ -263,7 +286,7 @@ class Nemesis:
             over.set()
 
     def _come_and_go(self, over: threading.Event) -> None:
-        with bridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
+        with rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
             while True:
                 with suppress(StreamBusy, StreamNotFound, UnavailableError):
                     client.admin.delete_stream(self._passing)
@@ -277,7 +300,7 @@ class Nemesis:
     def _hold_a_native_transaction(self) -> Iterator[None]:
         """Somebody else's native transaction is open on an active segment while its stream is to be scaled."""
         stream = self._choice.choice(self._streams)
-        with bridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
+        with rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
             segment = self._choice.choice(client.admin.history(stream).active.segments)
         producer = Producer(
             {
@@ -296,9 +319,9 @@ class Nemesis:
 
     def _ask_for_too_much(self) -> Iterator[None]:
         """A stream with more copies than there are brokers, asked for by somebody who does not wait for the answer."""
-        options = bridge.ClientOptions(admin_timeout_s=0.5)
+        options = rollbridge.ClientOptions(admin_timeout_s=0.5)
         with (
-            bridge.connect(
+            rollbridge.connect(
                 self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper, options=options
             ) as client,
             suppress(RollbridgeError),
@@ -306,6 +329,84 @@ class Nemesis:
             scope = StreamName.parse(self._streams[0]).scope
             client.admin.create_stream(f"{scope}/copies-{self._choice.randrange(1_000)}", replication_factor=9)
         yield
+
+    def _over_and_over(self, work: Callable[[rollbridge.Bridge], None]) -> Iterator[None]:
+        """Do something to the stream that is truncated, and scale it meanwhile."""
+        over = threading.Event()
+
+        def go_on() -> None:
+            with rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
+                while not over.wait(0.3):
+                    with suppress(RollbridgeError):
+                        work(client)
+
+        with beside(go_on), beside(lambda: self._rescale(self._trimmed)):
+            yield
+            over.set()
+
+    def _truncate(self, client: rollbridge.Bridge) -> None:
+        """Before the end, a moment, or a record in the middle of what is there."""
+        chance = self._choice.random()
+        if chance < 0.2:
+            client.admin.truncate(self._trimmed, "latest")
+        elif chance < 0.5:
+            client.admin.truncate(self._trimmed, int(time.time() * 1000 - self._choice.uniform(0, 5_000)))
+        else:
+            with client.reader(self._trimmed, follow=False) as reader:
+                for _ in range(self._choice.randint(1, 200)):
+                    if reader.poll(0.2) is None:
+                        break
+                position = reader.position
+            client.admin.truncate(self._trimmed, position)
+
+    def _retain(self) -> Iterator[None]:
+        """Records of a stream are kept for a second, or two kilobytes of them."""
+        limit: dict[str, Any] = {"retention_time": timedelta(seconds=1)}
+        if self._choice.random() < 0.5:
+            limit = {"retention_bytes": 2_000}
+        with rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
+            client.admin.update_stream(self._trimmed, **limit)
+            with beside(lambda: self._rescale(self._trimmed)):
+                yield
+            eventually(lambda: self._keeps_all(client), "no retention any more")
+
+    def _keeps_all(self, client: rollbridge.Bridge) -> bool:
+        try:
+            client.admin.update_stream(self._trimmed, retention_time=None, retention_bytes=None)
+        except RollbridgeError:
+            return False
+        return True
+
+    def _write_any_bytes(self, client: rollbridge.Bridge) -> None:
+        """A record of somebody who knows nothing of us, under a key of others perhaps; its headers need be no text."""
+        segment = self._choice.choice(client.admin.history(self._trimmed).active.segments)
+        key = self._choice.choice((b"register-0", b"register-1", None, b"", self._choice.randbytes(20)))
+        names = ("\udcff\udcfe", "", "rollbridge", "rollbridge-late", "h" * 300)
+        headers = [(self._choice.choice(names), self._choice.randbytes(self._choice.choice((0, 24)))) for _ in range(3)]
+        value = FOREIGN.encode() + self._choice.randbytes(30)
+        batch = batch_of_one(int(time.time() * 1000), key, value, headers)
+        topic = StreamName.parse(self._trimmed).segment_topic(segment.id)
+        with TransactionalAppender(
+            self._cluster.bootstrap_servers,
+            "history-stranger",
+            transaction_timeout_ms=5_000,
+            retry_timeout_ms=5_000,
+        ) as stranger:
+            stranger.init()
+            stranger.append([(topic, batch)])
+            if self._choice.random() < 0.7:
+                stranger.commit()
+            else:
+                stranger.abort()
+
+    def _cut_log(self) -> Iterator[None]:
+        """The power fails, and a segment that has one replica has lost its end: some batches, no transaction half."""
+        with rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
+            segment = self._choice.choice(client.admin.history(self._cut).active.segments)
+        topic = StreamName.parse(self._cut).segment_topic(segment.id)
+        yield
+        ends = self._cluster.log_ends(topic)
+        self._cluster.cut_log(topic, self._choice.choice(ends[-30:]))
 
     def _scale(self) -> Iterator[None]:
         stream = self._choice.choice(self._streams)
@@ -315,7 +416,7 @@ class Nemesis:
     def _rescale(self, stream: str) -> None:
         """Split a segment or join two; without an answer it may still come."""
         try:
-            with bridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
+            with rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
                 active = sorted(client.admin.history(stream).active.segments, key=lambda item: item.range.low)
                 place = self._choice.randrange(len(active))
                 low, high = active[place].range.low, active[place].range.high

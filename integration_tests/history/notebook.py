@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import IO, Any, Final
 
-from bridge.errors import (
+from integration_tests.histories import FOREVER
+from integration_tests.history.events import Answer, Call, Kind, Line, Operation, Write
+from rollbridge.errors import (
     CasWriteError,
     IncompleteError,
     InvalidRequestError,
@@ -17,8 +19,6 @@ from bridge.errors import (
     RollbridgeError,
     TransactionAborted,
 )
-from integration_tests.histories import FOREVER
-from integration_tests.history.events import Answer, Call, Kind, Line, Operation, Write
 
 REFUSED: Final = (CasWriteError, TransactionAborted, IncompleteError, InvalidRequestError, NotFoundError)
 """Errors that say that nothing was written; all others leave it open."""
@@ -35,11 +35,11 @@ class Notebook:
         self.client: Final = client
         self.unclear = 0
         """How many things were asked for of which it is not known what became of them."""
-        self._out = out
+        self.out: Final = out
 
     def note(self, line: Line) -> None:
         """Write a line."""
-        self._out.write(json.dumps(line) + "\n")
+        self.out.write(json.dumps(line) + "\n")
 
     @contextmanager
     def noted(

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from bridge.embedded import probes
-from bridge.model.names import StreamName
-from bridge.repairing import outdated_groups
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.doctor.repair import outdated_groups
+from rollbridge.embedded import probes
+from rollbridge.model.names import StreamName
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 NOTICED_S: Final = 60.0
 """Within this time somebody tries to lead."""
@@ -61,7 +61,7 @@ class Restoration:
             "ROLLBRIDGE_BOOTSTRAP_SERVERS": self._cluster.bootstrap_servers,
             "ROLLBRIDGE_ZOOKEEPER": self._cluster.zookeeper,
         }
-        command = [sys.executable, "-m", "bridge", "repair"]
+        command = [sys.executable, "-m", "rollbridge", "repair"]
         done = subprocess.run(command, capture_output=True, env=environment, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, f"rollbridge repair: {done.returncode}: {(done.stdout + done.stderr).decode()}"
         assert not self._is_outdated(), f"rollbridge repair has changed nothing: {done.stdout.decode()}"

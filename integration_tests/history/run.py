@@ -9,9 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-import bridge
-from bridge.errors import RollbridgeError
-from bridge.model.names import GroupName, StreamName
+import rollbridge
 from integration_tests.adapter_tools import await_settled
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import Ability, AnyCluster
@@ -23,22 +21,33 @@ from integration_tests.history.events import (
     Kind,
     Operation,
     Passing,
+    Shrunk,
     StreamState,
     Window,
     Write,
 )
-from integration_tests.history.final import commit_log, stream_states
+from integration_tests.history.final import commit_log, starts, stream_states
 from integration_tests.history.groups import COPIED
 from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
 from integration_tests.history.report import Report
+from integration_tests.history.shrinking import shared_state
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
+from rollbridge.errors import RollbridgeError
+from rollbridge.model.names import GroupName, StreamName
 
 STREAMS: Final = ("history/orders", "history/payments")
 COPIES: Final = "history/copies"
 """What a consumer group makes of the first of them."""
 PASSING: Final = "history/passing"
 """Deleted and made anew, again and again."""
+TRIMMED: Final = "history/trimmed"
+"""Truncated again and again, and written to by strangers."""
+CUT: Final = "history/cut"
+"""Its logs lose their ends. In a group of its own: what was acknowledged there may be gone."""
+CUTS: Final = GroupName("history", "cuts")
+STATE: Final = "history/state"
+"""A list that several threads share and compact."""
 PULSE: Final = "history/pulse"
 """Where somebody commits all the time, whatever happens to the others."""
 GROUP: Final = GroupName("history")
@@ -61,7 +70,16 @@ class Run:
         self._workers = workers
         self._choice = random.Random(seed)
         self._nemesis = Nemesis(
-            cluster, workers, self._choice, folder, streams=STREAMS, copies=COPIES, passing=PASSING, pulse=PULSE
+            cluster,
+            workers,
+            self._choice,
+            folder,
+            streams=STREAMS,
+            copies=COPIES,
+            passing=PASSING,
+            pulse=PULSE,
+            trimmed=TRIMMED,
+            cut=CUT,
         )
         self._windows: list[Window] = []
         self._probes: list[Operation] = []
@@ -74,8 +92,10 @@ class Run:
         """Start coordinators, make the streams, let clients begin."""
         self._nemesis.start_coordinators()
         with self._connect() as client:
-            for stream in (*STREAMS, COPIES, PASSING, PULSE):
+            for stream in (*STREAMS, COPIES, PASSING, PULSE, TRIMMED):
                 client.admin.create_stream(stream, segments=2)
+            client.admin.create_stream(STATE)
+            client.admin.create_stream(CUT, segments=2, group=CUTS.group)
         for _ in range(WRITERS):
             self._workers.start("writer", STREAMS)
         for stream in STREAMS:
@@ -83,6 +103,12 @@ class Run:
         for _ in range(2):
             self._workers.start("guest", (PASSING,))
             self._workers.start("member", (*STREAMS, PULSE))
+            self._workers.start("trimmed", (TRIMMED,))
+        self._workers.start("follower", (TRIMMED,))
+        self._workers.start("loser", (CUT,))
+        self._workers.start("keeper", (STATE,))
+        self._workers.start("namer", (*STREAMS, PULSE))
+        self._workers.start("odd", STREAMS)
         self._workers.start("pulse", (PULSE,))
         self._workers.start("transformer", (STREAMS[0], COPIES))
         self._await_progress("clients begin")
@@ -111,7 +137,8 @@ class Run:
     def end(self) -> Report:
         """Let everything come to rest, and compare what is there with what was asked for and told."""
         self._workers.stop("writer", 180)
-        self._workers.stop("guest", 180)
+        for role in ("guest", "odd", "trimmed", "loser", "keeper"):
+            self._workers.stop(role, 180)
         self._workers.stop("pulse", 180)
         servers = self._cluster.bootstrap_servers
         states = self._settled_states()
@@ -125,10 +152,9 @@ class Run:
         values = {
             (stream, row.value) for stream, item in states.items() for found in item.rows.values() for row in found
         }
-        eventually(
-            lambda: {(item.stream, item.value) for item in self._workers.handed()} >= values, "a group comes to the end"
-        )
-        self._workers.stop("member", 60)
+        for role, group in (("member", "members"), ("namer", "namers")):
+            eventually(lambda group=group: self._handed(group) >= values, f"a group comes to the end: {group}")  # type: ignore[misc]
+            self._workers.stop(role, 60)
         copied: list[str] = []
 
         def are_copied() -> bool:
@@ -140,7 +166,12 @@ class Run:
         copied[:] = self._copies()
         passing = Passing(PASSING, list(self._workers.operations("guest")), self._state_of(PASSING))
         deaths = [*self._workers.deaths(), *self._nemesis.deaths()]
-        operations = [*self._workers.operations(), *self._workers.operations("pulse"), *self._probes]
+        operations = [
+            *self._workers.operations(),
+            *self._workers.operations("odd"),
+            *self._workers.operations("pulse"),
+            *self._probes,
+        ]
         history = History(
             operations,
             states,
@@ -153,6 +184,8 @@ class Run:
             list(self._workers.handed()),
             (STREAMS[0], copied),
             passing,
+            [self._trimmed(), self._cut()],
+            (self._entries(), list(self._workers.operations("keeper"))),
         )
         self.report.seconds = time.monotonic() - self._began
         self.report.answers.update(f"{item.kind} {item.wish}: {item.answer}" for item in operations)
@@ -179,6 +212,32 @@ class Run:
         await_settled(servers, [(topic, 0) for topic in [*topics, GROUP.commit_log_topic]], timeout_s=HEAL_S)
         return stream_states(servers, zookeeper, (*STREAMS, PULSE))
 
+    def _handed(self, group: str) -> set[tuple[str, str]]:
+        return {(item.stream, item.value) for item in self._workers.handed() if item.group == group}
+
+    def _trimmed(self) -> Shrunk:
+        """The stream that was truncated, all of whose records that are left have been followed to their end."""
+        self._await_markers(TRIMMED)
+        state = self._state_of(TRIMMED)
+        begins = starts(self._cluster.bootstrap_servers, TRIMMED, state)
+        self._workers.stop("follower", 60)
+        followed = list(self._workers.followed())
+        return Shrunk(TRIMMED, list(self._workers.operations("trimmed")), state, begins, followed)
+
+    def _cut(self) -> Shrunk:
+        self._await_markers(CUT)
+        return Shrunk(CUT, list(self._workers.operations("loser")), self._state_of(CUT), None)
+
+    def _await_markers(self, stream: str) -> None:
+        name = StreamName.parse(stream)
+        topics = [(name.segment_topic(segment), 0) for segment in self._state_of(stream).rows]
+        await_settled(self._cluster.bootstrap_servers, topics, timeout_s=HEAL_S)
+
+    def _entries(self) -> list[str]:
+        """The list that was shared, as somebody finds it who comes now."""
+        with self._connect() as client, shared_state(client, STATE) as shared:
+            return shared.fetch()
+
     def _copies(self) -> list[str]:
         rows = self._state_of(COPIES).rows.values()
         return [row.value.removeprefix(COPIED) for found in rows for row in found]
@@ -190,9 +249,9 @@ class Run:
         goal = self._workers.noted() + CALM
         eventually(lambda: self._workers.noted() >= goal, what, HEAL_S)
 
-    def _connect(self) -> bridge.Bridge:
-        options = bridge.ClientOptions(commit_timeout_s=20, admin_timeout_s=HEAL_S)
-        return bridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper, options=options)
+    def _connect(self) -> rollbridge.Bridge:
+        options = rollbridge.ClientOptions(commit_timeout_s=20, admin_timeout_s=HEAL_S)
+        return rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper, options=options)
 
     def _commits(self) -> bool:
         """Whether a new client can commit now; its commits are asked for in the buffers of all streams in turn."""

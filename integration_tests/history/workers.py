@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from bridge.model.identifiers import SegmentId
 from integration_tests.history.events import (
     Call,
     Handed,
@@ -24,6 +23,7 @@ from integration_tests.history.events import (
 )
 from integration_tests.history.tasks import Task
 from integration_tests.patience import PATIENCE_S
+from rollbridge.model.identifiers import SegmentId
 
 _ENVIRONMENT = {**os.environ, "PYTHONFAULTHANDLER": "1"}
 
@@ -119,9 +119,9 @@ class Workers:
                 yield from read_operations(self._lines(task))
 
     def handed(self) -> Iterator[Handed]:
-        """What members of the group were handed."""
+        """What members of groups were handed."""
         for task, _ in self._processes.values():
-            if task.role == "member":
+            if task.role in ("member", "namer"):
                 yield from read_handed(self._lines(task))
 
     def readings(self) -> Iterator[Reading]:
@@ -131,6 +131,18 @@ class Workers:
                 lines = (line for line in self._lines(task) if "segment" in line)
                 rows = [(SegmentId.from_int(line["segment"]), line["offset"], line["value"]) for line in lines]
                 yield Reading(task.name, task.streams[0], tuple(rows))
+
+    def followed(self) -> Iterator[Reading]:
+        """What followers of a stream that is truncated saw, each time from where they began."""
+        for task, _ in self._processes.values():
+            if task.role == "follower":
+                runs: dict[int, list[tuple[SegmentId, int, str]]] = {}
+                for line in self._lines(task):
+                    if "run" in line:
+                        row = SegmentId.from_int(line["segment"]), line["offset"], line["value"]
+                        runs.setdefault(line["run"], []).append(row)
+                for run, rows in runs.items():
+                    yield Reading(f"{task.name}, run {run}", task.streams[0], tuple(rows))
 
     def calls(self) -> Iterator[Call]:
         """Calls that took longer than they were given."""

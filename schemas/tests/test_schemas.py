@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import schemas
-from schemas import NAMES, SchemaError, codec
+import rollbridge_schemas
+from rollbridge_schemas import NAMES, SchemaError, codec
 from schemas.tests.avro import encode, encode_long
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    text = resources.files(schemas).joinpath(f"{name}.avsc").read_text(encoding="utf-8")
+    text = resources.files(rollbridge_schemas).joinpath(f"{name}.avsc").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded
 
@@ -51,7 +51,7 @@ def records(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_every_schema_file_is_listed() -> None:
-    files = {item.name for item in resources.files(schemas).iterdir() if item.name.endswith(".avsc")}
+    files = {item.name for item in resources.files(rollbridge_schemas).iterdir() if item.name.endswith(".avsc")}
     assert files == {f"{name}.avsc" for name in NAMES}
     assert list(NAMES) == sorted(NAMES)
 
@@ -295,6 +295,25 @@ def test_a_huge_or_negative_count_takes_no_memory(name: str, front: bytes, count
 def test_deep_long_or_foreign_json_is_refused(name: str, raw: bytes) -> None:
     with pytest.raises(SchemaError):
         codec(name).from_json(raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"kind": "\\ud800", "stream": "", "created_ms": 1}',
+        b'{"kind": "x\\uDFFF", "stream": "", "created_ms": 1}',
+        b'{"\\udc00": 1, "kind": "x", "stream": "", "created_ms": 1}',
+        b'{"kind": "\xed\xa0\x80", "stream": "", "created_ms": 1}',
+        '{"kind": "x", "stream": "", "created_ms": 1}'.encode("utf-16"),
+        '{"kind": "x", "stream": "", "created_ms": 1}'.encode("utf-8-sig"),
+    ],
+)
+def test_text_that_could_not_be_written_again_is_refused(raw: bytes) -> None:
+    with pytest.raises(SchemaError):
+        codec("request").from_json(raw)
+    assert (
+        codec("request").from_json(b'{"kind": "\\ud83d\\ude00", "stream": "", "created_ms": 1}')["kind"] == "\U0001f600"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,186 @@
+"""How the house is built: which room imports which, and that it goes one way.
+
+A room is a package, or a module that lies loose beside packages. Imports for types count as any other.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "bridge": ("rollbridge", "pyspark_rollbridge", "pyspark_rollbridge_transactions"),
+    "coordinator": ("rollbridge_coordinator",),
+    "schemas": ("rollbridge_schemas",),
+}
+LAYERS_MAX = 10
+BY_NAME = {
+    "rollbridge": "public names are imported when they are first used",
+    "rollbridge.cli.main": "so are commands",
+    "rollbridge.cli.coordinator": "the coordinator is built on the client, and may not be installed",
+    "rollbridge.cli.status": "what looks at processes may not be installed",
+}
+"""Modules that import others of ours by name, and why."""
+LATE = {
+    "rollbridge.spark.datasource": "Spark starts several processes for each query, which need one format each",
+    "rollbridge.spark.source": "the same, with planning and reading",
+}
+"""Modules with imports in functions, and why."""
+
+Graph = Mapping[str, Collection[str]]
+
+
+def modules() -> dict[str, Path]:
+    """The files of the product, by module."""
+    found: dict[str, Path] = {}
+    for folder, packages in PACKAGES.items():
+        for package in packages:
+            for path in (ROOT / folder / package).rglob("*.py"):
+                parts = path.relative_to(ROOT / folder).with_suffix("").parts
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+FILES = modules()
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+
+
+def imports_of(tree: ast.AST) -> Iterator[str]:
+    """The modules of ours that are imported somewhere below."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names if name.name in FILES)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                for name in names:
+                    longer = f"{module}.{name.name}"
+                    if longer in FILES or module in FILES:
+                        yield longer if longer in FILES else module
+
+
+def imports_by_name(tree: ast.AST) -> Iterator[ast.Call]:
+    """Calls that import a module of ours, or one of which only the running program knows the name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            match node.args:
+                case [ast.Constant(value=str(name))] if not name.startswith("rollbridge"):
+                    continue
+            yield node
+
+
+def room_of(module: str) -> str:
+    """A package, or a loose module; what lies directly in one of the distribution's packages is loose."""
+    return ".".join(module.split(".")[:2])
+
+
+def graph_of_modules() -> dict[str, set[str]]:
+    return {name: set(imports_of(tree)) - {name} for name, tree in TREES.items()}
+
+
+def graph_of_rooms() -> dict[str, set[str]]:
+    rooms: defaultdict[str, set[str]] = defaultdict(set)
+    for name, targets in graph_of_modules().items():
+        rooms[room_of(name)] |= {room_of(target) for target in targets} - {room_of(name)}
+    return dict(rooms)
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Sets of nodes that lead to each other (Tarjan)."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = low[node] = len(number)
+        stack.append(node)
+        for target in graph.get(node, ()):
+            if target not in number:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], number[target])
+        if low[node] == number[node]:
+            place = stack.index(node)
+            if len(stack) - place > 1:
+                found.append(sorted(stack[place:]))
+            del stack[place:]
+
+    for node in graph:
+        if node not in number:
+            visit(node)
+    return found
+
+
+def longest_chain(graph: Graph) -> list[str]:
+    """The longest way along a graph without circles."""
+
+    known: dict[str, list[str]] = {}
+
+    def below(node: str) -> list[str]:
+        if node not in known:
+            longest: list[str] = []
+            for target in sorted(graph.get(node, ())):
+                way = below(target)
+                longest = way if len(way) > len(longest) else longest
+            known[node] = [node, *longest]
+        return known[node]
+
+    return below(max(sorted(graph), key=lambda node: len(below(node))))
+
+
+def test_no_room_and_no_module_leads_back_to_itself() -> None:
+    assert circles(graph_of_rooms()) == []
+    assert circles(graph_of_modules()) == []
+
+
+def test_there_are_few_layers() -> None:
+    chain = longest_chain(graph_of_rooms())
+    assert len(chain) <= LAYERS_MAX, " -> ".join(chain)
+
+
+@pytest.mark.parametrize(
+    ("below", "above"),
+    [
+        ("rollbridge.model", {"rollbridge_schemas"}),
+        ("rollbridge_coordinator.state", {"rollbridge.model", "rollbridge.errors"}),
+        (
+            "rollbridge_coordinator.procedures",
+            {"rollbridge.model", "rollbridge.errors", "rollbridge_coordinator.state"},
+        ),
+        ("rollbridge.config", {"rollbridge.model", "rollbridge.errors", "rollbridge.security"}),
+    ],
+)
+def test_what_is_pure_imports_nothing_that_is_not(below: str, above: set[str]) -> None:
+    assert graph_of_rooms()[below] <= above
+
+
+def test_nothing_of_the_client_imports_the_coordinator_or_the_development_cluster() -> None:
+    tools = {"rollbridge.embedded", "rollbridge.images"}
+    for room, targets in graph_of_rooms().items():
+        assert not targets & {"rollbridge_coordinator"}
+        if room not in {"rollbridge.cli", *tools}:
+            assert not targets & tools, room
+
+
+def test_no_import_is_hidden_in_a_function() -> None:
+    hidden = {
+        name
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(imports_of(node))
+    }
+    assert hidden == set(LATE)
+    assert {name for name, tree in TREES.items() if any(imports_by_name(tree))} == set(BY_NAME)
+
+
+def test_the_checks_find_what_they_are_for() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    assert circles({"a": {"b"}, "b": set()}) == []
+    assert longest_chain({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == ["a", "b", "c"]
+    assert list(imports_of(ast.parse("def f():\n    from rollbridge.kafka import wire"))) == ["rollbridge.kafka.wire"]
