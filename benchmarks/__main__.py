@@ -17,6 +17,7 @@ from benchmarks import (
     conditional,
     dead_broker,
     failover,
+    imports,
     jetstream,
     machine,
     memory,
@@ -33,7 +34,7 @@ from benchmarks import (
 )
 from benchmarks.harness import Experiment, Result, run
 from benchmarks.site import Site, open_site
-from bridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge.errors import EnvironmentProblem, RollbridgeError
 
 MISSED: Final = 1
 
@@ -84,6 +85,7 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "standby": lambda site, rounds, quick: standby.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
     "failover": lambda site, rounds, quick: failover.experiment(site, rounds=rounds or (1 if quick else 5)),
     "dead-broker": lambda _site, rounds, quick: dead_broker.experiment(rounds=rounds or 1, quick=quick),
+    "imports": lambda _site, rounds, quick: imports.experiment(rounds=rounds or (1 if quick else 5)),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }
 

@@ -12,11 +12,11 @@ from benchmarks.harness import OURS, Better, Experiment, Measure, Measured, Row
 from benchmarks.native import DEFAULTS, NO_LINGER, NativeProducer, commit_once
 from benchmarks.site import Pair, Site, records
 from benchmarks.small import percentiles
-from bridge.cas.future import CasFuture
-from bridge.cas.writer import CasWriter
-from bridge.errors import CasWriteError
-from bridge.model.cas import Scope
-from bridge.model.sn import EMPTY, SN
+from rollbridge.cas.future import CasFuture
+from rollbridge.cas.writer import CasWriter
+from rollbridge.errors import CasWriteError
+from rollbridge.model.cas import Scope
+from rollbridge.model.sn import EMPTY, SN
 
 RUN: Final = 100
 CONTENDERS: Final = 8

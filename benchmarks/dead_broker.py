@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-import bridge
+import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
-from bridge.errors import EnvironmentProblem
+from rollbridge.errors import EnvironmentProblem
 
 READERS: Final = 10
 ALIVE: Final = "all brokers alive"
@@ -76,7 +76,7 @@ class Ensemble:
             cluster.coordinator(_ROOT, "one", Path(logs), {}),
         ):
             servers, zookeeper = cluster.bootstrap_servers, cluster.zookeeper
-            with bridge.connect(servers, zookeeper=zookeeper, zookeeper_root=_ROOT) as client:
+            with rollbridge.connect(servers, zookeeper=zookeeper, zookeeper_root=_ROOT) as client:
                 client.admin.create_stream(_STREAM, segments=3)
                 with client.transaction(_STREAM) as transaction:
                     transaction.write_all(_STREAM, ((b"%d" % number, b"value") for number in range(30)))
@@ -107,7 +107,7 @@ def _ask(readers: subprocess.Popen[str]) -> float:
 
 def serve(bootstrap_servers: str, zookeeper: str, seconds: float) -> None:
     """Open the readers, read what is there, and tell the processor time of this process whenever asked."""
-    with bridge.connect(bootstrap_servers, zookeeper=zookeeper, zookeeper_root=_ROOT) as client:
+    with rollbridge.connect(bootstrap_servers, zookeeper=zookeeper, zookeeper_root=_ROOT) as client:
         read = threading.Semaphore(0)
         over = threading.Event()
 

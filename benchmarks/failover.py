@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
 
-import bridge
+import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.site import Site, another_coordinator
-from bridge.model.names import GroupName
-from bridge.zookeeper.metadata import Metadata
-from bridge.zookeeper.session import ZooKeeperSession
-from coordinator.succession import first_choice
+from rollbridge.model.names import GroupName
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_coordinator.state.succession import first_choice
 
 SESSION_S: Final = 6.0
 """ZooKeeper session time-out of the coordinators, their default."""
@@ -44,7 +44,7 @@ def _outage(site: Site) -> Measured:
         }
         session = stack.enter_context(ZooKeeperSession(site.cluster.zookeeper, root=_ROOT))
         client = stack.enter_context(
-            bridge.connect(site.bootstrap_servers, zookeeper=site.cluster.zookeeper, zookeeper_root=_ROOT)
+            rollbridge.connect(site.bootstrap_servers, zookeeper=site.cluster.zookeeper, zookeeper_root=_ROOT)
         )
         metadata = Metadata(session)
         _await(lambda: len(metadata.coordinators()) == len(running))
@@ -72,7 +72,7 @@ def _settled(metadata: Metadata) -> str:
     return first or ""
 
 
-def _commit(client: bridge.Bridge) -> None:
+def _commit(client: rollbridge.Bridge) -> None:
     with client.transaction(_STREAM) as transaction:
         transaction.write(_STREAM, key=b"key", value=b"value")
 

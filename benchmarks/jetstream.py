@@ -26,11 +26,11 @@ from benchmarks.conditional import one_at_a_time, pipelined
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.site import Pair, Site, records
 from benchmarks.small import percentiles
-from bridge.cas.writer import CasWriter
-from bridge.embedded import processes
-from bridge.embedded.ports import LOOPBACK, free_port
-from bridge.errors import EnvironmentProblem
-from bridge.model.cas import Scope
+from rollbridge.cas.writer import CasWriter
+from rollbridge.embedded import processes
+from rollbridge.embedded.ports import LOOPBACK, free_port
+from rollbridge.errors import EnvironmentProblem
+from rollbridge.model.cas import Scope
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import confluent_kafka
 import psutil
 
-from bridge.embedded import processes
-from bridge.embedded.jars import LOCK_FILE
+from rollbridge.embedded import processes
+from rollbridge.embedded.jars import LOCK_FILE
 
 
 def describe() -> dict[str, str]:

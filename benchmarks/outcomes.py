@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-import bridge
+import rollbridge
 from benchmarks.harness import Better, Experiment, Row
 from benchmarks.site import Site, another_coordinator, records
 from benchmarks.small import RECORDS, ours_in_flight, ours_one_at_a_time
@@ -64,7 +64,7 @@ def _forgetful(site: Site) -> Iterator[Site]:
     """The same servers with a coordinator and a client of their own, below another root path."""
     with (
         another_coordinator(site, _ROOT, "forgetful", **{_VARIABLE: "0"}),
-        bridge.connect(
+        rollbridge.connect(
             site.cluster.bootstrap_servers,
             zookeeper=site.cluster.zookeeper,
             zookeeper_root=_ROOT,

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.native import DEFAULTS, LARGE_BATCHES
 from benchmarks.site import Pair, Site, records
-from bridge.writer import PlainFuture, WriterOptions
+from rollbridge.writer import PlainFuture, WriterOptions
 
 _BULK: Final = "write_all"
 _PEERS: Final[Mapping[str, Mapping[str, Any]]] = {

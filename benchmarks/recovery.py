@@ -20,19 +20,25 @@ from typing import Final
 
 from confluent_kafka import Producer
 
-import bridge
+import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.memory import MIB, peak_bytes
 from benchmarks.site import Site
-from bridge.kafka.appender import TransactionalAppender
-from bridge.kafka.clients import producer_config
-from bridge.model.control import ControlKind, ControlRecord
-from bridge.model.frames import BeginFrame, FrameHeader, FrameKind, encode_abort, pack_bundle
-from bridge.model.identifiers import TransactionId
-from bridge.model.names import GroupName, StreamName, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
-from bridge.snapshots import SnapshotReader
-from coordinator.shell.control_batch import control_batches
-from coordinator.snapshots import Marks, Snapshots, SnapshotSettings
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.clients import producer_config
+from rollbridge.kafka.snapshots import SnapshotReader
+from rollbridge.model.control import ControlKind, ControlRecord
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, encode_abort, pack_bundle
+from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.names import (
+    GroupName,
+    StreamName,
+    snapshot_indexes_topic,
+    snapshot_segments_topic,
+    snapshot_topic,
+)
+from rollbridge_coordinator.shell.control_batch import control_batches
+from rollbridge_coordinator.state.snapshots import Marks, Snapshots, SnapshotSettings
 
 REPLAY: Final = "replay of the buffer"
 SINGLE: Final = "single snapshot"
@@ -206,14 +212,14 @@ class History:
     def _stream(self, which: str) -> StreamName:
         return StreamName(f"recovery-{which}-{self._aborts}", "orders")
 
-    def _connect(self, which: str) -> bridge.Bridge:
+    def _connect(self, which: str) -> rollbridge.Bridge:
         cluster = self._site.cluster
-        return bridge.connect(
+        return rollbridge.connect(
             cluster.bootstrap_servers,
             zookeeper=cluster.zookeeper,
             zookeeper_root=f"/recovery-{which}",
             client_name=CLIENT,
-            options=bridge.ClientOptions(admin_timeout_s=60),
+            options=rollbridge.ClientOptions(admin_timeout_s=60),
         )
 
     def _is_listed(self, aborts: int) -> bool:
@@ -221,7 +227,7 @@ class History:
         name = self._stream("history")
         with self._connect("history") as b:
             config = b.admin.describe(str(name)).config
-            found = SnapshotReader(b.settings, name.scope).of(config)
+            found = SnapshotReader(b.settings.bootstrap_servers, b.settings.kafka, name.scope).of(config)
             return all(item.aborted == aborts and item.tail < _TAIL_MAX for item in found)
 
     @contextmanager
@@ -240,7 +246,7 @@ def logged_coordinator(
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A coordinator process below a ZooKeeper path, and its log."""
     handle, path = tempfile.mkstemp(suffix=".log", dir=logs)
-    command = [sys.executable, "-m", "coordinator", f"--zookeeper-root={root}", "--session-timeout=2"]
+    command = [sys.executable, "-m", "rollbridge_coordinator", f"--zookeeper-root={root}", "--session-timeout=2"]
     command += [f"--bootstrap-servers={site.bootstrap_servers}", f"--zookeeper={site.cluster.zookeeper}"]
     with os.fdopen(handle, "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **environment})

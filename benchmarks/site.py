@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, TopicPartition
 
-import bridge
-from bridge.embedded import EmbeddedCluster
-from bridge.embedded.ephemeral import CoordinatorHandle
-from bridge.kafka.topics import TopicAdmin, TopicSpec
-from bridge.model.names import StreamName
+import rollbridge
+from rollbridge.embedded.ephemeral import CoordinatorHandle, EmbeddedCluster
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.names import StreamName
 
 RECORD_BYTES: Final = 100
 SCOPE: Final = "bench"
@@ -50,7 +49,7 @@ class Site:
 
     cluster: EmbeddedCluster
     coordinator: CoordinatorHandle
-    bridge: bridge.Bridge
+    bridge: rollbridge.Bridge
     topics: TopicAdmin
     cleanup: ExitStack
     """Closed at the end, before the servers stop."""
@@ -132,7 +131,7 @@ def another_coordinator(
     command = [
         sys.executable,
         "-m",
-        "coordinator",
+        "rollbridge_coordinator",
         f"--bootstrap-servers={site.bootstrap_servers}",
         f"--zookeeper={site.cluster.zookeeper}",
         f"--zookeeper-root={root}",
@@ -154,7 +153,7 @@ def open_site() -> Iterator[Site]:
         coordinator = cluster.start_coordinator()
         with (
             ExitStack() as cleanup,
-            bridge.connect(
+            rollbridge.connect(
                 cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="benchmark"
             ) as connection,
         ):

@@ -11,7 +11,7 @@ from typing import Any, Final
 from benchmarks.harness import OURS, Better, Experiment, Measure, Measured, Row
 from benchmarks.native import DEFAULTS, NO_LINGER, NativeProducer, commit_once, commits_per_second
 from benchmarks.site import Pair, Site, records
-from bridge.client.transaction import CommitFuture
+from rollbridge.client.transaction import CommitFuture
 
 RECORDS: Final = 10
 PRODUCERS: Final = 16

@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-import bridge
+import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.recovery import logged_coordinator, took_s, wait_for, write_aborted
 from benchmarks.site import Site
-from bridge.model.names import GroupName, StreamName
-from coordinator.succession import first_choice
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge_coordinator.state.succession import first_choice
 
 COLD: Final = "cold"
 _ROOT: Final = "/standby"
@@ -99,11 +99,11 @@ class LongTail:
         cluster = self._site.cluster
         with (
             logged_coordinator(self._site, _ROOT, self._logs, **self._environment),
-            bridge.connect(
+            rollbridge.connect(
                 cluster.bootstrap_servers,
                 zookeeper=cluster.zookeeper,
                 zookeeper_root=_ROOT,
-                options=bridge.ClientOptions(admin_timeout_s=60),
+                options=rollbridge.ClientOptions(admin_timeout_s=60),
             ) as b,
         ):
             b.admin.create_stream(str(self._stream))

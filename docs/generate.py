@@ -15,11 +15,11 @@ from typing import Final
 
 import click
 
-import bridge  # so that every module with error classes is loaded
-from bridge.cli.exit_codes import MEANINGS
-from bridge.cli.main import rollbridge
-from bridge.errors import RollbridgeError
-from bridge.model.transaction import TRANSITIONS, Event, Move, Reply, State
+import rollbridge  # so that every module with error classes is loaded
+from rollbridge.cli.exit_codes import MEANINGS
+from rollbridge.cli.main import rollbridge as command_line
+from rollbridge.errors import RollbridgeError
+from rollbridge.model.transaction import TRANSITIONS, Event, Move, Reply, State
 
 HERE: Final = Path(__file__).parent
 _BOUNDS: Final = re.compile(r"\[[0-9]*<?=?x[<>]=?[0-9]+\]")
@@ -47,7 +47,7 @@ STATES_PAGE: Final = """\
 # The life of a transaction
 
 Every pair of state and event, refusals and repeats included. This page is written by `docs/generate.py` from
-`bridge/model/transaction.py`; a test fails when it is stale.
+`bridge/rollbridge/model/transaction.py`; a test fails when it is stale.
 
 ```mermaid
 {diagram}
@@ -111,8 +111,8 @@ def _word(reply: Reply) -> str:
 def command_reference() -> str:
     """Every command with its options, and the exit codes: the last part of ``cli.md``."""
     parts = ["## Global options", "", "They may stand before or behind the command.", ""]
-    parts += [_options(rollbridge), "", "## Commands"]
-    for path, command in _commands(rollbridge, "rollbridge"):
+    parts += [_options(command_line), "", "## Commands"]
+    for path, command in _commands(command_line, "rollbridge"):
         context = click.Context(command, info_name=path)
         usage = " ".join(command.collect_usage_pieces(context))
         parts += ["", f"### `{path}`", "", f"`{path} {usage}`", "", _prose(command.help or "")]
@@ -160,7 +160,7 @@ def _codes(exit_code: int) -> list[str]:
 
 def _errors(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:
     """The errors of the package itself: what tests and examples derive is nobody's exit code."""
-    if base.__module__.startswith("bridge.") and not base.__module__.startswith("bridge.tests."):
+    if base.__module__.startswith("rollbridge."):
         yield base
     for error in base.__subclasses__():
         yield from _errors(error)
@@ -184,7 +184,7 @@ def pages() -> dict[Path, str]:
 
 def main(arguments: list[str]) -> int:
     """Write or check; returns the exit code."""
-    assert bridge.__all__
+    assert rollbridge.__all__
     stale = []
     for path, text in pages().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import click
 
-import bridge
-from bridge import Bridge, Codec, Synchronizer
+import rollbridge
+from rollbridge import Bridge, Codec, Synchronizer
 from spark_examples.competing import TRANSACTION_TIMEOUT_S, check, connect, finish, kill, new_stream, play, start, until
 
 KEY = b"hall-1"
@@ -51,7 +51,7 @@ class BoxOffice:
         self.applied += 1
         return sell(sold, sale)
 
-    def sell_next(self, seller: str, seats: int) -> bridge.SN | None:
+    def sell_next(self, seller: str, seats: int) -> rollbridge.SN | None:
         """Sell the next free seat, if there is one."""
         return self.hall.update(lambda sold: [[str(len(sold) + 1), seller]] if len(sold) < seats else None)
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import bridge
-from bridge.embedded import CoordinatorHandle, EmbeddedCluster
-from bridge.embedded.jars import JarCache
-from bridge.embedded.java import find_java
-from bridge.errors import RollbridgeError
-from bridge.model.names import StreamName, segment_topic_pattern
+import rollbridge
+from rollbridge.embedded.ephemeral import CoordinatorHandle, EmbeddedCluster
+from rollbridge.embedded.jars import JarCache
+from rollbridge.embedded.java import find_java
+from rollbridge.errors import RollbridgeError
+from rollbridge.model.names import StreamName, segment_topic_pattern
 from spark_examples import native_rival, plain_reader, small_writer, stock_spark
 from spark_examples.helper import Helper
 from spark_examples.measure import PeakMemory
@@ -44,7 +44,7 @@ class Cast:
     """Who plays. Questions wait for their answers."""
 
     cluster: EmbeddedCluster
-    bridge: bridge.Bridge
+    bridge: rollbridge.Bridge
     """The loader's connection."""
     stream: StreamName
     leader: CoordinatorHandle
@@ -139,7 +139,7 @@ def assemble(stack: ExitStack, out: Path, stream: StreamName, aircraft: Sequence
     for handle in handles:
         memory.watch(handle.process)
     servers, zookeeper = cluster.bootstrap_servers, cluster.zookeeper
-    connection = stack.enter_context(bridge.connect(servers, zookeeper=zookeeper, client_name="loader"))
+    connection = stack.enter_context(rollbridge.connect(servers, zookeeper=zookeeper, client_name="loader"))
     connection.admin.create_stream(str(stream), segments=2)
     leader, second = sorted(handles, key=lambda handle: not _leads(connection, stream, handle))
 
@@ -186,7 +186,7 @@ def require(condition: Callable[[], bool], otherwise: str) -> None:
         raise DemoFailed(f"{otherwise} ({PATIENCE_SECONDS:g} s waited)")
 
 
-def _leads(connection: bridge.Bridge, stream: StreamName, handle: CoordinatorHandle) -> bool:
+def _leads(connection: rollbridge.Bridge, stream: StreamName, handle: CoordinatorHandle) -> bool:
     leader = connection.admin.describe(str(stream)).leader
     # A coordinator's name is made of its host's and its process id.
     return leader is not None and leader.endswith(f"-{handle.pid}")

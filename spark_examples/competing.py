@@ -18,8 +18,8 @@ from typing import Final
 
 import click
 
-import bridge
-from bridge.errors import RollbridgeError
+import rollbridge
+from rollbridge.errors import RollbridgeError
 
 TRANSACTION_TIMEOUT_S: Final = 2.0
 """After which brokers abort the write of a process that died in the middle, if nobody else does before."""
@@ -33,12 +33,12 @@ class Stuck(RollbridgeError):
     code = "example-stuck"
 
 
-def connect(name: str) -> bridge.Bridge:
+def connect(name: str) -> rollbridge.Bridge:
     """A client whose death is noticed within a second, so that its place is free for the process that replaces it."""
-    return bridge.connect(client_name=name, options=bridge.ClientOptions(session_timeout_s=1.0))
+    return rollbridge.connect(client_name=name, options=rollbridge.ClientOptions(session_timeout_s=1.0))
 
 
-def new_stream(b: bridge.Bridge, stem: str) -> str:
+def new_stream(b: rollbridge.Bridge, stem: str) -> str:
     """A stream of one segment that no other run of an example has; ``ROLLBRIDGE_EXAMPLES_SCOPE`` names its scope."""
     stream = f"{os.environ.get('ROLLBRIDGE_EXAMPLES_SCOPE', 'examples')}/{stem}-{uuid.uuid4().hex[:8]}"
     b.admin.create_stream(stream)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import click
 
-from bridge import EMPTY, SN, CasWriter
-from bridge.errors import CasOutcomeUnknown, CasWriteError
+from rollbridge import EMPTY, SN, CasWriter
+from rollbridge.errors import CasOutcomeUnknown, CasWriteError
 from spark_examples.competing import TRANSACTION_TIMEOUT_S, check, connect, finish, kill, new_stream, play, start, until
 
 KEY = b"file"

@@ -14,9 +14,9 @@ from typing import Final
 
 import click
 
-import bridge
-from bridge.embedded import EmbeddedCluster
-from bridge.errors import CasWriteError, RollbridgeError
+import rollbridge
+from rollbridge.embedded.ephemeral import EmbeddedCluster
+from rollbridge.errors import CasWriteError, RollbridgeError
 
 ACCOUNT: Final = b"acct-7"
 DEPOSITS: Final = 200
@@ -32,9 +32,9 @@ class Place:
     stream: str
     zookeeper_root: str | None = None
 
-    def connect(self, name: str) -> bridge.Bridge:
+    def connect(self, name: str) -> rollbridge.Bridge:
         """A client."""
-        return bridge.connect(
+        return rollbridge.connect(
             self.bootstrap_servers, zookeeper=self.zookeeper, zookeeper_root=self.zookeeper_root, client_name=name
         )
 
@@ -44,17 +44,17 @@ class Account:
     """The last entry that a teller knows of."""
 
     balance: int = 0
-    sn: bridge.SN = bridge.EMPTY
+    sn: rollbridge.SN = rollbridge.EMPTY
 
 
 class Ledger:
     """The account as the log has it, read on and on."""
 
-    def __init__(self, reader: bridge.Reader) -> None:
+    def __init__(self, reader: rollbridge.Reader) -> None:
         self._reader = reader
         self.account = Account()
 
-    def read_to(self, wanted: bridge.SN) -> Account:
+    def read_to(self, wanted: rollbridge.SN) -> Account:
         """The account once the entry at ``wanted`` has been read."""
         while self.account.sn.dlsn != wanted.dlsn:
             if not self.read_some(PATIENCE_S):

@@ -16,12 +16,12 @@ from typing import Final
 
 import click
 
-from bridge.cli.lineage_svg import lineage_svg
-from bridge.client.transaction import Transaction
-from bridge.errors import RollbridgeError
-from bridge.model.epochs import EpochHistory
-from bridge.model.keyspace import key_hash, position_of_key
-from bridge.model.names import StreamName, parse_segment_topic
+from rollbridge.cli.lineage_svg import lineage_svg
+from rollbridge.client.transaction import Transaction
+from rollbridge.errors import RollbridgeError
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.keyspace import key_hash, position_of_key
+from rollbridge.model.names import StreamName, parse_segment_topic
 from spark_examples import flights
 from spark_examples.cast import Cast, assemble, happens, require
 from spark_examples.flights import Flights

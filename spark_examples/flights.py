@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bridge.errors import EnvironmentProblem
+from rollbridge.errors import EnvironmentProblem
 
 ROWS: Final = 336_776
 """Flights in the file, as its documentation says."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from bridge.errors import RollbridgeError
+from rollbridge.errors import RollbridgeError
 
 ANSWER_SECONDS: Final = 90.0
 """Longest that a helper may take for an answer; the longest of its steps is a commit that waits for a takeover."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer
 
-from bridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from spark_examples import flights
 from spark_examples.flights import Flights
 from spark_examples.helper import serve

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from bridge.config import load_settings
-from bridge.embedded.java import find_java
+from rollbridge.config import load_settings
+from rollbridge.embedded.java import find_java
 from spark_examples.session import local_session
 
 if TYPE_CHECKING:

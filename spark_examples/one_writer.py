@@ -18,8 +18,8 @@ from threading import Barrier
 import click
 import psutil
 
-from bridge import EMPTY, SN, CasWriter
-from bridge.errors import CasWriteError
+from rollbridge import EMPTY, SN, CasWriter
+from rollbridge.errors import CasWriteError
 from spark_examples.competing import TRANSACTION_TIMEOUT_S, check, connect, new_stream, play, start, until
 
 KEY = b"journal"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
-import bridge
+import rollbridge
 from spark_examples.helper import serve
 
 RECORDS: Final = 10
@@ -30,7 +30,7 @@ class Commit:
 class SmallWriter:
     """Writes notes on aircraft."""
 
-    def __init__(self, connection: bridge.Bridge, stream: str, keys: Sequence[bytes]) -> None:
+    def __init__(self, connection: rollbridge.Bridge, stream: str, keys: Sequence[bytes]) -> None:
         self.commits: list[Commit] = []
         self._bridge = connection
         self._stream = stream
@@ -68,7 +68,7 @@ def main(
     connection: Connection, bootstrap_servers: str, zookeeper: str, client_name: str, stream: str, keys: list[bytes]
 ) -> None:
     """The writer as a helper process; it answers ``pause``, ``resume``, ``progress`` and ``commits``."""
-    with bridge.connect(bootstrap_servers, zookeeper=zookeeper, client_name=client_name) as b:
+    with rollbridge.connect(bootstrap_servers, zookeeper=zookeeper, client_name=client_name) as b:
         writer = SmallWriter(b, stream, keys)
         serve(
             connection,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-import bridge
+import rollbridge
 from spark_examples import flights
 from spark_examples.competing import check, connect, new_stream, play, until
 from spark_examples.on_spark import open_spark, options_of
@@ -44,7 +44,7 @@ class LiveReader:
         seen: Records of each kind over time, for a plot.
     """
 
-    def __init__(self, b: bridge.Bridge, stream: str) -> None:
+    def __init__(self, b: rollbridge.Bridge, stream: str) -> None:
         self.live = self.loaded = self.live_before = 0
         self.silence_s = 0.0
         self.seen: dict[str, list[tuple[float, float]]] = {_LIVE: [], _LOADED: []}
@@ -76,7 +76,7 @@ class LiveReader:
 class LiveWriter:
     """Commits a record every now and then."""
 
-    def __init__(self, b: bridge.Bridge, stream: str) -> None:
+    def __init__(self, b: rollbridge.Bridge, stream: str) -> None:
         self.written = 0
         self._bridge = b
         self._stream = stream

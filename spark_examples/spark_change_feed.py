@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-import bridge
+import rollbridge
 from spark_examples.competing import check, connect, new_stream, play
 from spark_examples.on_spark import open_spark, options_of
 
@@ -26,7 +26,7 @@ _ACCOUNTS: Final = 8
 _SCALE_EVERY: Final = 10
 
 
-def transfer(b: bridge.Bridge, debits: str, credits: str, transfers: int) -> Counter[str]:
+def transfer(b: rollbridge.Bridge, debits: str, credits: str, transfers: int) -> Counter[str]:
     """Move amounts between accounts, while both streams are scaled and some transfers are aborted; the balances."""
     chance = random.Random(transfers)
     balances: Counter[str] = Counter()

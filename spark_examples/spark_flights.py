@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-import bridge
+import rollbridge
 from spark_examples import flights
 from spark_examples.competing import check, connect, new_stream, play, start, until
 from spark_examples.on_spark import kill_driver, open_spark, options_of
@@ -144,14 +144,14 @@ def batches_of(place: str) -> int:
     return sum(file.name.isdigit() for file in (Path(place) / "checkpoint" / "commits").iterdir())
 
 
-def committed(b: bridge.Bridge, stream: str) -> list[bridge.CommittedTransaction]:
+def committed(b: rollbridge.Bridge, stream: str) -> list[rollbridge.CommittedTransaction]:
     """The transactions that hold records of a stream."""
     scope = stream.partition("/")[0]
     with b.transactions(scope, follow=False) as transactions:
         return [transaction for transaction in transactions if stream in transaction.counts()]
 
 
-def read_back(b: bridge.Bridge, flown: str, cancelled: str) -> tuple[Delays, list[int]]:
+def read_back(b: rollbridge.Bridge, flown: str, cancelled: str) -> tuple[Delays, list[int]]:
     """The delays by carrier, and the numbers of all flights, from the streams."""
     delays: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     numbers = []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-import bridge
+import rollbridge
 from spark_examples.competing import check, connect, new_stream, play
 from spark_examples.on_spark import open_spark, options_of
 
@@ -38,7 +38,7 @@ Payments = dict[bytes, list[int]]
 class Payers:
     """Writes payments, twenty-five to a transaction."""
 
-    def __init__(self, b: bridge.Bridge, stream: str) -> None:
+    def __init__(self, b: rollbridge.Bridge, stream: str) -> None:
         self._b, self._stream = b, stream
         self._number = self._transactions = 0
         self.paid: Payments = defaultdict(list)
@@ -65,7 +65,7 @@ class Payers:
         return sum(map(len, self.paid.values()))
 
 
-def read(b: bridge.Bridge, stream: str) -> tuple[Payments, set[int]]:
+def read(b: rollbridge.Bridge, stream: str) -> tuple[Payments, set[int]]:
     """What stands in the stream that the query writes: payments, and those that are wrong."""
     found: Payments = defaultdict(list)
     wrong = set()
