@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from integration_tests.backends.choice import demand, new_cluster
 from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.clients import Site
-from integration_tests.patience import PATIENCE_S
+from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.spark_tools import options_of
 from rollbridge import EMPTY, SN
+from rollbridge.cas.segment_log import SegmentLog
 from rollbridge.errors import CasWriteError, TransactionRefused, TruncatedError
+from rollbridge.kafka import tail
 from rollbridge.kafka.batches import complete_batches, parse_header
-from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError, LogReader
 from rollbridge.kafka.idempotent import OwnBatches
 from rollbridge.kafka.log_offsets import LogOffsets
 from rollbridge.kafka.metadata import Cluster, Isolation
@@ -169,9 +172,9 @@ def test_what_was_known_of_a_log_that_has_lost_its_end_and_grown_again_is_forgot
     site: Site, cluster: AnyCluster, end: int
 ) -> None:
     """Leader epochs tell it: nobody else has written under that which is known."""
-    with site.connect() as client, ExitStack() as closing:
+    with site.connect() as client, ExitStack() as stack:
         client.admin.create_stream(STREAM)
-        idle = closing.enter_context(client.cas_writer(STREAM))
+        idle = stack.enter_context(client.cas_writer(STREAM))
 
         def write_if(known: SN) -> None:
             """It is refused."""
@@ -228,15 +231,82 @@ def test_a_leader_forgets_what_a_log_has_lost_although_it_is_as_long_again(site:
     outlook.close()
 
 
+def later() -> float:
+    return time.monotonic() + PATIENCE_S
+
+
+def test_what_is_read_for_something_else_confirms_nothing_that_is_known(site: Site, cluster: AnyCluster) -> None:
+    """As where a lost answer is looked up in the log, under the leader epoch of those who have written since."""
+    with site.connect() as client:
+        client.admin.create_stream(STREAM)
+    grow(site, [(b"k", b"lost")] * 12)
+    with Cluster(cluster.bootstrap_servers) as brokers:
+        reader, log = LogReader(brokers), SegmentLog(TOPIC, SEGMENT, 0)
+        lost = log.last_of(reader, b"k", 0, 12, later())
+        assert lost is not None
+        assert lost.sequence_id == 11
+        cluster.cut_log(TOPIC, 4)
+        grow(site, [(b"k", b"theirs"), *[(b"other", b"new")] * 7])
+        assert len(list(log.records(reader, 10, 12, later()))) == 2
+        log.confirm(reader, 12)
+        theirs = log.last_of(reader, b"k", 0, 12, later())
+    assert theirs is not None
+    assert theirs.sequence_id == 4
+
+
+def test_what_others_append_under_later_leaders_is_read_on_from_what_is_known(site: Site, cluster: AnyCluster) -> None:
+    """Also where it takes several answers: each is compared with the one before."""
+    with site.connect() as client:
+        client.admin.create_stream(STREAM)
+    grow(site, [(b"k", b"known")] * 3)
+    with Cluster(cluster.bootstrap_servers) as brokers:
+        reader, log = LogReader(brokers), SegmentLog(TOPIC, SEGMENT, 0)
+        log.last_of(reader, b"k", 0, 3, later())
+        epoch = log.epoch
+        cluster.cut_log(TOPIC, 3)  # it loses nothing, and has another leader epoch from here on
+        grow(site, [(b"other", bytes(FETCH_BYTES // 2))] * 5)
+        assert len(list(log.records(reader, 3, 8, later(), epoch))) == 5
+        assert log.read_epoch > epoch
+        known = log.last_of(reader, b"k", 0, 8, later())
+    assert log.met == 8, "what was known was forgotten, and read again"
+    assert known is not None
+    assert known.sequence_id == 2
+
+
+def test_who_follows_a_log_notices_that_it_has_lost_its_end_and_grown_again(
+    site: Site, cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "AHEAD_BYTES", 0)  # it asks for nothing before what it has is taken
+    with site.connect() as client:
+        client.admin.create_stream(STREAM)
+    grow(site, [(b"k", b"%d" % number) for number in range(6)])
+    with closing(tail.Tail(cluster.bootstrap_servers, {})) as follower:
+        follower.assign({(TOPIC, 0): 0})
+        eventually(lambda: follower.ends() == {(TOPIC, 0): 6}, "it has asked once")
+        cluster.cut_log(TOPIC, 3)
+        grow(site, [(b"k", b"other")] * 9)
+        found: list[int] = []
+
+        def refused() -> bool:
+            try:
+                found.extend(message.offset for message in follower.poll(0.1))
+            except LogDivergedError:
+                return True
+            return False
+
+        eventually(refused, "it is said that the log has lost what was handed out")
+    assert found == [0, 1, 2, 3, 4, 5]
+
+
 def concatenate(state: bytes, update: bytes) -> bytes:
     return state + update
 
 
 @pytest.mark.parametrize("end", [4, 10, 30], ids=["shorter", "just as far", "farther"])
 def test_a_synchronizer_takes_back_what_a_log_has_lost(site: Site, cluster: AnyCluster, end: int) -> None:
-    with site.connect() as client, ExitStack() as closing:
+    with site.connect() as client, ExitStack() as stack:
         client.admin.create_stream(STREAM)
-        one = closing.enter_context(client.synchronizer(STREAM, b"k", b"", concatenate))
+        one = stack.enter_context(client.synchronizer(STREAM, b"k", b"", concatenate))
         for digit in (b"0", b"1", b"2", b"3"):
             one.update_unconditionally([digit])
         assert one.fetch() == b"0123"
@@ -244,8 +314,22 @@ def test_a_synchronizer_takes_back_what_a_log_has_lost(site: Site, cluster: AnyC
         grow(site, [(b"other", b"new")] * (end - 4))
         assert one.fetch() == b"0"
         one.update(lambda state: [b"+" + state])
-        another = closing.enter_context(client.synchronizer(STREAM, b"k", b"", concatenate))
+        another = stack.enter_context(client.synchronizer(STREAM, b"k", b"", concatenate))
         assert another.state == one.fetch() == b"0+0"
+
+
+def test_a_synchronizer_of_nothing_yet_finds_a_state_that_was_begun_below_where_it_has_looked(
+    site: Site, cluster: AnyCluster
+) -> None:
+    with site.connect() as client, ExitStack() as stack:
+        client.admin.create_stream(STREAM)
+        grow(site, [(b"other", b"lost")] * 9)
+        one = stack.enter_context(client.synchronizer(STREAM, b"k", b"", concatenate))
+        cluster.cut_log(TOPIC, 4)
+        with site.connect() as elsewhere, elsewhere.synchronizer(STREAM, b"k", b"", concatenate) as another:
+            for digit in (b"0", b"1", b"2", b"3"):
+                another.update_unconditionally([digit])
+        assert one.fetch() == b"0123"
 
 
 def test_a_plain_writer_goes_on_behind_the_end_of_a_log_that_has_become_shorter(

@@ -79,7 +79,7 @@ class KeyLog:
                     self._check_whole(stretch)
                     yield entry
                 self._check_whole(stretch)
-                self._read_to = DLSN.of(stretch.stage.segment, stretch.end), self._logs.of(stretch.stage).epoch
+                self._note_read(stretch)
             elif epoch != NO_EPOCH and stretch.stage.end is None:
                 with self._looking_at(stretch.stage):
                     self._reader.fetch(self._logs.of(stretch.stage).topic, stretch.start, last_epoch=epoch)
@@ -93,7 +93,10 @@ class KeyLog:
             upper = whole.end
             while upper > 0:
                 stretch = _Stretch(whole.stage, max(0, upper - step), upper)
-                yield from reversed([entry.pointer for entry in self._entries(stretch)])
+                pointers = [entry.pointer for entry in self._entries(stretch)]
+                if DLSN.of(whole.stage.segment, upper) == end:
+                    self._note_read(stretch)  # where nothing is found, reading forwards goes on here
+                yield from reversed(pointers)
                 self._check_whole(stretch)
                 upper = stretch.start
                 step = min(step * _STEP_FACTOR, _STEP_MAX)
@@ -129,6 +132,9 @@ class KeyLog:
                     if record.key != self._key:
                         return DLSN.of(stretch.stage.segment, record.offset), record.key
         return None
+
+    def _note_read(self, stretch: _Stretch) -> None:
+        self._read_to = DLSN.of(stretch.stage.segment, stretch.end), self._logs.of(stretch.stage).read_epoch
 
     def _epoch_before(self, stretch: _Stretch) -> int:
         """Leader epoch of what was read before a stretch, if reading goes on there."""

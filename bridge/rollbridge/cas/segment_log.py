@@ -78,7 +78,9 @@ class SegmentLog:
         self._truncated_at = 0
         self._own_end: int | None = None
         self.epoch = NO_EPOCH
-        """Leader epoch of the last batch that was read; own ones behind it may have a later one."""
+        """Leader epoch of the last batch that is known; own ones behind it may have a later one."""
+        self.read_epoch = NO_EPOCH
+        """Leader epoch of the last batch that :meth:`records` has come to; that says nothing of what is known."""
         self.high_watermark = 0
         """Where the segment ended when it was read last."""
         self.met = 0
@@ -174,14 +176,15 @@ class SegmentLog:
     def records(
         self, reader: LogReader, since: int, to: int, deadline: float, epoch: int = NO_EPOCH
     ) -> Iterator[Record]:
-        """The committed records in ``since..to-1``; afterwards :attr:`epoch` is that of the last batch.
+        """The committed records in ``since..to-1``; afterwards :attr:`read_epoch` is that of the last batch.
 
         Raises:
             LogDivergedError: What was read before ``since``, last under leader epoch ``epoch``, is not there any more.
         """
+        self.read_epoch = epoch
         for part in self._read(reader, since, to, deadline, epoch):
             if part.epoch != NO_EPOCH:
-                self.epoch = part.epoch
+                self.read_epoch = part.epoch
             yield from part.records
 
     def _look_back(
@@ -265,6 +268,8 @@ class SegmentLog:
             if part.end == position and time.monotonic() >= deadline:
                 raise WaitedTooLong(self.topic, position, to)
             position = part.end
+            if epoch != NO_EPOCH and part.epoch != NO_EPOCH:
+                epoch = part.epoch  # the one before has ended where this batch stands, or earlier
             if part.end > to:
                 part = part._replace(end=to, records=[record for record in part.records if record.offset < to])
             yield part

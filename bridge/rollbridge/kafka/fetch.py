@@ -215,17 +215,18 @@ class LogReader:
                 first = ask_first_offset(self._cluster, topic, partition)
                 if offset >= first:
                     if last_epoch != NO_EPOCH:  # or the leader has heard of no such epoch
-                        raise _diverged(topic, offset) from exc
+                        raise diverged(topic, offset) from exc
                     raise CorruptDataError(f"topic {topic} ends before offset {offset}, which was written") from exc
                 wanted = Wanted(topic, partition, first)
                 continue
             if found.diverging_epoch.end_offset >= 0:
-                raise _diverged(topic, offset)
+                raise diverged(topic, offset)
             spans = [AbortedSpan(item.producer_id, item.first_offset) for item in found.aborted_transactions or ()]
             return RawStretch(offset, found.records or b"", spans, found.high_watermark)
 
 
-def _diverged(topic: str, offset: int) -> LogDivergedError:
+def diverged(topic: str, offset: int) -> LogDivergedError:
+    """Return what to raise where the epoch of what was read before ``offset`` has ended before it."""
     return LogDivergedError(f"topic {topic} has lost what was read of it before offset {offset}, or part of that")
 
 

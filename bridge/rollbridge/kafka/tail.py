@@ -26,7 +26,7 @@ from kio.schema.fetch.v12 import FetchResponse
 from rollbridge.errors import CorruptDataError, RollbridgeError
 from rollbridge.kafka import codes
 from rollbridge.kafka.batches import Record, check_crc, complete_batches, parse_header
-from rollbridge.kafka.fetch import Wanted, fetch_request
+from rollbridge.kafka.fetch import NO_EPOCH, Wanted, diverged, fetch_request
 from rollbridge.kafka.foreign_names import iterate_any_records
 from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
 from rollbridge.kafka.patience import Backoff
@@ -61,6 +61,20 @@ class TailMessage(NamedTuple):
     appended_ms: int
     key: bytes | None
     value: bytes | None
+
+
+class _Place(NamedTuple):
+    """Where reading of a partition goes on.
+
+    Attributes:
+        token: Of the assignment for which it is read.
+        offset: The next offset.
+        epoch: Leader epoch of the batch before it, if that was read.
+    """
+
+    token: int
+    offset: int
+    epoch: int = NO_EPOCH
 
 
 class _Chunk(NamedTuple):
@@ -111,11 +125,11 @@ class Tail:
             return
         for item in self._assigned.keys() - wanted.keys():
             del self._assigned[item]
-        fresh: dict[Partition, tuple[int, int]] = {}
+        fresh: dict[Partition, _Place] = {}
         for item in wanted.keys() - self._assigned.keys():
             self._tokens += 1
             self._assigned[item] = self._tokens
-            fresh[item] = self._tokens, wanted[item]
+            fresh[item] = _Place(self._tokens, wanted[item])
         self._shared.change(frozenset(self._assigned), fresh)
         if not self._fetcher.is_alive():
             self._fetcher.start()
@@ -125,6 +139,7 @@ class Tail:
 
         Raises:
             CorruptDataError: What comes next was deleted, or is not what was written: its checksum is wrong.
+            LogDivergedError: What was handed out is not there any more: the log has lost its end, and grown again.
         """
         count = 0
         while count < AT_ONCE:
@@ -204,15 +219,15 @@ class _Shared:
         self._lock = threading.Condition()
         self._waker, self._wakes = os.pipe()
         os.set_blocking(self._waker, False)
-        self._places: dict[Partition, tuple[int, int]] = {}
+        self._places: dict[Partition, _Place] = {}
         self._ends: dict[Partition, int] = {}
         self._chunks: deque[_Chunk] = deque()
         self._ahead = 0
         self._fault: RollbridgeError | None = None
         self._is_closed = False
 
-    def change(self, kept: frozenset[Partition], fresh: Mapping[Partition, tuple[int, int]]) -> None:
-        """Read other partitions: ``fresh`` has tokens and offsets."""
+    def change(self, kept: frozenset[Partition], fresh: Mapping[Partition, _Place]) -> None:
+        """Read other partitions, too: ``fresh`` ones from their places on."""
         with self._lock:
             self._places = {item: place for item, place in self._places.items() if item in kept} | dict(fresh)
             self._ends = {item: end for item, end in self._ends.items() if item in kept}
@@ -261,21 +276,20 @@ class _Shared:
         except BlockingIOError:
             pass
 
-    def places(self) -> dict[Partition, tuple[int, int]]:
-        """Tokens and offsets of what is to be fetched; nothing while there is much to be taken."""
+    def places(self) -> dict[Partition, _Place]:
+        """What is to be fetched; nothing while there is much to be taken."""
         with self._lock:
             return {} if self._ahead > AHEAD_BYTES or self._fault is not None else dict(self._places)
 
-    def give(self, partition: Partition, token: int, start: int, raw: bytes, after: int, end: int) -> None:
+    def give(self, partition: Partition, asked: _Place, raw: bytes, after: _Place, end: int) -> None:
         """Batches have come; ``after`` is where to go on and ``end`` where the partition ends."""
         with self._lock:
-            known = self._places.get(partition)
-            if known != (token, start):
+            if self._places.get(partition) != asked:
                 return
             self._ends[partition] = end
-            if after > start:
-                self._places[partition] = token, after
-                self._chunks.append(_Chunk(partition, token, start, raw))
+            if after.offset > asked.offset:
+                self._places[partition] = after
+                self._chunks.append(_Chunk(partition, asked.token, asked.offset, raw))
                 self._ahead += len(raw)
                 self._lock.notify_all()
 
@@ -283,7 +297,7 @@ class _Shared:
         """What comes next can never be read."""
         with self._lock:
             known = self._places.get(partition)
-            if known is not None and known[0] == token:
+            if known is not None and known.token == token:
                 self._fault = fault
                 self._lock.notify_all()
 
@@ -301,7 +315,7 @@ class _Shared:
 
 class _Asked(NamedTuple):
     connection: Connection
-    places: dict[Partition, tuple[int, int]]
+    places: dict[Partition, _Place]
 
 
 class _Fetcher(threading.Thread):
@@ -346,12 +360,12 @@ class _Fetcher(threading.Thread):
         now = time.monotonic()
         for node, asked in list(self._asked.items()):
             known = (item for item in places if self._cluster.known_leader(*item) == node)
-            if any(places[item][0] != asked.places.get(item, (None,))[0] for item in known):
+            if any(item not in asked.places or places[item].token != asked.places[item].token for item in known):
                 self._forget(node)  # a new one would wait until the request that is under way is answered
         due = {item for item in places if self._pauses.get(item[0], (None, 0.0))[1] <= now}
         for topic, code in self._cluster.learn(topic for topic, _ in due).items():
             self._pause(topic, codes.name(code))
-        wanted: dict[NodeId, dict[Partition, tuple[int, int]]] = {}
+        wanted: dict[NodeId, dict[Partition, _Place]] = {}
         for item in sorted(due, key=lambda item: (self._served.get(item, 0), item)):
             leader = self._cluster.known_leader(*item)
             if leader is None:
@@ -361,7 +375,7 @@ class _Fetcher(threading.Thread):
         for node, mine in wanted.items():
             try:
                 connection = self._cluster.connection(node)
-                requested = (Wanted(topic, number, offset) for (topic, number), (_, offset) in mine.items())
+                requested = (Wanted(*item, place.offset, place.epoch) for item, place in mine.items())
                 connection.send(fetch_request(requested, IDLE_WAIT_MS, Isolation.READ_UNCOMMITTED, FETCH_BYTES))
             except RollbridgeError as fault:
                 for topic, _ in mine:
@@ -398,22 +412,24 @@ class _Fetcher(threading.Thread):
         for responses in answer.responses:
             for found in responses.partitions:
                 partition = str(responses.topic), int(found.partition_index)
-                token, start = asked.places[partition]
-                if found.error_code == ErrorCode.none:
+                place = asked.places[partition]
+                if found.error_code == ErrorCode.none and found.diverging_epoch.end_offset >= 0:
+                    self._shared.fail(partition, place.token, diverged(partition[0], place.offset))
+                elif found.error_code == ErrorCode.none:
                     self._pauses.pop(partition[0], None)
                     raw = found.records or b""
                     try:
-                        after = _end_of(raw, start)
+                        after = _place_after(raw, place)
                     except CorruptDataError as fault:
-                        self._shared.fail(partition, token, fault)
+                        self._shared.fail(partition, place.token, fault)
                         continue
-                    if after > start:
+                    if after.offset > place.offset:
                         self._turn += 1
                         self._served[partition] = self._turn
-                    self._shared.give(partition, token, start, raw, after, found.high_watermark)
+                    self._shared.give(partition, place, raw, after, found.high_watermark)
                 elif found.error_code == ErrorCode.offset_out_of_range:
-                    text = f"a buffer does not hold what it should: offset {start} of {partition[0]} is gone"
-                    self._shared.fail(partition, token, CorruptDataError(text))
+                    text = f"a buffer does not hold what it should: offset {place.offset} of {partition[0]} is gone"
+                    self._shared.fail(partition, place.token, CorruptDataError(text))
                 else:
                     self._pause(partition[0], codes.name(found.error_code))
 
@@ -438,10 +454,10 @@ class _Fetcher(threading.Thread):
         poller.poll(round(1000 * pause_s))
 
 
-def _end_of(raw: bytes, start: int) -> int:
-    """The offset behind the last whole batch."""
-    end = start
+def _place_after(raw: bytes, place: _Place) -> _Place:
+    """The place behind the last whole batch."""
     for batch in complete_batches(raw):
         header = parse_header(batch)
-        end = max(end, header.base_offset + header.last_offset_delta + 1)
-    return end
+        end = max(place.offset, header.base_offset + header.last_offset_delta + 1)
+        place = place._replace(offset=end, epoch=header.partition_leader_epoch)
+    return place

@@ -66,11 +66,12 @@ class Outlook:
                 last = logs.last_of(query.course, self._reader, condition.key, query.since, end, deadline)
             else:
                 last = logs.last(query.course, self._reader, end, deadline)
+            disturbed = self._is_disturbed(query, deadline)
         except WaitedTooLong as fault:
             return Undecided(f"an earlier native transaction stays open: {fault}")
-        return Found(last, end, self._is_disturbed(query))
+        return Found(last, end, disturbed)
 
-    def _is_disturbed(self, query: Query) -> bool:
+    def _is_disturbed(self, query: Query, deadline: float) -> bool:
         """Whether a record of somebody else, committed or not, stands between own ones, in the condition's scope."""
         wanted = query.condition.key if query.condition.scope is Scope.KEY else None
         topic = query.stream.segment_topic(query.course.active)
@@ -80,5 +81,7 @@ class Outlook:
                 part = self._reader.fetch(topic, place, wait_ms=200, isolation=Isolation.READ_UNCOMMITTED)
                 if any(record.offset < after.start and wanted in (None, record.key) for record in part.records):
                     return True
+                if part.end == place and time.monotonic() >= deadline:
+                    raise WaitedTooLong(topic, place, after.start)  # the log has lost what was appended there
                 place = part.end
         return False
