@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import count, islice
 from operator import length_hint
 from typing import Any
 
@@ -22,6 +23,7 @@ from rollbridge.consumer.records import Preview, Record
 from rollbridge.errors import CorruptDataError, InvalidRequestError, StreamNotFound, TruncatedError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.foreign_names import batch_of_one
+from rollbridge.kafka.log_offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.identifiers import SegmentId
 from rollbridge.model.late import LATE_HEADER
@@ -172,6 +174,40 @@ def test_reading_from_a_dlsn_an_sn_and_a_time(client: rollbridge.Bridge, orders:
             assert by_segment(reader) == by_segment(second)
     with client.reader(orders, start=datetime(2100, 1, 1, tzinfo=UTC), follow=False) as reader:
         assert list(reader) == []
+
+
+@pytest.mark.parametrize("what", ["truncate", "reader", "transactions"])
+def test_what_is_written_while_the_place_of_a_time_is_asked_for_is_younger(
+    client: rollbridge.Bridge, ledger: str, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Between two questions somebody writes, for example between "nothing is younger" and "where does it end"."""
+    with client.transaction(ledger) as transaction:
+        transaction.write(ledger, key=b"k", value=b"old")
+    moment = datetime.now(UTC) + timedelta(seconds=1)
+    ask, young = LogOffsets._ask, count()
+
+    def ask_while_others_write(self: LogOffsets, *args: Any) -> dict[str, int]:
+        found = ask(self, *args)
+        until(lambda: datetime.now(UTC) > moment)  # by then, what is written is younger
+        with client.transaction(ledger) as transaction:
+            transaction.write(ledger, key=b"k", value=b"young %d" % next(young))
+        return found
+
+    monkeypatch.setattr(LogOffsets, "_ask", ask_while_others_write)
+    if what == "truncate":
+        client.admin.truncate(ledger, moment)
+        monkeypatch.undo()
+        with client.reader(ledger, follow=False) as reader:
+            found = [record.value for record in reader]
+    elif what == "reader":
+        with client.reader(ledger, start=moment) as reader:
+            monkeypatch.undo()
+            found = [record.value for record in islice(reader, 2)]
+    else:
+        with client.transactions(StreamName.parse(ledger).scope, start=moment) as log:
+            monkeypatch.undo()
+            found = [record.value for item in islice(log, 2) for record in item.records()]
+    assert found[:2] == [b"young 0", b"young 1"]
 
 
 def test_open_transactions_are_previewed_and_those_that_have_ended_are_not(

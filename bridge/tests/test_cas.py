@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories
 from rollbridge.errors import InvalidRequestError, UnavailableError
-from rollbridge.model.cas import Accepted, Condition, Entry, Falling, Mates, Refused, Scope, holds, judge, place_of
+from rollbridge.model.cas import (
+    Accepted,
+    Condition,
+    Entry,
+    Falling,
+    Mates,
+    Refused,
+    Scope,
+    holds,
+    is_refuted,
+    judge,
+    place_of,
+)
 from rollbridge.model.course import Course
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.identifiers import SegmentId
@@ -109,6 +121,20 @@ def test_scope_segment(expected: SN, last: SN, answer: bool) -> None:
 @pytest.mark.parametrize(("expected", "last", "answer"), KEY_TABLE)
 def test_scope_key(expected: SN, last: SN, answer: bool) -> None:
     assert holds(Condition(expected, Scope.KEY, KEY), last, 20, LOW) is answer
+
+
+@given(st.data())
+def test_what_is_refuted_never_holds_again_and_what_may_be_seen_already_is_not(data: st.DataObject) -> None:
+    ids = st.none() | st.integers(0, 3)
+    scope = data.draw(st.sampled_from(Scope))
+    lasts = [sn(offset, transaction_id=data.draw(ids)) for offset in range(6)]
+    expected = data.draw(st.sampled_from([*lasts, OLD, EMPTY, ANY, SN(transaction_id=1), SN(sequence_id=13)]))
+    known = data.draw(st.integers(0, 5))
+    condition = Condition(expected, scope, KEY)
+    if is_refuted(condition, lasts[known], LOW):
+        assert not any(holds(condition, last, 19, LOW) for last in lasts[known:])
+    elif expected.sequence_id is not None:
+        assert expected.sequence_id >= (lasts[known].sequence_id or 0)
 
 
 def test_scope_key_needs_a_key() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.tests.makers import Bench
+from coordinator.tests.test_faults import run
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.identifiers import SegmentId
 from rollbridge.model.keyspace import even_ranges
@@ -147,3 +148,22 @@ def test_what_an_earlier_leader_began_is_looked_for(
     assert answers.committed == committed
     assert notes_of(group).forwarding == (begun if found is None else None)
     assert (S0 in notes_of(group).segments) == (found is not None)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_nobody_can_read_holds_up_no_other_stream(begun: bool) -> None:
+    group = Bench({"sales/a": 1, "sales/b": 1}).group
+    for stream in group.streams.values():
+        stream.history = sealed_at(5)
+    if begun:
+        group.streams["sales/a"].late = LateNotes(forwarding=Forwarding(S0, 6, 10, {SegmentId.of(1, 1): 0}))
+    answers = Answers(set(), "")
+
+    def answer(effect: fx.Effect) -> Any:
+        if isinstance(effect, fx.ReadLate | fx.FindLate) and "sales.a" in str(effect):
+            raise fx.Refused(effect, "a batch does not parse", code="corrupt-data")
+        return answers._answer(effect)
+
+    run(look_behind(group, 0), answer)
+    assert answers.committed == [6, 7, 8, 9]
+    assert group.watch.due(GAP_MAX_MS) == [("sales/a", S0), ("sales/b", S0)], "and it is tried again"

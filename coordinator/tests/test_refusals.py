@@ -58,6 +58,13 @@ def test_what_leaves_a_doubt_is_none(fault: Exception) -> None:
     assert refusal(SEAL, fault, None) is None
 
 
+@pytest.mark.parametrize("effect", [fx.ReadLate("t", 0, 9, 9), fx.FindLate("t", 0, {"u": 0}), fx.Look(())])
+def test_what_a_stranger_has_written_so_that_nobody_can_read_it_ends_no_term(effect: fx.Effect) -> None:
+    refused = refusal(effect, CorruptDataError("a batch of topic t does not parse"), None)
+    assert refused is not None
+    assert refused.code == "corrupt-data"
+
+
 def frame(value: bytes, count: int = 1) -> FrameRef:
     builder = BatchBuilder(1 << 20)
     for _ in range(count):

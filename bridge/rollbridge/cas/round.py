@@ -32,7 +32,7 @@ from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError, TopicNotFound
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.model.cas import Accepted, Entry, Refused, Scope, Verdict, holds, judge, place_of
+from rollbridge.model.cas import Accepted, Entry, Refused, Scope, Verdict, is_refuted, judge, place_of
 from rollbridge.model.course import Course
 from rollbridge.model.sn import ANY, SN
 from rollbridge.model.token import OPERATION_HEADER, Token
@@ -138,7 +138,7 @@ class Round:
         behind = self._waiting()
         end = self._log.end_now(self._reader)
         verdicts = self._decide(end, deadline)
-        self._refute(behind, end)
+        self._refute(behind)
         return verdicts
 
     def is_refuted(self) -> bool:
@@ -146,15 +146,12 @@ class Round:
         entry = self._entries[0]
         condition = entry.condition
         known = self._log.known_last(condition.key if condition.scope is Scope.KEY else None)
-        if known is None or entry.after is not None or condition.expected == ANY:
+        if known is None or entry.after is not None:
             return False
-        if condition.expected.empty:
-            return True
         try:
-            place = place_of(condition.expected, entry.course)
+            return is_refuted(condition, known, entry.course)
         except InvalidRequestError:
             return False
-        return place is not None and known.sequence_id is not None and place < known.sequence_id
 
     def run(self, patience: Patience) -> RoundResult:
         """Append, decide, commit or abort.
@@ -194,7 +191,7 @@ class Round:
         result = self._commit(offset, sns, patience.answer)
         end = offset + sum(len(written) for written in sns)
         if isinstance(result, Committed) and self._log.high_watermark == self._log.end == end:
-            self._refute(behind, end)
+            self._refute(behind)
         return result
 
     def _append(self) -> int:
@@ -249,15 +246,19 @@ class Round:
             self._aborted = True
             self._engine.rollback()
 
-    def _refute(self, behind: Sequence[Request], end: int) -> None:
-        """Note which of the writes behind this round are refused by what stands before offset ``end``."""
+    def _refute(self, behind: Sequence[Request]) -> None:
+        """Note which of the writes behind this round are refused by what is known, whatever stands behind that.
+
+        So nothing rests on where the log seemed to end: right after an election that may be less than what somebody
+        has seen of it.
+        """
         for request in behind:
             if request in self.refuted or request.broken_chain() or request.awaited({}):
                 continue
             condition = request.condition()
             actual = self._log.known_last(condition.key if condition.scope is Scope.KEY else None)
             try:
-                if actual is not None and not holds(condition, actual, self._log.base + end, request.course):
+                if actual is not None and is_refuted(condition, actual, request.course):
                     self.refuted[request] = Refused(condition.expected, actual)
             except InvalidRequestError:
                 continue  # it is told so when it is its turn

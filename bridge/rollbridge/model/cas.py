@@ -178,6 +178,23 @@ def holds(condition: Condition, last: SN, upto: int, course: Course) -> bool:
             assert_never(never)
 
 
+def is_refuted(condition: Condition, last: SN, course: Course) -> bool:
+    """Whether a condition can not hold any more, whatever stands behind ``last``, a committed record in its scope.
+
+    One that expects a record behind that is not: somebody may have seen it already.
+
+    Raises:
+        InvalidRequestError: see :func:`place_of`.
+    """
+    expected = condition.expected
+    if expected == ANY:
+        return False
+    if expected.empty:
+        return True
+    place = place_of(expected, course)
+    return place is not None and last.sequence_id is not None and place < last.sequence_id
+
+
 def judge(
     entries: Sequence[Entry],
     offset: int,

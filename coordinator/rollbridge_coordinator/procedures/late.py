@@ -16,11 +16,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.identifiers import SegmentId
 from rollbridge.model.late import Forwarding, LateNotes, LateRecord, heir_of
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge_coordinator.procedures.retention import save
+from rollbridge_coordinator.state.effects import Refused
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.late import Watched
 from rollbridge_coordinator.state.steps import (
@@ -64,7 +66,15 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
     ends = yield from stable_ends(sorted(places))
     for topic, (item, stream, end) in places.items():
         stable = ends.get(topic)
-        if stable is not None and (yield from _settle(group, stream, item[1], end, stable)):
+        try:
+            is_settled = stable is not None and (yield from _settle(group, stream, item[1], end, stable))
+        except Refused as refused:
+            if refused.code != CorruptDataError.code:
+                raise
+            # Whoever may write there has written what nobody can read; streams of others are looked at all the same.
+            logger.error("what is behind the end of %s, or was copied from there, cannot be read: %s", topic, refused)
+            is_settled = False
+        if is_settled:
             group.watch.looked([item], now_ms)
         else:
             group.watch.postpone([item], now_ms)

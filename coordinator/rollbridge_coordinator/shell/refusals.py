@@ -63,8 +63,9 @@ def refusal(effect: fx.Effect, fault: Exception, feed: FrameFeed | None) -> fx.R
         return fx.Refused(effect, str(fault), code=fault.kafka_error, topic=fault.topic)
     if isinstance(fault, KafkaUnavailable) and isinstance(effect, _LOOKS) and is_segment_topic(_topic_of(fault) or ""):
         return fx.Refused(effect, str(fault), code=LEADERLESS, topic=_topic_of(fault))
-    if isinstance(effect, fx.Look) and isinstance(fault, CorruptDataError):
-        # Whoever may write to a segment can write there what nobody can read: only who expects something of it suffers.
+    if isinstance(effect, fx.Look | fx.ReadLate | fx.FindLate) and isinstance(fault, CorruptDataError):
+        # Whoever may write to a segment can write there what nobody can read: only who expects something of it suffers,
+        # or what came in late there.
         return fx.Refused(effect, str(fault), code=fault.code, topic=_topic_of(fault))
     if isinstance(fault, SealTimeoutError) and isinstance(effect, fx.Seal):
         # Whatever of it was done: sealing again goes on from there.
