@@ -12,7 +12,8 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.kafka_tools import produce
-from integration_tests.patience import eventually
+from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.cas.lookup import StreamLogs
 from rollbridge.consumer import group as membership
 from rollbridge.errors import (
     CasOutcomeUnknown,
@@ -24,8 +25,11 @@ from rollbridge.errors import (
     TransactionRefused,
     TruncatedError,
 )
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.buffered import FrameRef
+from rollbridge.model.course import Course
 from rollbridge.model.frames import PieceKey
 from rollbridge.model.identifiers import SegmentId
 from rollbridge.model.names import StreamName
@@ -209,6 +213,27 @@ def test_where_all_was_truncated_nobody_says_that_nothing_was_written(
     with pytest.raises(TransactionRefused, match="the log has any"):
         transaction.commit()
     assert values(client, ledger) == []
+
+
+def test_who_has_not_heard_that_a_segment_was_removed_does_not_say_that_nothing_stood_there(
+    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+) -> None:
+    write(client, ledger, [b"0", b"1"])
+    client.admin.scale(ledger, seal=[0], ranges=[(0.0, 1.0)])
+    old = client.admin.history(ledger)
+    client.admin.truncate(ledger, "latest")
+    eventually(lambda: not topics.topic_ids([topic(ledger, 0, 0)]), "the topic is deleted")
+    end = old.sealed_end(SegmentId.of(0, 0))
+    assert end is not None
+    assert not old.removed, "that is not known yet"
+    logs, course = StreamLogs(StreamName.parse(ledger)), Course(old, 0.5)
+    deadline = time.monotonic() + PATIENCE_S
+    with Cluster(site.cluster.bootstrap_servers) as brokers:
+        reader = LogReader(brokers, unknown_topic_timeout_s=0.5)
+        assert logs.last(course, reader, 0, deadline) == ANY
+        for known in (logs, StreamLogs(StreamName.parse(ledger))):
+            assert known.last_of(course, reader, b"k", None, 0, deadline) == ANY
+            assert known.last_of(course, reader, b"k", end - 1, 0, deadline) == EMPTY, "nothing stood behind that"
 
 
 def test_of_a_write_that_was_truncated_nobody_says_that_it_was_not_written(

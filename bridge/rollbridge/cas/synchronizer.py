@@ -48,7 +48,8 @@ class Synchronizer(Generic[S, U]):
     Records under the key are written by synchronizers only. Other keys may live in the same segments, and cost no more
     than being read past. States and updates are records, so each must fit into one.
 
-    Safe to use from several threads, one operation at a time; close it, or use a ``with`` block.
+    Safe to use from several threads, one operation at a time; close it, or use a ``with`` block. ``apply`` and codecs
+    are part of an operation, which other threads wait for: functions of what they are given that take no long time.
 
     Source: Pravega, ``StateSynchronizer``.
     """
