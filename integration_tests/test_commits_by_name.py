@@ -104,6 +104,9 @@ def test_a_commit_of_what_was_not_handed_out_is_refused(client: rollbridge.Bridg
                     consumer.commit(offsets=[TopicPartition(orders, 1, 1), place], asynchronous=asynchronous)
         with pytest.raises(InvalidRequestError, match="no partition 3 so far"):
             consumer.commit(offsets=[TopicPartition(orders, 3, 0)], asynchronous=False)
+        for number, offset in ((2, 0), (0, 1_000)):
+            with client.begin(orders) as txn, pytest.raises(InvalidRequestError, match="nothing was committed"):
+                txn.send_offsets({(orders, number): offset}, consumer.consumer_group_metadata())
         after = consumer.committed([TopicPartition(orders, number) for number in range(3)], timeout=60)
         assert [place.offset for place in after] == [place.offset for place in before]
         # What has no position yet is left out, as confluent-kafka's consumer does.

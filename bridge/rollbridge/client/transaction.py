@@ -27,6 +27,7 @@ from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, fin
 from rollbridge.client.runtime import Plan, Runtime
 from rollbridge.client.sender import Delivered
 from rollbridge.client.writing import Writing
+from rollbridge.consumer.introduced import check_offsets
 from rollbridge.errors import (
     AlreadyAborted,
     AlreadyCommitted,
@@ -57,6 +58,7 @@ from rollbridge.model.frames import (
 )
 from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
 from rollbridge.model.identifiers import OWNER_PART
+from rollbridge.model.names import is_segment_topic
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +183,8 @@ class Transaction(Writing):
                 that has no members.
 
         Raises:
-            InvalidRequestError: not such things, or too many; nothing was sent.
+            InvalidRequestError: not such things, or too many; or, if the consumer is one of this process, offsets
+                behind what it has handed out, or in a segment that waits for others. Nothing was sent.
             StreamNotFound, StreamRecreated, ZooKeeperUnavailable: a stream whose partitions were named is not there, is
                 another one by now, or can not be looked up; nothing was sent.
             TransactionTooLargeError: they take more than is left of a commit's size; the others are committed.
@@ -191,6 +194,7 @@ class Transaction(Writing):
         wanted = dict(self._placed(offsets))
         if not wanted:
             return
+        check_offsets(member, ((topic, offset) for (topic, _), offset in wanted.items() if is_segment_topic(topic)))
         group = member.group_id
         fresh = GroupOffsets(group, wanted, *member[1:])
         with self._lock:

@@ -41,6 +41,7 @@ from confluent_kafka import Message as KafkaMessage
 from rollbridge.calls.forks import check, hold, is_gone
 from rollbridge.consumer.commits import Commits, Rebalances
 from rollbridge.consumer.group import Membership, Owned, Phase
+from rollbridge.consumer.introduced import introduce
 from rollbridge.consumer.message import Message
 from rollbridge.consumer.places import Places
 from rollbridge.consumer.records import Origin, last_offsets
@@ -392,7 +393,9 @@ class Consumer:
 
     def consumer_group_metadata(self) -> Any:
         """What ``send_offsets_to_transaction`` takes."""
-        return self._consumer.consumer_group_metadata()
+        metadata = self._consumer.consumer_group_metadata()
+        introduce(metadata, self._members)
+        return metadata
 
     def memberid(self) -> str:
         """This member's id in the group."""
