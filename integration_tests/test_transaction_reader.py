@@ -88,6 +88,7 @@ def test_a_loop_that_is_left_and_entered_again_skips_nothing(
     with client.transactions(scope_of(orders), follow=follow) as reader:
         while len(found) < len(ids):
             for committed in reader:
+                assert committed.id == ids[len(found)]
                 found.append(committed.id)
                 positions.append(reader.position)
                 if len(found) % 7 == 0 or len(found) == len(ids):
