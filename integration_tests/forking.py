@@ -14,6 +14,9 @@ from confluent_kafka import KafkaException
 
 import rollbridge
 from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.model.names import StreamName
 
 RECORDS = 300
 _PATIENCE_S = 60
@@ -39,6 +42,9 @@ def main(stream: str, servers: dict[str, str]) -> None:
     open_one = b.begin(stream)
     future = open_one.write(stream, key=b"k", value=b"of the open one")
     waiting = writer.write(b"k", b"before the fork")
+    log = LogReader(Cluster(servers["bootstrap.servers"]))
+    topic = StreamName.parse(stream).segment_topic(rollbridge.SegmentId.of(0, 0))
+    log.end(topic)  # a connection that nobody holds
     ways: dict[str, Callable[[], Any]] = {
         "begin": lambda: b.begin(stream),
         "write": lambda: open_one.write(stream, key=b"k", value=b"of the child"),
@@ -64,6 +70,7 @@ def main(stream: str, servers: dict[str, str]) -> None:
         "read transactions": lambda: next(iter(transactions)),
         "admin": lambda: b.admin.scale(stream, seal=[0], ranges=[(0.0, 1.0)]),
         "describe": lambda: b.admin.describe(stream),
+        "a request of ours": lambda: log.end(topic),
     }
     child = os.fork()
     faulthandler.dump_traceback_later(_PATIENCE_S if child else _PATIENCE_S / 2, exit=True)
@@ -95,6 +102,7 @@ def main(stream: str, servers: dict[str, str]) -> None:
         record = reader.poll(1.0)
         if record is not None:
             found.append(record.value or b"")
+    log.end(topic)
     handed = 0
     while handed < RECORDS:
         handed += len(consumer.consume(100, 1.0))
