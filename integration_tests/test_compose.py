@@ -64,7 +64,9 @@ def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     for variable in variables:
         environment[variable] = str(free_port(int(environment[one]) for one in variables if one in environment))
 
-    def run(*arguments: str, stdin: str | None = None, files: Sequence[Path] = (), **more: str) -> str:
+    def run(
+        *arguments: str, stdin: str | None = None, files: Sequence[Path] = (), refused: bool = False, **more: str
+    ) -> str:
         whole = [*command, "-p", project]
         for file in (ROOT / "compose.yaml", tmp_path / "marks.json", *files):
             whole += ["-f", str(file)]
@@ -77,12 +79,20 @@ def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
             cwd=ROOT,
             env={**environment, **more},
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert (done.returncode != 0) == refused, done.stderr
+        return done.stderr if refused else done.stdout
 
     yield run
     if engine().containers.list(all=True, filters={"label": f"com.docker.compose.project={project}"}):
         run("down", "--volumes", "--timeout", "20", "--remove-orphans")
+
+
+def published_ports(config: str) -> set[tuple[str, str]]:
+    """Address and port of this machine for each port that a configuration publishes, as either version writes it."""
+    short = re.findall(r"^ +- (?:(\S+):)?(\d+):\d+(?:/tcp)?$", config, re.MULTILINE)
+    blocks = re.findall(r"^ +- mode: ingress\n((?: +\w+: .*\n)+)", config, re.MULTILINE)
+    fields = [dict(re.findall(r"^ +(\w+): \"?([^\"\n]*)\"?$", block, re.MULTILINE)) for block in blocks]
+    return {*short, *((each.get("host_ip", ""), each["published"]) for each in fields)}
 
 
 @pytest.mark.long
@@ -117,4 +127,9 @@ def test_compose_takes_the_settings_for_several_machines(compose: Callable[..., 
     assert given("KAFKA_CONTROLLER_QUORUM_VOTERS").count("@") == 3
     assert given("ZOO_SERVERS").count("server.") == 3
     assert (given("KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR"), given("KAFKA_MIN_INSYNC_REPLICAS")) == ("3", "2")
-    assert all(re.search(rf"\b{port}\b", found) for port in (2888, 3888, 9093, 19092))
+    published = published_ports(found)
+    assert {port for _, port in published} >= {"2888", "3888", "9093", "19092"}
+    assert {address for address, _ in published} == {variables["BIND"]}, "nothing listens on any other address"
+    # Without an address for them they are not published on all, but refused; and with nothing set, on loopback only.
+    assert "BIND" in compose("config", files=[file], refused=True, **{**variables, "BIND": ""})
+    assert {address for address, _ in published_ports(compose("config", BIND=""))} == {"127.0.0.1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -164,6 +165,18 @@ def test_a_file_that_is_not_the_pinned_one_is_fetched_again(
     damaged = cache.ensure("tools")[0]
     damaged.write_bytes(content)
     assert [jar.name for jar in cache.missing("tools")] == [damaged.name]
+    assert cache.ensure("tools")[0].read_bytes() == GOOD[ALPHA]
+
+
+def test_a_file_that_is_replaced_under_a_process_is_noticed_although_it_looks_as_old(
+    cache: JarCache, repository: Repository
+) -> None:
+    replaced = cache.ensure("tools")[0]
+    assert cache.missing("tools") == []
+    found = replaced.stat()
+    replaced.write_bytes(bytes(found.st_size))
+    os.utime(replaced, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert [jar.name for jar in cache.missing("tools")] == [replaced.name]
     assert cache.ensure("tools")[0].read_bytes() == GOOD[ALPHA]
 
 

@@ -147,7 +147,8 @@ class JarCache:
         path = self.location(jar)
         try:
             found = path.stat()
-            return found.st_size == jar.size_bytes and _sha256(path, found.st_mtime_ns) == jar.sha256
+            # The time of the inode's last change, which unlike that of the content nobody sets back.
+            return found.st_size == jar.size_bytes and _sha256(path, found.st_ino, found.st_ctime_ns) == jar.sha256
         except OSError:
             return False
 
@@ -266,7 +267,7 @@ class JarCache:
 
 
 @cache
-def _sha256(path: Path, _changed_ns: int) -> str:
+def _sha256(path: Path, _inode: int, _changed_ns: int) -> str:
     """The checksum of a file, worked out anew when it has changed."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
