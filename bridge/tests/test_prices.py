@@ -129,6 +129,34 @@ def test_nothing_takes_more_memory_than_is_counted(made: Callable[[], Iterator[M
     assert all(item.state is not State.ABORTING for item in measured.open.values())
 
 
+@pytest.mark.parametrize("made", [many_begins, many_streams])
+def test_what_is_noted_of_ended_transactions_takes_no_more_than_is_counted(
+    made: Callable[[], Iterator[Message]],
+) -> None:
+    def fold() -> BufferFold:
+        noting = new_fold(terminated=[identifier(counter) for counter in range(1, 1_001)])
+        noting.late = {}
+        return noting
+
+    taken(fold(), made())
+    measured = fold()
+    real = taken(measured, made())
+    assert real <= measured.late_bytes <= WASTE * real, f"{real} bytes are taken, {measured.late_bytes} were counted"
+    assert not measured.open
+    for counter in range(1, 1_001):
+        measured.forget_late(identifier(counter))
+    assert measured.late_bytes == 0
+
+
+def test_of_ended_transactions_a_new_leader_notes_only_streams_that_there_are() -> None:
+    fold = new_fold(terminated=[identifier(counter) for counter in range(1, 11)])
+    fold.late, fold.late_streams = {}, {"s/a", "s/b"}
+    for offset, (key, value) in enumerate(many_streams()):
+        fold.fold("s/a", ("buffer", 0), offset, 0, key, value)
+    assert {begun.streams for begun in fold.late.values()} == {("s/a",)}
+    assert len(fold.late) == 10
+
+
 def without_batches(frames: object) -> list[FrameRef]:
     assert isinstance(frames, BufferedTransaction)
     return [replace(frame, batch=None) for frame in frames.merged_frames()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from rollbridge_coordinator.procedures.outcomes import Outcomes, adopt, coalesci
 from rollbridge_coordinator.procedures.questions import answer_questions, put_question
 from rollbridge_coordinator.procedures.requests import handle_requests
 from rollbridge_coordinator.procedures.sessions import KEPT_MS, WORK_KEPT_MS, forget_sessions, load_sessions
+from rollbridge_coordinator.state.effects import ReadChildren, ReadNodes
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.preserver import Absence
 from rollbridge_coordinator.state.steps import Steps, commit_round
@@ -298,6 +300,38 @@ def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: H
     assert fences.epoch_of("old") == 0
     house.do(forget_sessions(house.group, WORK_KEPT_MS + 1))
     assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "loader"]
+
+
+def test_a_session_under_the_name_of_another_client_fences_nobody(house: House) -> None:
+    for name, session in (
+        ("harriet", ClientSession("harriet", 7, 0)),
+        ("mallory", ClientSession("harriet", 2**31 - 1, 0)),
+    ):
+        house.world.ensure(paths.session(GROUP, name))
+        house.world.nodes[paths.session(GROUP, name)] = session.to_json()
+    house.do(load_sessions(house.group))
+    assert house.group.fold.fences.epoch_of("harriet") == 7
+
+
+def test_records_of_sessions_fill_no_leader_however_large_they_are(house: House) -> None:
+    count, filler = 1_000, "f" * 100_000
+    path = paths.sessions(GROUP)
+
+    def record(name: str) -> bytes:
+        return ClientSession(name, 7, 0, SharedSession("run", forgotten=filler)).to_json()
+
+    steps = load_sessions(house.group)
+    assert next(steps) == ReadChildren((path,))
+    tracemalloc.start()
+    try:
+        asked = steps.send({path: [f"client-{number}" for number in range(count)]})
+        while isinstance(asked, ReadNodes) and asked.paths[0].startswith(path):
+            asked = steps.send({item: record(item.rpartition("/")[2]) for item in asked.paths})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert house.group.fold.fences.epoch_of(f"client-{count - 1}") == 7
+    assert peak < count * len(filler) / 5
 
 
 def test_an_abort_that_an_earlier_leader_has_carried_out_is_not_denied(house: House) -> None:

@@ -142,6 +142,24 @@ def test_an_end_that_a_newer_session_would_not_let_be_heard_contradicts() -> Non
     assert tail.contradicts(fences), "a rolling commit is under way"
 
 
+def test_a_standby_gives_up_when_what_it_notes_of_ended_transactions_takes_too_much() -> None:
+    terminated: dict[bytes, int] = {}
+    tail = WarmTail(new_fold(terminated, held_bytes_max=16_000), terminated, {PARTITION: place()}, 100)
+    streams = dict.fromkeys([STREAM, *(f"made/up-{number}" for number in range(50))], 0)
+    value = BeginFrame("misuser", 0, None, 1_000, streams).encode()
+    for number, transaction in enumerate(IDS[:3]):
+        key = FrameHeader(FrameKind.BEGIN, transaction).pack()
+        tail.fold.fold(STREAM, PARTITION, tail.fold.positions[PARTITION], 5, key, value)
+        tail.follow(aborted(transaction, first=100 + number))
+        assert not tail.fold.open
+    before = tail.is_full
+    tail.fold.fold(STREAM, PARTITION, 13, 5, FrameHeader(FrameKind.BEGIN, IDS[3]).pack(), value)
+    tail.follow(aborted(IDS[3], first=103))
+    after = tail.is_full
+    assert tail.trim({PARTITION: place(14, 103)}, 103)
+    assert (before, after, tail.is_full) == (False, True, False), "new snapshots let it forget"
+
+
 def test_new_snapshots_let_it_forget() -> None:
     tail = tail_of()
     for transaction in IDS[:4]:

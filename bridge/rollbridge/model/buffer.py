@@ -11,14 +11,16 @@ marked, so that waiting transactions can be collected).
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from sys import intern
 from typing import Final
 
 from rollbridge.model.ages import Ages
 from rollbridge.model.buffered import (
     CACHED_PRICE,
     FRAME_PRICE,
+    LATE_PLACE_PRICE,
     NO_FRAMES,
     OWNER_PRICE,
     PIECE_PRICE,
@@ -27,6 +29,7 @@ from rollbridge.model.buffered import (
     LateBegin,
     Partition,
     begin_price,
+    late_price,
     manifest_price,
     text_price,
 )
@@ -130,6 +133,8 @@ class BufferFold:
         chronicle: what happened to the transactions, for the log of whoever folds.
         fresh: while it is not None, the ids of transactions that were opened and whose ids are still to be looked at.
         late: while it is not None, the ``terminated`` transactions whose owners' BEGIN frames were met.
+        late_streams: the streams of which it is noted in ``late`` that they were named; None: any.
+        late_bytes: memory that ``late`` takes, by its price.
     """
 
     def __init__(
@@ -162,6 +167,8 @@ class BufferFold:
         self.appended_ms = 0
         self.fresh: list[bytes] | None = None
         self.late: dict[bytes, LateBegin] | None = None
+        self.late_streams: Collection[str] | None = None
+        self.late_bytes = 0
         self.chronicle = Chronicle()
 
     def fold(
@@ -293,7 +300,8 @@ class BufferFold:
         for transaction in list(self._terminated)[-TOMBSTONES_MAX:]:
             self._bury(transaction)
         self._terminated = ()
-        self.late = None
+        self.late = self.late_streams = None
+        self.late_bytes = 0
 
     def discard(self, transaction: bytes) -> None:
         """Forget a transaction that turns out to have had an outcome before its BEGIN frame was folded.
@@ -318,9 +326,31 @@ class BufferFold:
         """
         item = self.open.get(transaction)
         if item is not None:
-            if self.late is not None:
-                self.late[transaction] = LateBegin(tuple(item.begin.streams), dict(item.first_offsets))
+            for partition, offset in item.first_offsets.items() if self.late is not None else ():
+                self.note_late(transaction, item.begin.streams, partition, offset)
             self.discard(transaction)
+
+    def note_late(self, transaction: bytes, streams: Iterable[str], partition: Partition, offset: int) -> None:
+        """A BEGIN frame of a transaction that has an outcome stands in a partition; :attr:`late` is not None.
+
+        Anybody may name streams in one that there are not.
+        """
+        assert self.late is not None
+        known = self.late.get(transaction)
+        if known is None:
+            wanted = self.late_streams
+            named = tuple(streams) if wanted is None else tuple(intern(name) for name in streams if name in wanted)
+            known = self.late[transaction] = LateBegin(named)
+            self.late_bytes += late_price(known)
+        if partition not in known.first_offsets:
+            known.first_offsets[partition] = offset
+            self.late_bytes += LATE_PLACE_PRICE
+
+    def forget_late(self, transaction: bytes) -> None:
+        """What was noted of a transaction in :attr:`late`, if anything was, is not needed any more."""
+        known = None if self.late is None else self.late.pop(transaction, None)
+        if known is not None:
+            self.late_bytes -= late_price(known)
 
     def log_floor(self) -> dict[Partition, int]:
         """Per partition with open transactions: what became of those that began after them is said from here on."""
@@ -463,8 +493,7 @@ class BufferFold:
             self.dropped["late"] += 1
             # Only its owner's BEGIN could open it again; what is left in the buffer may be one of whoever resumed it.
             if self.late is not None and header.transaction in self._terminated and header.part == OWNER_PART:
-                known = self.late.setdefault(header.transaction, LateBegin(tuple(decode_begin(value).streams)))
-                known.first_offsets.setdefault(partition, offset)
+                self.note_late(header.transaction, decode_begin(value).streams, partition, offset)
             return
         begin = decode_begin(value)
         if stream not in begin.places or header.part != OWNER_PART:

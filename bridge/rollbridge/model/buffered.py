@@ -38,6 +38,12 @@ FRAME_PRICE: Final = 40
 """Any frame: 32 packed, and the room into which arrays grow."""
 CACHED_PRICE: Final = 300
 """A frame that is cached, besides the bytes of its batch: 270."""
+LATE_PRICE: Final = 400
+"""A transaction that has an outcome and whose BEGIN frame was met again: 300."""
+LATE_STREAM_PRICE: Final = 16
+"""A stream in it, besides its name: 8."""
+LATE_PLACE_PRICE: Final = 200
+"""A partition in which such a frame stands: 60 to 170."""
 NAMED_PRICE: Final = 350
 """A piece, an offset of a consumer group or a condition that a COMMIT frame names: 150 to 330, and its texts."""
 
@@ -68,6 +74,12 @@ class LateBegin:
 
     streams: tuple[str, ...]
     first_offsets: dict[Partition, int] = field(default_factory=dict)
+
+
+def late_price(begun: LateBegin) -> int:
+    """What such a transaction takes."""
+    named = sum(LATE_STREAM_PRICE + text_price(name) for name in begun.streams)
+    return LATE_PRICE + named + LATE_PLACE_PRICE * len(begun.first_offsets)
 
 
 @dataclass(slots=True, eq=False)

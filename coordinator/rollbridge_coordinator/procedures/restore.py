@@ -69,15 +69,13 @@ def restore_ongoing(group: GroupState, terminated: Container[bytes], followed: C
 
     Nothing of the others has been folded yet.
     """
-    assert group.fold.late is not None
     streams = group.partitions()
     records = [item for item in group.snapshots.ongoing if item.partition not in followed]
     for record in records:
         partition = record.partition
         for item in record.transactions:
             if item.id in terminated:
-                late = group.fold.late.setdefault(item.id, LateBegin(tuple(item.begin.streams)))
-                late.first_offsets.setdefault(partition, item.first_position)
+                group.fold.note_late(item.id, item.begin.streams, partition, item.first_position)
             else:
                 group.fold.restore(streams[partition], partition, item)
                 group.begun.add(item.id)  # only those are written down that have a BEGIN record

@@ -7,7 +7,7 @@ session that an earlier leader may have been told of. Clients without a name of 
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Final, NamedTuple
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
@@ -24,7 +24,22 @@ KEPT_MS: Final = 30 * 24 * 3_600_000
 WORK_KEPT_MS: Final = 365 * 24 * 3_600_000
 """The same for one that names a joint transaction, after it has begun that: without it, it would be written again."""
 LOOK_MS: Final = 24 * 3_600_000
-READ_AT_ONCE: Final = 500
+READ_AT_ONCE: Final = 100
+"""Each takes up to 1 MiB, whatever its maker has put there."""
+
+
+class _Seen(NamedTuple):
+    """What is kept of a session's record: it may be large, and there may be many.
+
+    Attributes:
+        client_name: Whose it is.
+        epoch: Of the session.
+        forgotten_ms: When it may be removed, ms since 1970; None: never.
+    """
+
+    client_name: str
+    epoch: int
+    forgotten_ms: int | None
 
 
 def load_sessions(group: GroupState) -> Steps[None]:
@@ -49,24 +64,32 @@ def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
     group.sessions_checked_ms = now_ms
     writing = {item.owners.session[0] for item in group.fold.open.values()}
     for session in (yield from _read_sessions(group)):
-        kept_ms = KEPT_MS if session.work is None else WORK_KEPT_MS
-        if session.has_series:
+        if session.forgotten_ms is None:
             continue
-        if session.registered_ms < now_ms - kept_ms and session.client_name not in writing:
+        if session.forgotten_ms < now_ms and session.client_name not in writing:
             yield from write(DeleteNode(paths.session(group.name, session.client_name)))
             group.fold.fences.forget(session.client_name)
             group.counts["sessions_forgotten"] += 1
 
 
-def _read_sessions(group: GroupState) -> Steps[list[ClientSession]]:
+def _read_sessions(group: GroupState) -> Steps[list[_Seen]]:
+    """The sessions on record; one that can not be read, or stands under another name than it says, counts for none."""
     names = yield from read_children(paths.sessions(group.name))
     found = []
     for first in range(0, len(names), READ_AT_ONCE):
-        wanted = [paths.session(group.name, name) for name in names[first : first + READ_AT_ONCE]]
-        for path, raw in (yield from read_nodes(wanted)).items():
+        wanted = {paths.session(group.name, name): name for name in names[first : first + READ_AT_ONCE]}
+        for path, raw in (yield from read_nodes(list(wanted))).items():
             try:
-                if raw is not None:
-                    found.append(ClientSession.from_json(raw))
+                session = None if raw is None else ClientSession.from_json(raw)
             except CorruptDataError as fault:
                 logger.warning("%s: %s: %s", group.name, path, fault)
+                continue
+            if session is None:
+                continue
+            if session.client_name != wanted[path]:
+                logger.warning("%s: %s: it is a session of another client, so it counts for none", group.name, path)
+                continue
+            kept_ms = KEPT_MS if session.work is None else WORK_KEPT_MS
+            forgotten_ms = None if session.has_series else session.registered_ms + kept_ms
+            found.append(_Seen(session.client_name, session.epoch, forgotten_ms))
     return found

@@ -143,7 +143,7 @@ def _read_logs(
     if summary is None:
         summary = yield from read_commit_log(group.commit_log, max(start - group.settings.outcomes_again, 0))
         terminated.update(summary.terminated)
-        group.fold.late = {}
+        group.fold.late, group.fold.late_streams = {}, group.streams.keys()
     group.fold.log_position = start
     group.begun = set(summary.begun)
     restore_ongoing(group, summary.terminated, followed)

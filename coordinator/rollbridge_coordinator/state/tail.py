@@ -71,7 +71,7 @@ class WarmTail:
     @property
     def is_full(self) -> bool:
         """Whether what is held takes more memory than a leader may hold."""
-        return self.fold.held_bytes > self._held_bytes_max
+        return self.fold.held_bytes + self.fold.late_bytes > self._held_bytes_max
 
     def __len__(self) -> int:
         """How many transactions are held."""
@@ -102,12 +102,11 @@ class WarmTail:
             return False
         self._floors = {item: place.floor for item, place in places.items()}
         self._log_start = start
-        late = self.fold.late or {}
         old = list(takewhile(lambda item: self._terminated[item] < start, self._terminated))
         for transaction in old:
             del self._terminated[transaction]
             self._aborted.discard(transaction)
-            late.pop(transaction, None)
+            self.fold.forget_late(transaction)
         self.fold.ages.tidy()
         return True
 
