@@ -18,6 +18,7 @@ from rollbridge.errors import (
     Fenced,
     InvalidRequestError,
     OutcomeExpired,
+    TransactionAborted,
     TransactionClosed,
     TransactionNotFound,
 )
@@ -101,6 +102,28 @@ def test_a_later_session_skips_what_is_committed_and_writes_anew_what_is_not(
             with site.connect() as late, pytest.raises(Fenced):
                 late.share(name, gone).joint(orders, series="q", number=2)
     assert values(site, orders) == [b"0", b"1"]
+
+
+def test_an_older_session_of_the_same_connection_lets_go_of_its_own_transactions_only(
+    site: Site, client: rollbridge.Bridge, orders: str, name: str
+) -> None:
+    """Worker processes of Spark keep connections, and a query that is started again may meet its former run there."""
+    older, newer = client.share(name, "run-1"), client.share(name, "run-2")
+    lost = older.joint(orders, series="q", number=0).part()
+    lost.write(orders, value=b"left open")
+    lost.flush()
+    joint = newer.joint(orders, series="q", number=1)
+    part = joint.part()
+    part.write(orders, value=b"1")
+    part.flush()
+    with pytest.raises(Fenced):
+        older.joint(orders, series="q", number=1)
+    older.look()
+    part.write(orders, value=b"2")
+    assert newer.commit(joint.ticket, [part.finish()]).records == 2
+    with pytest.raises((Fenced, TransactionClosed, TransactionAborted)):
+        lost.write(orders, value=b"late")
+    assert values(site, orders) == [b"1", b"2"]
 
 
 def test_what_was_agreed_on_but_never_begun_is_written_anew(

@@ -10,13 +10,15 @@ import json
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
+from pyspark.sql.types import StringType, StructField, StructType
 
 import rollbridge
 from integration_tests.backends import choice
@@ -48,6 +50,9 @@ from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.rights import Resource, Right, coordinator, previewer, reader, writer
+from rollbridge.spark import sink_connections
+from rollbridge.spark.kept import Kept
+from rollbridge.spark.sink import batch_writer
 from rollbridge.zookeeper.access import Access, digest_identity, open_nodes, parse_identity
 from rollbridge.zookeeper.errors import ZooKeeperDenied
 from rollbridge.zookeeper.metadata import Metadata
@@ -347,6 +352,38 @@ def test_nobody_else_gets_in(secured: Secured) -> None:
     for renamed in (replace(secured, bootstrap_servers=kafka), replace(secured, zookeeper=zookeeper)):
         with pytest.raises(RollbridgeError, match=r"Hostname mismatch|not valid for"):
             renamed.connect("alice")
+
+
+def test_a_worker_of_spark_that_serves_two_users_writes_as_nobody_else_than_who_asked(
+    secured: Secured, alice: rollbridge.Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker processes live on, and keep connections; here two jobs differ in ZooKeeper's identity only."""
+    kept: Kept[rollbridge.Bridge] = Kept()
+    monkeypatch.setattr(sink_connections, "_kept", kept)
+    schema = StructType([StructField("value", StringType())])
+
+    def run(user: str, credentials: Mapping[str, str], value: str) -> None:
+        options = {
+            "kafka.bootstrap.servers": secured.bootstrap_servers,
+            "zookeeper": secured.zookeeper,
+            "zookeeper.root": secured.root,
+            "stream": ORDERS,
+            "client.name": f"job-of-{user}",
+            **{f"kafka.{key}": item for key, item in kafka_security("alice").items()},
+            **{f"zookeeper.{key}": item for key, item in credentials.items()},
+        }
+        sink = batch_writer(options, schema, overwrite=False)
+        sink.commit([sink.write(iter([pa.RecordBatch.from_pydict({"value": [value]})]))])
+
+    with closing(kept):
+        run("alice", zookeeper_security("alice"), "job of alice")
+        with pytest.raises(ZooKeeperDenied, match="digest user bob"):
+            run("bob", zookeeper_security("bob"), "job of bob")
+        with pytest.raises(ZooKeeperDenied, match="digest user alice"):
+            run("rotated", {**zookeeper_security("alice"), "digest.password": "of yesterday"}, "not with this one")
+        run("alice", zookeeper_security("alice"), "another job of alice")
+    jobs = {b"job of alice", b"another job of alice", b"job of bob", b"not with this one"}
+    assert jobs & values(alice, ORDERS) == {b"job of alice", b"another job of alice"}
 
 
 @pytest.mark.long

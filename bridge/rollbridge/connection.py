@@ -314,7 +314,7 @@ class Bridge(Resuming):
             routes=tuple(self._catalog.route(name, epoch) for name, epoch in record.streams.items()),
             generation=self._catalog.generation,
         )
-        completion = self._outcomes.completion(identifier)
+        completion = self._outcomes.completion(identifier, record.client_epoch)
         return Part(self._runtime, plan, completion, self._metadata.claim_part(record.group, identifier))
 
     def share(self, client_name: str, session: str) -> SharedClient:

@@ -76,6 +76,7 @@ class Completion:
         failure: The first send that failed, if one did.
         writers: Who writes the transaction in this process, while its outcome is not known.
         client_name: Who has begun it; None if that is not known here.
+        epoch: Of the session in which it is written here; 0 if it is none.
     """
 
     __slots__ = (
@@ -87,6 +88,7 @@ class Completion:
         "_value",
         "client_name",
         "closed",
+        "epoch",
         "failure",
         "key",
         "offset",
@@ -94,9 +96,10 @@ class Completion:
         "writers",
     )
 
-    def __init__(self, key: bytes, client_name: str | None = None) -> None:
+    def __init__(self, key: bytes, client_name: str | None = None, epoch: int = 0) -> None:
         self.key = key
         self.client_name = client_name
+        self.epoch = epoch
         self.closed = False
         self.settled = False
         self.failure: Exception | None = None

@@ -88,6 +88,6 @@ class JointEnding(Transaction):
     __slots__ = ()
 
     def __init__(self, runtime: Runtime, plan: Plan, transaction: TransactionId) -> None:
-        completion = runtime.outcomes.completion(transaction)
+        completion = runtime.outcomes.completion(transaction, plan.begin.client_epoch)
         self._prepare(runtime, plan, completion, transaction.counter, OWNER_PART)
         self._sent = self._acked = 1

@@ -73,9 +73,9 @@ class OutcomeTail:
         self._thread: threading.Thread | None = None
         hold(self, "_consumer", "_lock", then=_leave_all)
 
-    def completion(self, transaction: TransactionId) -> Completion:
-        """How a transaction ends, for whoever writes a part of it here."""
-        return self.waiting.setdefault(transaction.bytes, Completion(transaction.bytes))
+    def completion(self, transaction: TransactionId, epoch: int) -> Completion:
+        """How a transaction ends, for whoever writes a part of it here, in a session of this epoch."""
+        return self.waiting.setdefault(transaction.bytes, Completion(transaction.bytes, epoch=epoch))
 
     def follow(self, group: GroupName, timeout_s: float) -> None:
         """Tail the commit log of a group from its present end on.

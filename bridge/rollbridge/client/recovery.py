@@ -221,7 +221,7 @@ class Resumer:
         outcomes: OutcomeTail = self._runtime.outcomes
         if not self._sessions.fenced or not outcomes.waiting:
             return
-        for group in self._sessions.fenced:
+        for group, newest in self._sessions.fenced.items():
             # The answer comes once nothing that was asked for in time is under way: these are not heard any more.
             try:
                 left = self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, group=group)
@@ -229,8 +229,10 @@ class Resumer:
                 logger.info("what a newer session of this client has taken over is not known yet: %s", fault)
                 return
             for _, item in left:
-                completion = outcomes.waiting.pop(item.id.bytes, None)
-                if completion is not None:
+                completion = outcomes.waiting.get(item.id.bytes)
+                # The newer session may be one of this connection, too, and wait for transactions of its own.
+                if completion is not None and completion.epoch < newest:
+                    outcomes.waiting.pop(item.id.bytes, None)
                     completion.fence()
 
     def _take_over(self, group: GroupName, known: KnownTransaction, epoch: int) -> ResumedTransaction:
@@ -238,7 +240,7 @@ class Resumer:
         part = self._metadata.claim_part(group, known.id)
         waiting = self._runtime.outcomes.waiting
         before = waiting.get(known.id.bytes)
-        completion = waiting[known.id.bytes] = Completion(known.id.bytes, known.client_name)
+        completion = waiting[known.id.bytes] = Completion(known.id.bytes, known.client_name, epoch)
         try:
             resumed = ResumedTransaction(self._runtime, plan, completion, part, known)
         except BaseException:

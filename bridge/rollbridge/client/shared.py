@@ -303,7 +303,7 @@ class SharedClient:
 
     def _part(self, plan: Plan, transaction: TransactionId) -> Part:
         """A part with a number of its own."""
-        completion = self._runtime.outcomes.completion(transaction)
+        completion = self._runtime.outcomes.completion(transaction, plan.begin.client_epoch)
         number = self._metadata.claim_part(plan.group, transaction, joint_of=self._client_name)
         return JointPart(self._runtime, plan, completion, number)
 

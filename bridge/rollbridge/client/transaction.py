@@ -92,7 +92,7 @@ class Transaction(Writing):
     def __init__(self, runtime: Runtime, plan: Plan, counter: int) -> None:
         """Begin without waiting: the BEGIN frames go to all streams now, or to a single one with what comes next."""
         key = (plan.id_prefix | counter).to_bytes(16, "big")
-        completion = Completion(key, plan.begin.client_name)
+        completion = Completion(key, plan.begin.client_name, plan.begin.client_epoch)
         self._prepare(runtime, plan, completion, counter, OWNER_PART)
         runtime.outcomes.waiting[key] = completion
         header = self._key_of(FrameKind.BEGIN)
