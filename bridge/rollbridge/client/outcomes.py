@@ -73,7 +73,7 @@ class OutcomeTail:
         self._thread: threading.Thread | None = None
         hold(self, "_consumer", "_lock", then=_leave_all)
 
-    def completion(self, transaction: TransactionId, epoch: int) -> Completion:
+    def completion(self, transaction: TransactionId, epoch: int = 0) -> Completion:
         """How a transaction ends, for whoever writes a part of it here, in a session of this epoch."""
         return self.waiting.setdefault(transaction.bytes, Completion(transaction.bytes, epoch=epoch))
 
