@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,7 +17,9 @@ from integration_tests.history.events import (
     Call,
     Handed,
     History,
+    Kept,
     Kind,
+    Listed,
     Operation,
     Passing,
     Reading,
@@ -27,6 +30,7 @@ from integration_tests.history.events import (
     Write,
     read_begun,
     read_calls,
+    read_listed,
     read_operations,
 )
 from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
@@ -143,8 +147,18 @@ class Bench:
             copied=(ORDERS, copied),
             passing=passing,
             shrunk=[trimmed(), replace(trimmed(), starts=None, readings=())],
-            kept=updates(),
+            kept=[updates(), lossy_updates()],
+            listed=[*self.listing("l"), *self.listing("m")],
         )
+
+    def listing(self, reader: str) -> list[Listed]:
+        """All that is committed, as a reader of whole transactions is given it; it has not asked for all records."""
+        written = {item.name: tuple(write.value for write in item.writes) for item in self.operations}
+        committed = [(at, str(record.transaction)) for at, record in self.log if record.kind is ControlKind.COMMIT]
+        return [
+            Listed(reader, at, name, None if number == 1 else written[name])
+            for number, (at, name) in enumerate(committed)
+        ]
 
 
 TRIMMED = "s/trimmed"
@@ -183,22 +197,28 @@ def trimmed() -> Shrunk:
     return Shrunk(TRIMMED, operations, state, {ONLY: 3}, readings)
 
 
-def updates() -> tuple[list[str], list[Operation]]:
-    """A state that several clients share, and what they did to it."""
+def update_of(client: str, value: str, asked: int, answer: Answer = Answer.OK) -> Operation:
+    write = Write("s/state", "state", value)
+    return Operation(client, Kind.UPDATE, value, "commit", (write,), asked, asked + 1, answer)
 
-    def did(client: str, value: str, asked: int, answer: Answer = Answer.OK) -> Operation:
-        return Operation(
-            client, Kind.UPDATE, value, "commit", (Write("s/state", "state", value),), asked, asked + 1, answer
-        )
 
-    return ["a1", "b1", "a2", "b2"], [
-        did("a", "a1", 1),
-        did("b", "b1", 2),
-        did("a", "a2", 3),
-        did("a", "refused", 4, Answer.FAILED),
-        did("b", "b2", 5, Answer.UNKNOWN),
-        did("b", "b3", 6, Answer.UNKNOWN),
+def updates() -> Kept:
+    """A state that several clients share, what they did to it, and what a group has read of it."""
+    operations = [
+        update_of("a", "a1", 1),
+        update_of("b", "b1", 2),
+        update_of("a", "a2", 3),
+        update_of("a", "refused", 4, Answer.FAILED),
+        update_of("b", "b2", 5, Answer.UNKNOWN),
+        update_of("b", "b3", 6, Answer.UNKNOWN),
     ]
+    return Kept(["a1", "b1", "a2", "b2"], operations, read=["a1", "b1", "b1", "a2", "b2"])
+
+
+def lossy_updates() -> Kept:
+    """A state whose log lost its end between the third update and the fourth."""
+    operations = [update_of("a", f"a{number}", number) for number in (1, 2, 3, 4)]
+    return Kept(["a1", "a4"], operations, loses_end=True)
 
 
 def good() -> History:
@@ -308,8 +328,9 @@ def flipped(history: History, place: int) -> History:
 
 
 def relogged(history: History, order: list[int]) -> History:
-    """The commit log in another order."""
-    return replace(history, log=[(place, history.log[old][1]) for place, old in enumerate(order)])
+    """The commit log in another order, which nobody has listed."""
+    log = [(place, history.log[old][1]) for place, old in enumerate(order)]
+    return replace(history, log=log, listed=())
 
 
 def grown(history: History) -> History:
@@ -401,12 +422,34 @@ def followed(history: History, change: Callable[[list[tuple[SegmentId, int, str]
     return shrunken(history, readings=[replace(first.readings[1], rows=tuple(rows))])
 
 
-def kept(history: History, change: Callable[[list[str]], object]) -> History:
-    """Something else stands in the state that is shared."""
-    assert history.kept is not None
-    state = list(history.kept[0])
+def kept(history: History, change: Callable[[list[str]], object], place: int = 0) -> History:
+    """Something else stands in a state that is shared."""
+    items = list(history.kept)
+    state = list(items[place].state)
     change(state)
-    return replace(history, kept=(state, history.kept[1]))
+    items[place] = replace(items[place], state=state)
+    return replace(history, kept=items)
+
+
+def unread(history: History, value: str) -> History:
+    """An update of the state was not handed to the group for which its stream waits."""
+    first, *others = history.kept
+    assert first.read is not None
+    return replace(history, kept=[replace(first, read=[item for item in first.read if item != value]), *others])
+
+
+def listed(history: History, change: Callable[[list[Listed]], object]) -> History:
+    """A reader of whole transactions was given something else."""
+    items = list(history.listed)
+    change(items)
+    return replace(history, listed=items)
+
+
+def relisted(history: History, place: int, change: Callable[[list[str]], object]) -> History:
+    """A reader of whole transactions was given other records."""
+    values = list(history.listed[place].values or ())
+    change(values)
+    return listed(history, lambda items: items.__setitem__(place, replace(items[place], values=tuple(values))))
 
 
 LOW, HIGH = KEYS
@@ -502,6 +545,29 @@ MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
     "an update of a state that came twice": (lambda h: kept(h, lambda state: state.append("a1")), "state"),
     "an update of a state that was refused": (lambda h: kept(h, lambda state: state.append("refused")), "state"),
     "updates of a state in another order": (lambda h: kept(h, lambda state: state.reverse()), "state"),
+    "an update that is invented where a log lost its end": (
+        lambda h: kept(h, lambda state: state.append("?"), 1),
+        "state",
+    ),
+    "updates in another order where a log lost its end": (lambda h: kept(h, lambda state: state.reverse(), 1), "state"),
+    "an update that was truncated before a group had read it": (lambda h: unread(h, "b1"), "group missed"),
+    "a transaction that is left out of a listing": (lambda h: listed(h, lambda items: items.pop(1)), "listing"),
+    "a listing that ends too early": (lambda h: listed(h, lambda items: items.pop()), "listing"),
+    "a transaction that is listed twice": (lambda h: listed(h, lambda items: items.insert(1, items[0])), "listing"),
+    "transactions that are listed in another order": (
+        lambda h: listed(h, lambda items: items.insert(0, items.pop(1))),
+        "listing",
+    ),
+    "an aborted transaction that is listed": (
+        lambda h: listed(h, lambda items: items.insert(1, Listed("l", 1, str(TransactionId.of(0, 2)), None))),
+        "listing",
+    ),
+    "a record that is left out of a listing": (lambda h: relisted(h, 0, lambda values: values.pop()), "listing"),
+    "a record of nobody in a listing": (lambda h: relisted(h, 2, lambda values: values.append("?")), "listing"),
+    "records of a segment that are listed in another order": (
+        lambda h: relisted(h, 0, lambda values: values.insert(0, values.pop(1))),
+        "listing",
+    ),
     "a segment whose end is not known": (unsealed, "epoch chain"),
     "a reader that skips": (lambda h: reread(h, lambda rows: rows.pop(0)), "skip or rewind"),
     "a reader that rewinds": (lambda h: reread(h, lambda rows: rows.append(rows[-1])), "skip or rewind"),
@@ -530,6 +596,8 @@ def test_what_is_noted_of_open_transactions_is_what_an_heir_may_commit() -> None
     assert read_begun(lines) == {"one": writes}
     assert list(read_operations(lines)) == [asked]
     assert list(read_calls(lines)) == [call]
+    listing = [Listed("l", 7, "one", ("v", "w")), Listed("l", 9, "two", None)]
+    assert list(read_listed(json.loads(json.dumps(item.to_line())) for item in listing)) == listing
 
 
 def test_operations_survive_being_written_down() -> None:

@@ -20,7 +20,9 @@ from integration_tests.history.events import (
     Fault,
     Handed,
     History,
+    Kept,
     Kind,
+    Listed,
     Operation,
     Row,
     Shrunk,
@@ -498,24 +500,78 @@ def _skipped(item: Shrunk) -> Iterator[Fault]:
 
 
 def kept(facts: Facts) -> Iterator[Fault]:
-    """A state that is compacted holds each update that was told once, and in the order of each client's."""
-    if facts.history.kept is None:
-        return
-    state, operations = facts.history.kept
-    counts = Counter(state)
-    order = {value: place for place, value in enumerate(state)}
-    asked = {write.value: item for item in operations for write in item.writes}
+    """A state that is compacted holds each update that was told once, and in the order of each client's.
+
+    A group for which its stream waits is handed each of them, whatever is truncated.
+    """
+    for item in facts.history.kept:
+        yield from _kept(item)
+
+
+def _kept(item: Kept) -> Iterator[Fault]:
+    counts = Counter(item.state)
+    order = {value: place for place, value in enumerate(item.state)}
+    asked = {write.value: operation for operation in item.operations for write in operation.writes}
     for value, times in counts.items():
         if times > 1 or value not in asked or asked[value].answer is Answer.FAILED:
             yield Fault("state", f"{value} is in the state {times} times: {asked.get(value)}")
     last: dict[str, int] = {}
-    for value, item in sorted(asked.items(), key=lambda entry: entry[1].asked):
-        if item.answer is Answer.OK and value not in counts:
-            yield Fault("state", f"{value} was told to be in the state")
-        elif item.answer is Answer.OK:
-            if order[value] < last.get(item.client, -1):
-                yield Fault("state", f"{value} is in the state before an earlier one of {item.client}")
-            last[item.client] = order[value]
+    for value, operation in sorted(asked.items(), key=lambda entry: entry[1].asked):
+        if operation.answer is not Answer.OK:
+            continue
+        if item.read is not None and value not in item.read:
+            yield Fault("group missed", f"{value} of a state was never handed to the group that its stream waits for")
+        if value not in counts:
+            if not item.loses_end:
+                yield Fault("state", f"{value} was told to be in the state")
+            continue
+        if order[value] < last.get(operation.client, -1):
+            yield Fault("state", f"{value} is in the state before an earlier one of {operation.client}")
+        last[operation.client] = order[value]
+
+
+def listed(facts: Facts) -> Iterator[Fault]:
+    """Who reads whole transactions is given each once, in the order of the commit log, with exactly its records.
+
+    Those of a segment come in their order there.
+    """
+    wanted = [
+        (position, str(record.transaction))
+        for position, record in facts.history.log
+        if record.kind is ControlKind.COMMIT
+    ]
+    end = facts.history.log[-1][0] if facts.history.log else -1
+    runs: dict[str, dict[tuple[str, SegmentId], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for stream, state in facts.history.streams.items():
+        for segment, rows in state.rows.items():
+            for row in rows:
+                if row.transaction is not None:
+                    runs[row.transaction][stream, segment].append(row.value)
+    by_reader: dict[str, list[Listed]] = defaultdict(list)
+    for item in facts.history.listed:
+        by_reader[item.reader].append(item)
+    known = {item.name for item in facts.history.operations if item.kind is Kind.TRANSACTION}
+    for reader, items in by_reader.items():
+        seen = [(item.at, item.transaction) for item in items if item.at <= end]
+        if seen != wanted:
+            place = next(
+                (place for place, (one, other) in enumerate(zip(seen, wanted, strict=False)) if one != other),
+                min(len(seen), len(wanted)),
+            )
+            yield Fault(
+                "listing",
+                f"{reader} was given {seen[place : place + 2]} as number {place}, where the commit log has "
+                f"{wanted[place : place + 2]}: {len(seen)} in all, {len(wanted)} are committed",
+            )
+        for item in items:
+            # Of transactions of other streams it is not known what they wrote.
+            if item.values is None or item.transaction not in known:
+                continue
+            there = runs[item.transaction]
+            if Counter(item.values) != Counter(value for run in there.values() for value in run):
+                yield Fault("listing", f"{reader}: {item.transaction} with {item.values}, it has {dict(there)}")
+            elif any([value for value in item.values if value in set(run)] != run for run in there.values()):
+                yield Fault("listing", f"{reader}: {item.transaction} with {item.values}, not as in {dict(there)}")
 
 
 def _place(text: str) -> tuple[SegmentId, int]:
@@ -544,4 +600,5 @@ CHECKS = (
     lives,
     shrunk,
     kept,
+    listed,
 )

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -23,9 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import rollbridge
-from integration_tests.history import guests, odd, shrinking
+from integration_tests.history import guests, listing, odd, shrinking
 from integration_tests.history.events import AT_RANDOM, Begun, Kind, Write, read_begun
-from integration_tests.history.groups import hand_out, name_offsets, transform
+from integration_tests.history.groups import hand_out, hand_out_updates, name_offsets, transform
 from integration_tests.history.notebook import CALL_S, Notebook
 from integration_tests.history.tasks import Task
 from rollbridge import ANY, EMPTY, SN
@@ -260,6 +261,12 @@ def keep(task: Task, book: Notebook, stopping: threading.Event) -> None:
         shrinking.keep(client, task, book, stopping)
 
 
+def list_transactions(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Read whole transactions."""
+    with connected(task, rollbridge.ClientOptions(connect_timeout_s=60)) as client:
+        listing.list_transactions(client, task, book, stopping)
+
+
 def behave_oddly(task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Fork, share objects, and exit in callbacks."""
     with connected(task, rollbridge.ClientOptions(connect_timeout_s=60)) as client:
@@ -293,6 +300,8 @@ ROLES: Final = {
     "loser": write,
     "follower": follow,
     "keeper": keep,
+    "awaited": hand_out_updates,
+    "lister": list_transactions,
     "odd": behave_oddly,
 }
 
@@ -301,10 +310,20 @@ def main(raw: str) -> None:
     """Do what the JSON says."""
     task = Task.from_json(raw)
     stopping = threading.Event()
+    threading.excepthook = _end_with_thread
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with Path(task.out).open("a", buffering=1) as out:  # children append to it as well
         ROLES[task.role](task, Notebook(task.name, out), stopping)
+
+
+def _end_with_thread(what: threading.ExceptHookArgs) -> None:
+    """No thread ends by an exception, ``SystemExit`` included: neither one of ours nor one of the library."""
+    name = what.thread.name if what.thread is not None else "?"
+    print(f"thread {name} has ended", file=sys.stderr)
+    traceback.print_exception(what.exc_type, what.exc_value, what.exc_traceback)
+    sys.stderr.flush()
+    os._exit(70)
 
 
 def _end_with_parent() -> None:

@@ -141,6 +141,34 @@ class Handed:
         return {"handed": asdict(self)}
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A committed transaction that a reader of whole transactions was given.
+
+    Attributes:
+        reader: Who reads.
+        at: Its offset on the commit log.
+        transaction: Its id.
+        values: Those of its records, in the order in which they were given; None if they were not asked for.
+    """
+
+    reader: str
+    at: int
+    transaction: str
+    values: tuple[str, ...] | None
+
+    def to_line(self) -> Line:
+        """As JSON has it."""
+        return {"listed": asdict(self)}
+
+
+def read_listed(lines: Iterable[Line]) -> Iterator[Listed]:
+    """What one reader of whole transactions was given, in order."""
+    for item in (line["listed"] for line in lines if "listed" in line):
+        values = None if item["values"] is None else tuple(item["values"])
+        yield Listed(**{**item, "values": values})
+
+
 def read_handed(lines: Iterable[Line]) -> Iterator[Handed]:
     """What one member was handed, in order."""
     return (Handed(**line["handed"]) for line in lines if "handed" in line)
@@ -233,6 +261,23 @@ class Shrunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A state that several processes share and compact.
+
+    Attributes:
+        state: What stands in it in the end, an update after the other.
+        operations: What they did to it.
+        read: What a consumer group was handed for which the stream waits; None without one.
+        loses_end: Whether its log lost its end, so that updates may be gone.
+    """
+
+    state: Sequence[str]
+    operations: Sequence[Operation]
+    read: Sequence[str] | None = None
+    loses_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """A time in which something was broken.
 
@@ -278,8 +323,8 @@ class History:
             the stream, and the values as they were before. None without one.
         passing: A stream with several lives; None without one.
         shrunk: Streams that have lost records.
-        kept: What stands in a state that several processes share and compact, an update after the other; and what
-            these did to it. None without one.
+        kept: States that several processes share.
+        listed: What readers of whole transactions were given, from the beginning of the commit log.
     """
 
     operations: Sequence[Operation]
@@ -294,7 +339,8 @@ class History:
     copied: tuple[str, Sequence[str]] | None = None
     passing: Passing | None = None
     shrunk: Sequence[Shrunk] = ()
-    kept: tuple[Sequence[str], Sequence[Operation]] | None = None
+    kept: Sequence[Kept] = ()
+    listed: Sequence[Listed] = ()
 
 
 @dataclass(frozen=True, slots=True)

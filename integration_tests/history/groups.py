@@ -1,4 +1,4 @@
-"""Members of consumer groups: one notes what it is handed, one commits by name, one writes it on, exactly once.
+"""Members of consumer groups: some note what they are handed, one commits by name, one writes it on, exactly once.
 
 A *member* reads all streams of the history with ``rollbridge.Consumer`` and commits now and then. A *transformer* reads
 the first one and copies each record into a stream of copies, in transactions that carry the consumer's offsets. Either
@@ -7,6 +7,7 @@ begins anew with what its group has committed whenever something fails.
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -24,6 +25,8 @@ from rollbridge.errors import RollbridgeError
 POLL_S: Final = 0.5
 COPIED: Final = "copy:"
 """What the value of a copy begins with."""
+AWAITED: Final = "history-awaited"
+"""A group for which the stream of a state waits, before anything of it is truncated."""
 
 
 def hand_out(task: Task, book: Notebook, stopping: threading.Event) -> None:
@@ -50,14 +53,38 @@ def hand_out(task: Task, book: Notebook, stopping: threading.Event) -> None:
             time.sleep(0.2)
 
 
+def hand_out_updates(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Note every update of a state, which other records of its stream are not, and commit at once."""
+    while not stopping.is_set():
+        try:
+            consumer = _consumer(task, AWAITED)
+            try:
+                consumer.subscribe(list(task.streams))
+                while not stopping.is_set():
+                    with book.timed("poll of who is awaited", POLL_S):
+                        messages = consumer.consume(100, POLL_S)
+                    found = [json.loads(item.value() or b"null") for item in messages if item.error() is None]
+                    for update in found:
+                        if isinstance(update, str):
+                            book.note({"update": update})
+                    if found:
+                        consumer.commit(asynchronous=False)
+            finally:
+                consumer.close()
+        except (KafkaException, RollbridgeError):
+            time.sleep(0.2)
+
+
 def name_offsets(task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Commit by stream and partition number what was noted, late, all of it again each time, and sometimes too much.
 
-    The member leaves now and then and comes back, so that it is handed what was committed and nothing else.
+    The member leaves now and then and comes back, so that it is handed what was committed and nothing else. Then what
+    it had committed before comes again, from a member that has not been handed it.
     """
     choice = random.Random(task.seed)
+    done: dict[tuple[str, int], int] = {}
     while not stopping.is_set():
-        done: dict[tuple[str, int], int] = {}
+        before, done = done, {}
         try:
             consumer = _consumer(task, "history-namers")
             try:
@@ -75,6 +102,9 @@ def name_offsets(task: Task, book: Notebook, stopping: threading.Event) -> None:
                         stays -= 1
                     if choice.random() < 0.5 or not messages:
                         _commit_by_name(consumer, done, choice)
+                    if choice.random() < 0.1 and before:
+                        with suppress(KafkaException, RollbridgeError):
+                            _commit_by_name(consumer, dict(choice.sample(sorted(before.items()), 1)), choice)
             finally:
                 consumer.close()
         except (KafkaException, RollbridgeError):
@@ -86,7 +116,7 @@ def _commit_by_name(consumer: rollbridge.Consumer, done: dict[tuple[str, int], i
         return
     offsets = [TopicPartition(*place, offset) for place, offset in done.items()]
     for _ in range(choice.choice((1, 1, 2))):
-        consumer.commit(offsets=offsets, asynchronous=False)
+        consumer.commit(offsets=offsets, asynchronous=choice.random() < 0.3)
     if choice.random() < 0.1:
         (topic, partition), offset = choice.choice(list(done.items()))
         with suppress(KafkaException, RollbridgeError):  # or else what it leaves out is missed
@@ -96,6 +126,7 @@ def _commit_by_name(consumer: rollbridge.Consumer, done: dict[tuple[str, int], i
 def transform(task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Copy the first stream into the second one, exactly once."""
     source, target = task.streams
+    choice = random.Random(task.seed)
     while not stopping.is_set():
         try:
             consumer = _consumer(task, "history-transformers")
@@ -106,15 +137,20 @@ def transform(task: Task, book: Notebook, stopping: threading.Event) -> None:
                 ) as producer:
                     producer.init_transactions(CALL_S)
                     while not stopping.is_set():
-                        _copy(consumer, producer, target, book)
+                        _copy(consumer, producer, target, book, choice)
             finally:
                 consumer.close()
         except (KafkaException, RollbridgeError):
             time.sleep(0.2)
 
 
-def _copy(consumer: rollbridge.Consumer, producer: rollbridge.Producer, target: str, book: Notebook) -> None:
-    """Copy the next few records; KafkaException if they have to be read again."""
+def _copy(
+    consumer: rollbridge.Consumer, producer: rollbridge.Producer, target: str, book: Notebook, choice: random.Random
+) -> None:
+    """Copy the next few records; KafkaException if they have to be read again.
+
+    With them go the positions of the member, or what comes after these messages, by their own names.
+    """
     with book.timed("poll of a transformer", POLL_S):
         messages = [item for item in consumer.consume(20, POLL_S) if item.error() is None]
     if not messages:
@@ -122,7 +158,11 @@ def _copy(consumer: rollbridge.Consumer, producer: rollbridge.Producer, target: 
     producer.begin_transaction()
     for message in messages:
         producer.produce(target, COPIED.encode() + (message.value() or b""), message.key())
-    producer.send_offsets_to_transaction(consumer.position(consumer.assignment()), consumer.consumer_group_metadata())
+    offsets = consumer.position(consumer.assignment())
+    if choice.random() < 0.5:
+        after = {(item.topic() or "", item.partition() or 0): (item.offset() or 0) + 1 for item in messages}
+        offsets = [TopicPartition(*place, offset) for place, offset in after.items()]
+    producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata())
     while True:
         try:
             producer.commit_transaction(CALL_S)

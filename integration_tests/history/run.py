@@ -18,6 +18,7 @@ from integration_tests.history.checks import find_faults
 from integration_tests.history.events import (
     Answer,
     History,
+    Kept,
     Kind,
     Operation,
     Passing,
@@ -27,7 +28,7 @@ from integration_tests.history.events import (
     Write,
 )
 from integration_tests.history.final import commit_log, starts, stream_states
-from integration_tests.history.groups import COPIED
+from integration_tests.history.groups import AWAITED, COPIED
 from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
 from integration_tests.history.report import Report
 from integration_tests.history.shrinking import shared_state
@@ -94,7 +95,7 @@ class Run:
         with self._connect() as client:
             for stream in (*STREAMS, COPIES, PASSING, PULSE, TRIMMED):
                 client.admin.create_stream(stream, segments=2)
-            client.admin.create_stream(STATE)
+            client.admin.create_stream(STATE, retention_groups=[AWAITED])
             client.admin.create_stream(CUT, segments=2, group=CUTS.group)
         for _ in range(WRITERS):
             self._workers.start("writer", STREAMS)
@@ -106,7 +107,10 @@ class Run:
             self._workers.start("trimmed", (TRIMMED,))
         self._workers.start("follower", (TRIMMED,))
         self._workers.start("loser", (CUT,))
-        self._workers.start("keeper", (STATE,))
+        for stream in (STATE, CUT):
+            self._workers.start("keeper", (stream,))
+        self._workers.start("awaited", (STATE,))
+        self._workers.start("lister", STREAMS)
         self._workers.start("namer", (*STREAMS, PULSE))
         self._workers.start("odd", STREAMS)
         self._workers.start("pulse", (PULSE,))
@@ -164,6 +168,9 @@ class Run:
         eventually(are_copied, "all records are copied")
         self._workers.stop("transformer", 120)
         copied[:] = self._copies()
+        kept = [self._kept(), Kept(self._entries(CUT), list(self._workers.operations("keeper", CUT)), loses_end=True)]
+        log = commit_log(servers, GROUP)
+        self._workers.stop("lister", 180)
         passing = Passing(PASSING, list(self._workers.operations("guest")), self._state_of(PASSING))
         deaths = [*self._workers.deaths(), *self._nemesis.deaths()]
         operations = [
@@ -175,7 +182,7 @@ class Run:
         history = History(
             operations,
             states,
-            commit_log(servers, GROUP),
+            log,
             list(self._workers.readings()),
             self._windows,
             list(self._workers.calls()),
@@ -185,7 +192,8 @@ class Run:
             (STREAMS[0], copied),
             passing,
             [self._trimmed(), self._cut()],
-            (self._entries(), list(self._workers.operations("keeper"))),
+            kept,
+            list(self._workers.listed()),
         )
         self.report.seconds = time.monotonic() - self._began
         self.report.answers.update(f"{item.kind} {item.wish}: {item.answer}" for item in operations)
@@ -233,9 +241,17 @@ class Run:
         topics = [(name.segment_topic(segment), 0) for segment in self._state_of(stream).rows]
         await_settled(self._cluster.bootstrap_servers, topics, timeout_s=HEAL_S)
 
-    def _entries(self) -> list[str]:
-        """The list that was shared, as somebody finds it who comes now."""
-        with self._connect() as client, shared_state(client, STATE) as shared:
+    def _kept(self) -> Kept:
+        """The list that was shared and compacted; the group for which its stream waits has read everything."""
+        operations = list(self._workers.operations("keeper", STATE))
+        told = {write.value for item in operations if item.answer is Answer.OK for write in item.writes}
+        eventually(lambda: told <= set(self._workers.awaited()), f"a group comes to the end: {AWAITED}")
+        self._workers.stop("awaited", 60)
+        return Kept(self._entries(STATE), operations, self._workers.awaited())
+
+    def _entries(self, stream: str) -> list[str]:
+        """A list that was shared, as somebody finds it who comes now."""
+        with self._connect() as client, shared_state(client, stream) as shared:
             return shared.fetch()
 
     def _copies(self) -> list[str]:

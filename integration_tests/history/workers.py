@@ -15,10 +15,12 @@ from integration_tests.history.events import (
     Call,
     Handed,
     Line,
+    Listed,
     Operation,
     Reading,
     read_calls,
     read_handed,
+    read_listed,
     read_operations,
 )
 from integration_tests.history.tasks import Task
@@ -112,10 +114,10 @@ class Workers:
         outs = [Path(task.out) for task, _ in self._processes.values() if task.role == "writer"]
         return sum(path.read_bytes().count(b"\n") for path in outs if path.exists())
 
-    def operations(self, role: str = "writer") -> Iterator[Operation]:
-        """What those of a role did."""
+    def operations(self, role: str = "writer", stream: str | None = None) -> Iterator[Operation]:
+        """What those of a role did, or those of them that do it to one stream."""
         for task, _ in self._processes.values():
-            if task.role == role:
+            if task.role == role and stream in (None, task.streams[0]):
                 yield from read_operations(self._lines(task))
 
     def handed(self) -> Iterator[Handed]:
@@ -123,6 +125,17 @@ class Workers:
         for task, _ in self._processes.values():
             if task.role in ("member", "namer"):
                 yield from read_handed(self._lines(task))
+
+    def awaited(self) -> list[str]:
+        """Updates of a state that members of a group were handed for which its stream waits."""
+        awaiting = [task for task, _ in self._processes.values() if task.role == "awaited"]
+        return [line["update"] for task in awaiting for line in self._lines(task) if "update" in line]
+
+    def listed(self) -> Iterator[Listed]:
+        """What readers of whole transactions were given."""
+        for task, _ in self._processes.values():
+            if task.role == "lister":
+                yield from read_listed(self._lines(task))
 
     def readings(self) -> Iterator[Reading]:
         """What the readers saw."""
