@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,7 @@ from integration_tests.history.final import commit_log, starts, stream_states
 from integration_tests.history.groups import AWAITED, COPIED
 from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
 from integration_tests.history.report import Report
-from integration_tests.history.shrinking import shared_state
+from integration_tests.history.shrinking import KEY, shared_state
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
 from rollbridge.errors import RollbridgeError
@@ -233,8 +234,11 @@ class Run:
         return Shrunk(TRIMMED, list(self._workers.operations("trimmed")), state, begins, followed)
 
     def _cut(self) -> Shrunk:
+        """The stream whose logs lost their ends, but for what is a state there."""
         self._await_markers(CUT)
-        return Shrunk(CUT, list(self._workers.operations("loser")), self._state_of(CUT), None)
+        state = self._state_of(CUT)
+        rows = {segment: [row for row in found if row.key != KEY.decode()] for segment, found in state.rows.items()}
+        return Shrunk(CUT, list(self._workers.operations("loser")), replace(state, rows=rows), None)
 
     def _await_markers(self, stream: str) -> None:
         name = StreamName.parse(stream)
