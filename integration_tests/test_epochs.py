@@ -6,15 +6,16 @@ import json
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import consumer_of, read_and_commit
+from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import Relay, until
-from rollbridge.errors import CasWriteError, InvalidRequestError, TruncatedError
+from rollbridge.errors import CasWriteError, InvalidRequestError, TransactionRefused, TruncatedError
 from rollbridge.model.identifiers import SegmentId
 from rollbridge.model.names import StreamName
 from rollbridge.model.position import ReadPosition
@@ -122,3 +123,38 @@ def test_a_stream_goes_on_when_its_first_epochs_are_dropped_and_its_leader_dies_
         assert "9 epochs so far, epochs 0 to 5 were dropped" in cli("stream", "describe", stream).out
         findings = json.loads(cli("doctor", "--json").out)["findings"]
         assert not [item for item in findings if scope in item["what"] and item["check"] != "no-standby"]
+
+
+@pytest.mark.parametrize("scope_of", ["segment", "key"])
+def test_where_epochs_with_records_are_dropped_nobody_says_that_nothing_was_written(
+    cluster: AnyCluster,
+    scope: str,
+    unique_name: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scope_of: Literal["segment", "key"],
+) -> None:
+    """Of what is left nothing was ever written to, so only what was dropped can tell."""
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(f"ROLLBRIDGE_COORDINATOR_{name}", value)
+    root, stream = f"/{unique_name('epochs')}", f"{scope}/orders"
+    with Site(cluster, root, tmp_path) as site, site.connect() as b:
+        b.admin.create_stream(stream)
+        with b.cas_writer(stream) as idle:
+            idle.write(key=KEY, value=b"0", expected=EMPTY)
+        for number in range(3):
+            b.admin.scale(stream, seal=[number], ranges=[(0.0, 1.0)])
+        [active] = b.admin.history(stream).active.segments
+        b.admin.truncate(stream, str(ReadPosition(StreamName.parse(stream), {active.id: 0})))
+        until(lambda: b.admin.history(stream).first > 0)
+        with b.cas_writer(stream) as fresh:
+            assert fresh.tail(KEY, scope=scope_of) == ANY
+            with pytest.raises(CasWriteError):
+                fresh.write(key=KEY, value=b"no", expected=EMPTY, scope=scope_of)
+        transaction = b.begin(stream)
+        transaction.expect(stream, key=KEY, sn=EMPTY, scope=scope_of)
+        transaction.write(stream, key=KEY, value=b"no")
+        with pytest.raises(TransactionRefused):
+            transaction.commit()
+        with b.reader(stream, follow=False) as reader:
+            assert list(reader) == []
