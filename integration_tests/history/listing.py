@@ -16,14 +16,15 @@ from rollbridge.consumer.transactions import CommittedTransaction, TransactionRe
 from rollbridge.errors import NotFoundError, RollbridgeError, TruncatedError, UnavailableError
 from rollbridge.model.names import StreamName
 
-AT_A_TIME: Final = 60
+AT_A_TIME: Final = 300
 """Transactions that one reader is asked for, at most."""
+ELSEWHERE: Final = 0.02
+"""How often records of other streams are asked for: they may be truncated, which takes a second to find out."""
 
 
 def list_transactions(client: rollbridge.Bridge, task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Note every transaction of the group in the order in which they are given, up to the end of the commit log."""
-    scope = StreamName.parse(task.streams[0]).scope
-    lister = _Lister(client, scope, random.Random(task.seed), book)
+    lister = _Lister(client, task.streams, random.Random(task.seed), book)
     while True:
         ending = stopping.is_set()
         try:
@@ -40,9 +41,12 @@ def list_transactions(client: rollbridge.Bridge, task: Task, book: Notebook, sto
 class _Lister:
     """One place in the commit log, and how it is gone on from."""
 
-    def __init__(self, client: rollbridge.Bridge, scope: str, choice: random.Random, book: Notebook) -> None:
+    def __init__(
+        self, client: rollbridge.Bridge, streams: tuple[str, ...], choice: random.Random, book: Notebook
+    ) -> None:
         self._client = client
-        self._scope = scope
+        self._streams = set(streams)
+        self._scope = StreamName.parse(streams[0]).scope
         self._choice = choice
         self._book = book
         self._position = "earliest"
@@ -69,14 +73,14 @@ class _Lister:
             self._book.note(Listed(self._book.client, transaction.order, str(transaction.id), values).to_line())
             # Either says where to go on.
             self._position = str(self._choice.choice((reader.position, transaction.position)))
-            if taken == most or self._choice.random() < 0.2:
+            if taken == most or self._choice.random() < 0.05:
                 break
         return taken
 
     def _values(self, transaction: CommittedTransaction) -> tuple[str, ...] | None:
         """The values of its records; None if they are not asked for, or not all of them, or cannot be read any more."""
         chance = self._choice.random()
-        if chance < 0.2:
+        if chance < 0.2 or (not transaction.counts().keys() <= self._streams and self._choice.random() > ELSEWHERE):
             return None
         try:
             if chance < 0.4:

@@ -111,7 +111,7 @@ class Run:
         for stream in (STATE, CUT):
             self._workers.start("keeper", (stream,))
         self._workers.start("awaited", (STATE,))
-        self._workers.start("lister", STREAMS)
+        self._workers.start("lister", (*STREAMS, PULSE))
         self._workers.start("namer", (*STREAMS, PULSE))
         self._workers.start("odd", STREAMS)
         self._workers.start("pulse", (PULSE,))
