@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -101,6 +102,32 @@ def test_callbacks_that_exit_end_no_thread_of_ours(client: rollbridge.Bridge, or
     with client.transaction(orders) as txn:
         txn.write(orders, key=b"k", value=b"at last")
     assert values(client, orders).count(b"at last") == 2
+
+
+def test_callbacks_may_write_and_commit_by_themselves(client: rollbridge.Bridge, orders: str, ledger: str) -> None:
+    writer = client.writer(orders)
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def again(value: bytes) -> Callable[..., None]:
+        def called(*_: Any) -> None:
+            writer.write(b"k", value + b", plain").add_done_callback(answers.put)
+            transaction = client.begin(orders)
+            transaction.write(orders, key=b"k", value=value + b", in a transaction")
+            transaction.commit_async().add_done_callback(answers.put)
+
+        return called
+
+    transaction = client.begin(orders)
+    transaction.write(orders, key=b"k", value=b"x").add_done_callback(again(b"after a record"))
+    transaction.commit_async().add_done_callback(again(b"after a commit"))
+    writer.write(b"k", b"y").add_done_callback(again(b"after a plain record"))
+    with client.cas_writer(ledger) as conditional:
+        future = conditional.write_async(b"k", b"z", expected=rollbridge.ANY)
+        future.add_done_callback(again(b"after a conditional record"))
+        for _ in range(8):
+            answers.get(timeout=PATIENCE_S).result(0)
+    found = [value for value in values(client, orders) if value is not None and b"after" in value]
+    assert len(set(found)) == len(found) == 8
 
 
 def test_who_makes_updates_holds_up_nobody_and_loses_none(client: rollbridge.Bridge, ledger: str) -> None:

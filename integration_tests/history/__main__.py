@@ -20,11 +20,7 @@ from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.backends.local import LocalCluster
 from integration_tests.history.events import Fault
 from integration_tests.history.report import Report, put_section, summary
-from integration_tests.history.run import KAFKA_SETTINGS, Run, running
-
-WINDOWS_PER_RUN = 12
-"""Then the history is checked and another one is begun, with the next seed, on servers of its own."""
-
+from integration_tests.history.run import KAFKA_SETTINGS, WINDOWS, Run, running
 
 SECTIONS: Final = {Backend.LOCAL: "processes", Backend.DOCKER: "containers"}
 """Where the summary of each backend stands in docs/soak.md."""
@@ -58,6 +54,7 @@ def main() -> int:
     seed = random.randrange(1_000_000) if arguments.seed is None else arguments.seed
     deadline = time.monotonic() + arguments.minutes * 60
     reports: list[Report] = []
+    # Each history is checked before the next one is begun, with the next seed, on servers of its own.
     while time.monotonic() < deadline:
         folder = Path(tempfile.mkdtemp(prefix=f"history-{seed}-", dir=arguments.keep))
         report = one(arguments.backend, seed, folder, deadline)
@@ -88,7 +85,7 @@ def one(backend: Backend, seed: int, folder: Path, deadline: float) -> Report:
             )
             run = ending.enter_context(running(seed, folder, ending.enter_context(servers)))
             try:
-                for _ in range(WINDOWS_PER_RUN):
+                for _ in range(WINDOWS):
                     if time.monotonic() < deadline:
                         run.window(run.random_fault(), broken_s=5)
                 return run.end()
