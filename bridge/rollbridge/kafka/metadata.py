@@ -166,6 +166,14 @@ class Cluster:
         """The same without asking anybody; None if it is not known."""
         return self._leaders.get(topic, {}).get(partition)
 
+    def leaders(self, topic: str) -> Mapping[int, NodeId]:
+        """Brokers that lead the partitions of a topic, as far as is known, without asking anybody."""
+        return dict(self._leaders.get(topic, {}))
+
+    def broker(self, node: NodeId) -> Broker:
+        """Where a broker listens that was named as a leader or coordinator."""
+        return self._brokers[node]
+
     def partition_count(self, topic: str) -> int:
         """Partitions of a topic, as when ``leader`` last looked it up."""
         return self._partition_counts[topic]
@@ -213,6 +221,12 @@ class Cluster:
         """As :meth:`connection`, to a broker of which the caller knows where it listens."""
         self._brokers[node] = broker
         return self.connection(node)
+
+    def dial(self, broker: Broker) -> Connection:
+        """A connection of the caller's own, without a deadline."""
+        connection = self._connect(broker, self._deadline)
+        connection.deadline = None
+        return connection
 
     def ask_any(self, request: Payload, response_type: type[R]) -> R:
         """Ask whichever broker answers; the request may be repeated, so only for what can be."""

@@ -1,0 +1,323 @@
+"""Following partitions as they grow, on connections of our own; see :mod:`rollbridge.kafka.fetch_plan` for the rules.
+
+    other threads --follow, leave, stop--> orders --+
+                                                    v
+    background: look-ups, dials --news--> [ the polling thread: plan, connections ] --> Fetched, Trouble
+
+The thread that polls owns the plan and the connections, and waits for nothing but their answers: what may take long
+where a broker is away, looking leaders up and dialling them, is done by threads that end when it is done. What others
+ask for stands in a queue until the polling thread, woken through a pipe, looks at it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v12 import FetchResponse
+
+from rollbridge.calls.forks import hold, is_gone
+from rollbridge.errors import KafkaUnavailable, RollbridgeError
+from rollbridge.kafka.fetch import FETCH_BYTES, NO_EPOCH, Wanted, fetch_request
+from rollbridge.kafka.fetch_plan import Fetched, FetchPlan, Partition, Range, Trouble
+from rollbridge.kafka.leaders import ask_once
+from rollbridge.kafka.log_offsets import EARLIEST, LATEST, offsets_question
+from rollbridge.kafka.metadata import Broker, Clusters, Isolation, NodeId
+from rollbridge.kafka.patience import Deadline
+from rollbridge.kafka.quiet import limited
+from rollbridge.kafka.wire import Connection
+
+logger = limited(logging.getLogger(__name__))
+
+IDLE_WAIT_MS: Final = 500
+"""How long a broker holds back the answer that there is nothing new. What arrives is answered at once."""
+_LOOK_UP_S: Final = 5.0
+_DIAL_S: Final = 3.0
+_REQUEST_S: Final = 10.0
+_LOOK_S: Final = 1.0
+"""How often it is looked whether an answer is overdue."""
+
+
+@dataclass(slots=True)
+class _News:
+    """What a background thread has found out."""
+
+    topics: Collection[str] = ()
+    leaders: Mapping[Partition, NodeId] = field(default_factory=dict)
+    brokers: Mapping[NodeId, Broker] = field(default_factory=dict)
+    faults: Mapping[str, ErrorCode] = field(default_factory=dict)
+    ranges: Mapping[Partition, Range] = field(default_factory=dict)
+    node: NodeId | None = None
+    connection: Connection | None = None
+    fault: RollbridgeError | None = None
+
+
+class Follower:
+    """Reads partitions from given offsets on, as they grow. One thread polls; the others may follow, leave and stop.
+
+    Args:
+        name: Of the background threads, as seen in a debugger.
+        wait_ms: How long a broker holds back the answer that there is nothing new.
+        max_bytes: Asked for at once of one partition, and of all of one leader.
+        check_epochs: Have it looked whether what was read is in the log still: after an unclean election, or where the
+            power failed, it may not be.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        isolation: Isolation,
+        *,
+        name: str,
+        security: Mapping[str, str] | None = None,
+        client_id: str = "rollbridge",
+        wait_ms: int = IDLE_WAIT_MS,
+        max_bytes: int = FETCH_BYTES,
+        check_epochs: bool = False,
+    ) -> None:
+        self._isolation = isolation
+        self._name = name
+        self._wait_ms = wait_ms
+        self._max_bytes = max_bytes
+        self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id, timeout_s=_REQUEST_S)
+        # Of the polling thread.
+        self._plan = FetchPlan(check_epochs=check_epochs)
+        self._brokers: dict[NodeId, Broker] = {}
+        self._connections: dict[NodeId, Connection] = {}
+        self._asked: set[NodeId] = set()
+        self._dialling: set[NodeId] = set()
+        self._looking_up = False
+        # Of all threads: what is appended by others is taken by the polling thread.
+        self._orders: deque[Callable[[], None]] = deque()
+        self._news: deque[_News] = deque()
+        self._lock = threading.Lock()  # guards the pipe, and what nobody will take any more
+        self._stopped = False
+        self._closed = False
+        self._waker, self._wakes = os.pipe()
+        os.set_blocking(self._waker, False)
+        os.set_blocking(self._wakes, False)
+        hold(self, "_clusters", "_lock")
+
+    def follow(self, partition: Partition, offset: int, epoch: int = NO_EPOCH) -> None:
+        """Read a partition from an offset on; one that is followed already is moved there. From any thread.
+
+        ``epoch`` is the leader epoch of what was read before ``offset``, if that is to be in the log still.
+        """
+        self._order(partial(self._plan.follow, partition, offset, epoch))
+
+    def leave(self, partition: Partition) -> None:
+        """Do not read a partition any more. From any thread; another one may still be given what has arrived."""
+        self._order(partial(self._plan.leave, partition))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing comes any more."""
+        return self._stopped
+
+    def poll(self, timeout_s: float) -> list[Fetched | Trouble]:
+        """What has arrived; waits for it at most ``timeout_s``, and not at all once stopped."""
+        deadline = Deadline(timeout_s)
+        while not self._stopped:
+            found = self._look()
+            if found:
+                return found
+            self.ask()
+            if deadline.passed():
+                break
+            self._wait(deadline)
+        return []
+
+    def ask(self) -> None:
+        """Ask all leaders for what comes next, so that they work on it meanwhile; :meth:`poll` does so by itself."""
+        now = time.monotonic()
+        self._obey()
+        for node in self._plan.superseded(now):
+            self._plan.withdrawn(node)
+            self._drop(node)
+        topics = frozenset[str]() if self._looking_up else self._plan.unknown(now)
+        if topics:
+            self._looking_up = True
+            self._begin(partial(self._look_up, topics, self._plan.doubted()))
+        for node, wanted in self._plan.requests(now).items():
+            if node not in self._dialling:
+                self._send(node, wanted, now)
+
+    def stop(self) -> None:
+        """Have :meth:`poll` return at once, now and from now on. From any thread."""
+        self._stopped = True
+        self._wake()
+
+    def close(self) -> None:
+        """Drop the connections. From the thread that polls, or when none does any more."""
+        if is_gone(self._lock):
+            return
+        self._stopped = True
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._waker)
+            os.close(self._wakes)
+        for node in list(self._connections):
+            self._drop(node)
+        for news in self._news:
+            if news.connection is not None:
+                news.connection.close()
+        self._clusters.close()
+
+    def _order(self, order: Callable[[], None]) -> None:
+        self._orders.append(order)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if not self._closed:
+                with suppress(BlockingIOError):  # it is full: whoever reads it will
+                    os.write(self._wakes, b"x")
+
+    def _obey(self) -> None:
+        while self._orders:
+            self._orders.popleft()()
+
+    def _look(self) -> list[Fetched | Trouble]:
+        """Take what is there: orders, news, answers."""
+        self._obey()
+        found: list[Fetched | Trouble] = []
+        now = time.monotonic()
+        while self._news:
+            found += self._learn(self._news.popleft(), now)
+        for node in list(self._asked):
+            connection = self._connections[node]
+            if connection.has_answer():
+                found += self._hear(node, connection, now)
+            elif connection.overdue():
+                self._drop(node)
+                fault = KafkaUnavailable(f"{connection.address} does not answer")
+                found += self._plan.lost(node, fault, now)
+        return found
+
+    def _hear(self, node: NodeId, connection: Connection, now: float) -> list[Fetched | Trouble]:
+        self._asked.discard(node)
+        try:
+            answer = connection.receive(FetchResponse)
+        except KafkaUnavailable as fault:
+            self._drop(node)
+            return [*self._plan.lost(node, fault, now)]
+        return self._plan.answered(node, answer, now)
+
+    def _learn(self, news: _News, now: float) -> list[Trouble]:
+        if news.node is not None:
+            self._dialling.discard(news.node)
+            if news.connection is not None:
+                self._connections[news.node] = news.connection
+                return []
+            return self._plan.lost(news.node, news.fault or KafkaUnavailable("it cannot be reached"), now)
+        self._looking_up = False
+        if news.fault is not None:
+            return self._plan.not_learned(news.topics, news.fault, now)
+        for node, broker in news.brokers.items():
+            if self._brokers.get(node, broker) != broker:
+                self._drop(node)  # it listens elsewhere now
+                self._plan.withdrawn(node)
+            self._brokers[node] = broker
+        troubles = self._plan.learn(news.topics, news.leaders, news.faults, now)
+        troubles += self._plan.learn_ranges(news.ranges, now)
+        for node in self._connections.keys() - self._asked:
+            if not self._plan.leads(node):
+                self._drop(node)
+        return troubles
+
+    def _send(self, node: NodeId, wanted: list[Wanted], now: float) -> None:
+        connection = self._connections.get(node)
+        if connection is None or not connection.usable():
+            self._drop(node)
+            self._dialling.add(node)
+            self._begin(partial(self._dial, node, self._brokers[node]))
+            return
+        try:
+            connection.send(fetch_request(wanted, self._wait_ms, self._isolation, self._max_bytes))
+        except KafkaUnavailable as fault:
+            self._drop(node)
+            self._plan.lost(node, fault, now)
+        else:
+            self._plan.sent(node, wanted)
+            self._asked.add(node)
+
+    def _drop(self, node: NodeId) -> None:
+        self._asked.discard(node)
+        connection = self._connections.pop(node, None)
+        if connection is not None:
+            connection.close()
+
+    def _wait(self, deadline: Deadline) -> None:
+        """Wait for answers, or for something else to do."""
+        poller = select.poll()
+        poller.register(self._waker, select.POLLIN)
+        for node in self._asked:
+            poller.register(self._connections[node].fileno(), select.POLLIN)
+        now = time.monotonic()
+        left_s = min(deadline.left(), self._plan.next_due(now) - now, _LOOK_S)
+        for descriptor, _ in poller.poll(max(0, round(1000 * left_s) + 1)):
+            if descriptor == self._waker:
+                with suppress(BlockingIOError):
+                    while os.read(self._waker, 512):
+                        pass
+
+    def _begin(self, find_out: Callable[[], _News]) -> None:
+        threading.Thread(target=self._find_out, args=(find_out,), name=self._name, daemon=True).start()
+
+    def _find_out(self, find_out: Callable[[], _News]) -> None:
+        news = find_out()
+        with self._lock:
+            taken = not self._closed
+            if taken:
+                self._news.append(news)
+        if taken:
+            self._wake()
+            return
+        if news.connection is not None:
+            news.connection.close()
+        self._clusters.close()
+
+    def _look_up(self, topics: Collection[str], doubted: Collection[Partition]) -> _News:
+        """Find out who leads topics, and where partitions begin and end."""
+        try:
+            with self._clusters.borrow(Deadline(_LOOK_UP_S)) as cluster:
+                for topic in topics:
+                    cluster.forget_leader(topic)
+                faults = cluster.learn(topics)
+                leaders = {(topic, number): node for topic in topics for number, node in cluster.leaders(topic).items()}
+                brokers = {node: cluster.broker(node) for node in leaders.values()}
+                ranges: dict[Partition, Range] = {}
+                if doubted:
+                    first = ask_once(cluster, doubted, offsets_question(EARLIEST, Isolation.READ_UNCOMMITTED)).found
+                    end = ask_once(cluster, doubted, offsets_question(LATEST, Isolation.READ_UNCOMMITTED)).found
+                    ranges = {item: Range(first[item], end[item]) for item in first.keys() & end.keys()}
+        except Exception as fault:
+            return _News(topics=topics, fault=_known(fault, f"look up who leads {', '.join(sorted(topics))}"))
+        return _News(topics, leaders, brokers, faults, ranges)
+
+    def _dial(self, node: NodeId, broker: Broker) -> _News:
+        try:
+            with self._clusters.borrow(Deadline(_DIAL_S)) as cluster:
+                return _News(node=node, connection=cluster.dial(broker))
+        except Exception as fault:
+            return _News(node=node, fault=_known(fault, f"reach {broker.host}:{broker.port}"))
+
+
+def _known(fault: Exception, doing: str) -> RollbridgeError:
+    """The fault, or one that stands for a defect: whoever waits for news is given some."""
+    if isinstance(fault, RollbridgeError):
+        return fault
+    logger.error("a defect: cannot %s; trying again", doing, exc_info=fault)
+    return KafkaUnavailable(f"cannot {doing}: {fault}")
