@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from datetime import timedelta
-
 import pytest
 from confluent_kafka import TopicPartition
 
 import rollbridge
-from integration_tests.clients import Site
 from integration_tests.patience import eventually
-from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.kafka import standstill
-from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from rollbridge.model.names import StreamName
 
 LOOK_S = 0.2
 
@@ -21,23 +16,6 @@ LOOK_S = 0.2
 @pytest.fixture(autouse=True)
 def looked_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standstill, "LOOK_S", LOOK_S)
-
-
-def test_a_client_learns_outcomes_although_the_commit_log_was_forgotten(
-    site: Site, client: rollbridge.Bridge, scope: str, orders: str
-) -> None:
-    group = GroupName(scope, DEFAULT_GROUP)
-    with closing(OutcomeTail(site.cluster.bootstrap_servers)) as tail:
-        tail.follow(group, 30)
-        first = client.begin(orders)
-        completion = tail.completion(first.id)
-        first.commit()
-        eventually(lambda: completion.settled, "the first outcome is known")
-        tail._consumer.pause([TopicPartition(group.commit_log_topic, 0)])
-        second = client.begin(orders, timeout=timedelta(minutes=1))
-        completion = tail.completion(second.id)
-        second.commit()
-        eventually(lambda: completion.settled, "the second outcome is known")
 
 
 def test_a_reader_goes_on_although_a_segment_was_forgotten(client: rollbridge.Bridge, orders: str) -> None:

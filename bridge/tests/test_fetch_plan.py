@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchResponse
 from kio.schema.fetch.v12.response import EpochEndOffset, FetchableTopicResponse, PartitionData
 from kio.schema.types import TopicName
-from kio.static.primitive import i32, i32Timedelta, i64
+from kio.static.primitive import Records, i32, i32Timedelta, i64
 
 from rollbridge.errors import CorruptDataError, KafkaUnavailable
 from rollbridge.kafka.batches import BatchBuilder, framed
@@ -43,7 +43,7 @@ def data(
         high_watermark=i64(100),
         last_stable_offset=i64(90),
         aborted_transactions=(),
-        records=records,
+        records=Records(records),
         diverging_epoch=EpochEndOffset() if diverging is None else EpochEndOffset(end_offset=i64(diverging)),
     )
 

@@ -343,22 +343,21 @@ class FetchPlan:
         topic, number = partition
         place.leader = None
         self._pause(place, now)
+        fault: RollbridgeError | None = None
         match codes.meaning(codes.READ, code):
             case Meaning.REFRESH | Meaning.RETRY:
                 logger.info("partition %d of topic %s is asked for again soon: %s", number, topic, codes.name(code))
             case Meaning.DENIED:
                 fault = NotAuthorizedError(f"not allowed to read topic {topic}", resource=f"topic {topic}")
-                yield Trouble(partition, place.offset, fault)
             case _:
-                yield Trouble(
-                    partition, place.offset, KafkaUnavailable(f"cannot read topic {topic}: {codes.name(code)}")
-                )
+                fault = KafkaUnavailable(f"cannot read topic {topic}: {codes.name(code)}")
         if code != ErrorCode.unknown_topic_or_partition:
             place.unheard_of_since = None
         elif place.unheard_of_since is None:
             place.unheard_of_since = now
         elif now - place.unheard_of_since >= UNHEARD_OF_S:
             fault = TopicNotFound(f"topic {topic} does not exist, or has no partition {number}", topic=topic)
+        if fault is not None:
             yield Trouble(partition, place.offset, fault)
 
     def _lost(self, places: Iterable[tuple[Partition, _Place]], fault: RollbridgeError, now: float) -> list[Trouble]:

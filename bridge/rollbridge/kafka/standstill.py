@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from confluent_kafka import TopicPartition
-
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.errands import Errand
 from rollbridge.kafka.leaders import ask_once
@@ -104,17 +102,3 @@ class Lookout:
         except RollbridgeError as fault:
             logger.debug("where partitions end can not be told now: %s", fault)
             return {}
-
-
-def positions_of(positions: list[TopicPartition], starts: Mapping[Partition, int]) -> dict[Partition, int]:
-    """Where a consumer is, from its own answer, which knows nothing of partitions of which nothing has come yet."""
-    return {
-        item: place.offset if place.offset >= 0 else starts[item]
-        for place in positions
-        if (item := (place.topic, place.partition)) in starts
-    }
-
-
-def places_of(offsets: Mapping[Partition, int]) -> list[TopicPartition]:
-    """The same as a consumer is told it."""
-    return [TopicPartition(*item, offset) for item, offset in offsets.items()]
