@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from integration_tests.crashing import CRASH_AT, program
 from integration_tests.patience import PATIENCE_S, end
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName
@@ -43,13 +44,18 @@ class Servers(Protocol):
 
 
 def command(
-    cluster: Servers, root: str, name: str, kafka: str | None = None, zookeeper: str | None = None
+    cluster: Servers,
+    root: str,
+    name: str,
+    environment: Mapping[str, str],
+    *,
+    kafka: str | None = None,
+    zookeeper: str | None = None,
 ) -> list[str]:
-    """The command line of a coordinator, which may have its own way to the servers."""
+    """Return the command line of a coordinator, which may have its own way to the servers."""
     return [
         sys.executable,
-        "-m",
-        "rollbridge_coordinator",
+        *program(environment),
         f"--bootstrap-servers={kafka or cluster.bootstrap_servers}",
         f"--zookeeper={zookeeper or cluster.zookeeper}",
         f"--zookeeper-root={root}",
@@ -73,7 +79,7 @@ def coordinator(
     """A coordinator process with a short session, which may be killed or paused; it logs to ``logs/NAME.log``."""
     with (logs / f"{name}.log").open("ab") as output:
         process = subprocess.Popen(
-            [*command(cluster, root, name, kafka, zookeeper), *arguments],
+            [*command(cluster, root, name, environment, kafka=kafka, zookeeper=zookeeper), *arguments],
             stdout=output,
             stderr=output,
             env={**os.environ, **environment},
@@ -144,12 +150,12 @@ class Relay:
 
     def _run(self) -> None:
         for number, point in enumerate(self._points):
-            environment = {**self._environment, **({"ROLLBRIDGE_CRASH_AT": point} if point else {})}
+            environment = {**self._environment, **({CRASH_AT: point} if point else {})}
             with self._lock, (self._logs / f"coordinator-{number}.log").open("wb") as log:
                 if self._stopping:
                     return
                 self._process = subprocess.Popen(
-                    command(self._cluster, self._root, f"coordinator-{number}"),
+                    command(self._cluster, self._root, f"coordinator-{number}", environment),
                     stdout=log,
                     stderr=log,
                     env=environment,

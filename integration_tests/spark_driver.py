@@ -1,6 +1,7 @@
 """A driver of its own for tests that kill it: ``python -m integration_tests.spark_driver JSON``.
 
-It writes numbers, ``rows`` in each micro-batch, with the sink's ``options``, and stops after ``batches``. What it wrote
+It writes numbers, ``rows`` in each micro-batch, with the sink's ``options`` and those of its crash points
+(``integration_tests.spark_crash``), and stops after ``batches``. What it wrote
 and where it stands is in ``checkpoint``; started again, it goes on from there.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from integration_tests.patience import PATIENCE_S
+from integration_tests.spark_crash import FORMAT, CrashingSource
 from integration_tests.spark_tools import spark_session
 
 if TYPE_CHECKING:
@@ -50,7 +52,8 @@ def await_batch(query: StreamingQuery, batch: int) -> None:
 def main(arguments: Mapping[str, Any]) -> None:
     """Write until that many micro-batches are done, or until something kills this."""
     with spark_session(Path(tempfile.mkdtemp(prefix="spark-driver-"))) as spark:
-        query = start_numbers(spark, arguments["options"], arguments["checkpoint"], arguments["rows"])
+        spark.dataSource.register(CrashingSource)
+        query = start_numbers(spark, arguments["options"], arguments["checkpoint"], arguments["rows"], FORMAT)
         await_batch(query, arguments["batches"] - 1)
         query.stop()
 

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import Relay, until
+from integration_tests.crashing import CRASH_AT, STOP_AT, CrashPoint
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control
@@ -234,6 +235,13 @@ class Story:
         finally:
             consumer.close()
         return found
+
+
+def test_a_crash_point_is_parsed_and_a_malformed_one_is_named() -> None:
+    assert CrashPoint.named_in({CRASH_AT: "finish_roll/Seal:after:2"}) == CrashPoint("finish_roll", "Seal", "after", 2)
+    with pytest.raises(ValueError, match="STOP_AT='somewhere'"):
+        CrashPoint.named_in({STOP_AT: "somewhere"})
+    assert CrashPoint.named_in({}) is None
 
 
 @pytest.mark.parametrize(

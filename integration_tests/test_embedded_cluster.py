@@ -12,9 +12,10 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from integration_tests.backends.choice import Backend, chosen
+from integration_tests.crashing import CRASH_AT
 from integration_tests.patience import eventually
 from rollbridge.embedded import probes, processes
-from rollbridge.embedded.ephemeral import CRASH_VARIABLE, EmbeddedCluster
+from rollbridge.embedded.ephemeral import EmbeddedCluster
 from rollbridge.errors import EnvironmentProblem
 
 HOLDER = """
@@ -70,7 +71,7 @@ def test_topics_do_not_come_into_being_by_themselves(embedded: EmbeddedCluster, 
 
 def test_a_coordinator_has_its_environment_after_a_restart_too(embedded: EmbeddedCluster) -> None:
     one = embedded.start_coordinator(env={"ROLLBRIDGE_TEST_MARK": "x"})
-    assert CRASH_VARIABLE not in psutil.Process(one.pid).environ()
+    assert CRASH_AT not in psutil.Process(one.pid).environ()
     embedded.restart(one.name)
     assert not one.alive
     assert psutil.Process(pid_of(embedded, one.name)).environ()["ROLLBRIDGE_TEST_MARK"] == "x"

@@ -21,6 +21,7 @@ from confluent_kafka import KafkaException, Producer
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator
+from integration_tests.crashing import STOP_AT
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.test_paused_leaders import is_stopped
 from rollbridge.doctor.checks import epochs
@@ -206,7 +207,7 @@ def test_a_rolling_commit_waits_without_holding_up_others_unless_it_is_aborted(s
 
 @pytest.mark.long
 def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -> None:
-    point = {"ROLLBRIDGE_STOP_AT": "scale/Seal:before", "ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS": "4000"}
+    point = {STOP_AT: "scale/Seal:before", "ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS": "4000"}
     orders = str(stage.orders)
     with stage.leader("first", **point):
         stage.create()
@@ -265,7 +266,7 @@ def write_plainly(stage: Stage, value: bytes) -> None:
 @pytest.mark.long
 def test_a_rolling_commit_that_meets_one_is_resumed_by_the_next_leader_and_ended_on_request(stage: Stage) -> None:
     orders = str(stage.orders)
-    with stage.leader("first", ROLLBRIDGE_STOP_AT="roll/Seal:before"):
+    with stage.leader("first", STOP_AT="roll/Seal:before"):
         stage.create()
         old, unwanted = (stage.b.begin(orders) for _ in range(2))
         for txn, value in ((old, b"old"), (unwanted, b"unwanted")):
@@ -311,7 +312,7 @@ def test_a_rolling_commit_that_meets_one_is_resumed_by_the_next_leader_and_ended
     "point", ["scale/CreateTopics:after", pytest.param("scale/Seal:fenced", marks=pytest.mark.long)]
 )
 def test_a_takeover_that_meets_one_in_the_middle_of_a_scale_leads_all_others(stage: Stage, point: str) -> None:
-    with stage.leader("first", ROLLBRIDGE_CRASH_AT=point):
+    with stage.leader("first", CRASH_AT=point):
         stage.create()
         asked = stage.scale(stage.orders)
         stage.process.wait(PATIENCE_S)
@@ -332,7 +333,7 @@ def test_a_takeover_that_meets_one_in_the_middle_of_a_scale_leads_all_others(sta
 @pytest.mark.long
 def test_a_takeover_that_meets_one_in_the_middle_of_a_rolling_commit_leads_all_others(stage: Stage) -> None:
     orders = str(stage.orders)
-    with stage.leader("first", ROLLBRIDGE_CRASH_AT="roll/Write:after"):
+    with stage.leader("first", CRASH_AT="roll/Write:after"):
         stage.create()
         old = stage.b.begin(orders)
         old.write(orders, key=b"k", value=b"old")
@@ -349,7 +350,7 @@ def test_a_takeover_that_meets_one_in_the_middle_of_a_rolling_commit_leads_all_o
 
 
 def test_a_stream_without_transactions_is_deleted_though_a_scale_of_it_waits(stage: Stage) -> None:
-    with stage.leader("first", ROLLBRIDGE_STOP_AT="scale/Seal:before"):
+    with stage.leader("first", STOP_AT="scale/Seal:before"):
         stage.create()
         asked = stage.scale(stage.orders)
         stage.await_stop()

@@ -20,6 +20,7 @@ import rollbridge
 from integration_tests.adapter_tools import await_settled
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import controller_epoch, coordinator, has_lost_the_lead, until
+from integration_tests.crashing import STOP_AT
 from integration_tests.patience import PATIENCE_S
 from rollbridge.doctor.checks import orphans
 from rollbridge.doctor.gather import gather
@@ -72,7 +73,7 @@ def awaken(scene: Scene, process: subprocess.Popen[bytes]) -> None:
 
 def test_a_merge_that_outlasts_its_native_transaction_is_done_again_by_the_same_leader(scene: Scene) -> None:
     """Kafka has aborted it, which is a definite answer: nobody gives up the lead for it, and nothing is there twice."""
-    limits = {"ROLLBRIDGE_STOP_AT": "merge_direct/CommitRound:before", "ROLLBRIDGE_COORDINATOR_MERGE_TIMEOUT_S": "1"}
+    limits = {STOP_AT: "merge_direct/CommitRound:before", "ROLLBRIDGE_COORDINATOR_MERGE_TIMEOUT_S": "1"}
     with (
         scene.b,
         coordinator(
@@ -104,7 +105,7 @@ def test_a_leader_that_stood_still_in_a_deletion_deletes_nothing_of_the_next_lif
     point = f"delete_further/DeleteTopics:{moment}"
     with (
         scene.b,
-        coordinator(scene.cluster, scene.root, "first", scene.logs, ROLLBRIDGE_STOP_AT=point) as first,
+        coordinator(scene.cluster, scene.root, "first", scene.logs, STOP_AT=point) as first,
     ):
         scene.b.admin.create_stream(scene.stream, segments=2)
         scene.commit("first", 3)
@@ -139,7 +140,7 @@ def test_a_leader_that_stood_still_in_a_deletion_deletes_nothing_of_the_next_lif
 def test_a_leader_that_stood_still_in_a_scale_harms_no_other_life(scene: Scene, point: str) -> None:
     with (
         scene.b,
-        coordinator(scene.cluster, scene.root, "first", scene.logs, ROLLBRIDGE_STOP_AT=point) as first,
+        coordinator(scene.cluster, scene.root, "first", scene.logs, STOP_AT=point) as first,
     ):
         scene.b.admin.create_stream(scene.stream, segments=2)
         scene.commit("first", 3)

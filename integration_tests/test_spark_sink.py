@@ -20,11 +20,11 @@ from integration_tests.adapter_tools import read_values
 from integration_tests.clients import Site, header_of, headers_of
 from integration_tests.coordinators import coordinator
 from integration_tests.patience import PATIENCE_S, eventually
+from integration_tests.spark_crash import CRASH, PAUSE, PAUSED
 from integration_tests.spark_driver import await_batch, start_numbers
 from integration_tests.spark_tools import options_of
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.identifiers import TransactionId
-from rollbridge.spark.sink_crash import CRASH, PAUSE, PAUSED
 from spark_examples.on_spark import kill_driver
 
 pytest.importorskip("pyspark")
@@ -126,15 +126,13 @@ def test_every_row_once_wherever_the_driver_stands_still_or_dies(
 
 
 @contextmanager
-def driver(
-    options: Mapping[str, str], checkpoint: str, logs: Path, **environment: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver in a process of its own, which logs to ``driver.log``."""
-    arguments = {"options": options, "checkpoint": checkpoint, "rows": ROWS, "batches": 1_000}
+def driver(options: Mapping[str, str], checkpoint: str, logs: Path, **points: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver in a process of its own with crash points, which logs to ``driver.log``."""
+    arguments = {"options": {**options, **points}, "checkpoint": checkpoint, "rows": ROWS, "batches": 1_000}
     with (logs / "driver.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "integration_tests.spark_driver", json.dumps(arguments)],
-            env={**os.environ, **environment},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=log,
             stderr=log,
         )

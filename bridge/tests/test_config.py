@@ -106,7 +106,7 @@ def test_all_faults_are_reported_at_once_with_their_origin(tmp_path: Path, nowhe
 
 
 def test_variables_of_others_with_our_prefix_are_left_alone(nowhere: Path) -> None:
-    environ = {"ROLLBRIDGE_CRASH_AT": "x", "ROLLBRIDGE_MAVEN_REPOSITORY": "y", "ROLLBRIDGE_HOME": str(nowhere)}
+    environ = {"ROLLBRIDGE_MAVEN_REPOSITORY": "y", "ROLLBRIDGE_HOME": str(nowhere)}
     assert load_settings(BOTH, environ=environ).zookeeper == "flag:2181"
 
 

@@ -32,6 +32,28 @@ LATE = {
 }
 """Modules with imports in functions, and why."""
 
+ENVIRONMENT = {
+    "rollbridge.config": "settings of a connection, and the home of the development cluster",
+    "rollbridge.cli.coordinator": "hands the settings' file on",
+    "rollbridge.cli.status": "whether another cluster is named",
+    "rollbridge.embedded.java": "JAVA_HOME",
+    "rollbridge.embedded.jars": "the Maven repository",
+    "rollbridge.embedded.processes": "what daemons inherit",
+    "rollbridge.spark.workers": "Spark's own variable for its workers",
+    "rollbridge_coordinator.config": "settings of a coordinator",
+    "rollbridge_coordinator.healthcheck": "the same",
+}
+"""Modules that read environment variables, and which. None of them is for tests."""
+DEADLY = {"_exit", "abort", "kill", "killpg", "pthread_kill", "raise_signal", "SIGKILL", "SIGSTOP"}
+ENDS_PROCESSES = {
+    "rollbridge_coordinator.shell.ending": "a coordinator that was asked to end does, whatever server it waits for",
+    "rollbridge.embedded.ephemeral": "faults of daemons of the development cluster",
+    "rollbridge.embedded.processes": "the same, and those that do not end when they are asked to",
+    "rollbridge.embedded.servers": "a format of Kafka's storage that was left behind",
+    "rollbridge.embedded.reaper": "the same, when nobody is left who could ask them",
+}
+"""Modules that end processes or let them stand still, and why. Crash points of tests are injected by them."""
+
 Graph = Mapping[str, Collection[str]]
 
 
@@ -61,6 +83,18 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
                     longer = f"{module}.{name.name}"
                     if longer in FILES or module in FILES:
                         yield longer if longer in FILES else module
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """What a module of Python's is asked for: ``kill`` of ``os.kill`` and of ``from os import kill``."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="os" | "signal" | "processes" | "psutil"), attr=name):
+                found.add(name)
+            case ast.ImportFrom(module="os" | "signal", names=names):
+                found |= {name.name for name in names}
+    return found
 
 
 def imports_by_name(tree: ast.AST) -> Iterator[ast.Call]:
@@ -179,8 +213,15 @@ def test_no_import_is_hidden_in_a_function() -> None:
     assert {name for name, tree in TREES.items() if any(imports_by_name(tree))} == set(BY_NAME)
 
 
+def test_no_module_reads_the_environment_or_ends_a_process_for_a_test() -> None:
+    found = {name: names_in(tree) for name, tree in TREES.items()}
+    assert {name for name, names in found.items() if names & {"environ", "getenv", "environb"}} == set(ENVIRONMENT)
+    assert {name for name, names in found.items() if names & DEADLY} == set(ENDS_PROCESSES)
+
+
 def test_the_checks_find_what_they_are_for() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
     assert circles({"a": {"b"}, "b": set()}) == []
     assert longest_chain({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == ["a", "b", "c"]
+    assert names_in(ast.parse("os.kill(0, signal.SIGKILL)\nfrom os import _exit")) == {"kill", "SIGKILL", "_exit"}
     assert list(imports_of(ast.parse("def f():\n    from rollbridge.kafka import wire"))) == ["rollbridge.kafka.wire"]

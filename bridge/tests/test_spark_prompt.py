@@ -1,4 +1,4 @@
-"""What Spark's workers set on their connections, so that small pieces do not wait for acknowledgements."""
+"""What Spark's workers set on their connection to Spark, so that small pieces do not wait for acknowledgements."""
 
 from __future__ import annotations
 
@@ -6,28 +6,51 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from rollbridge.spark.prompt import Prompt, be_prompt, promptly
+from rollbridge.spark.prompt import Prompt, promptly
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="acknowledgements can be asked for on Linux only")
+
+WORKER: dict[str, Any] = {"__name__": "pyspark.worker"}
+exec("def main(infile, outfile):\n    return outfile()\n", WORKER)
+"""As Spark's workers begin: their module, the name of the function and of its first argument."""
+
+
+@contextmanager
+def connected() -> Iterator[socket.socket]:
+    """One end of a connection, whose acknowledgements are delayed."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            delay(one)
+            yield one
 
 
 @pytest.fixture
 def end() -> Iterator[socket.socket]:
-    """One end of a connection, whose acknowledgements are delayed."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connected:
-        accepted, _ = server.accept()
-        with accepted:
-            delay(connected)
-            yield connected
+    """The worker's end of its connection to Spark."""
+    with connected() as one:
+        yield one
 
 
 @pytest.fixture
-def in_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def other() -> Iterator[socket.socket]:
+    """A connection that somebody else in the worker has."""
+    with connected() as one:
+        yield one
+
+
+@pytest.fixture
+def in_worker(monkeypatch: pytest.MonkeyPatch, end: socket.socket) -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """Runs something as Spark's worker would."""
     monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    with os.fdopen(os.dup(end.fileno()), "rb") as infile:
+        yield lambda work: WORKER["main"](infile, work)
 
 
 def delay(connection: socket.socket) -> None:
@@ -42,55 +65,63 @@ def settings(connection: socket.socket) -> tuple[int, int]:
     )
 
 
-@pytest.mark.usefixtures("in_worker")
-def test_connections_become_prompt_and_stay_open(end: socket.socket) -> None:
-    be_prompt()
-    assert settings(end) == (1, 1)
-    end.sendall(b"still there")
+class Reader(Prompt):
+    def __init__(self, is_prompt: bool) -> None:
+        self.wanted = is_prompt
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.wanted
 
 
-@pytest.mark.usefixtures("in_worker")
-def test_each_item_is_acknowledged_before_the_next_is_waited_for(end: socket.socket) -> None:
+def test_each_item_is_acknowledged_before_the_next_is_waited_for(
+    end: socket.socket, other: socket.socket, in_worker: Callable[[Callable[[], Any]], Any]
+) -> None:
     def sent() -> Iterator[int]:
         for number in range(3):
             assert settings(end) == (1, 1)
             delay(end)
             yield number
 
-    assert list(promptly(sent())) == [0, 1, 2]
+    assert in_worker(lambda: list(promptly(sent()))) == [0, 1, 2]
     assert settings(end) == (1, 1)
+    assert settings(other) == (0, 0), "it is not Spark's"
+    end.sendall(b"still there")
 
 
-class Reader(Prompt):
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-
-@pytest.mark.usefixtures("in_worker")
-def test_the_arrival_of_an_object_makes_the_worker_prompt(end: socket.socket) -> None:
-    raw = pickle.dumps(Reader("x"))
+def test_the_arrival_of_an_object_makes_the_worker_prompt(
+    end: socket.socket, other: socket.socket, in_worker: Callable[[Callable[[], Any]], Any]
+) -> None:
+    raw = pickle.dumps(Reader(True))
     assert settings(end) == (0, 0)
-    assert pickle.loads(raw).what == "x"
+    in_worker(lambda: pickle.loads(raw))
     assert settings(end) == (1, 1)
+    assert settings(other) == (0, 0), "it is not Spark's"
 
 
-@pytest.mark.usefixtures("in_worker")
-def test_what_is_no_connection_or_is_closed_meanwhile_does_no_harm(end: socket.socket) -> None:
-    left, right = socket.socketpair()
-    one, other = os.pipe()
-    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    with left, right, datagrams:
-        items = promptly(iter(range(2)))
-        assert next(items) == 0
-        end.close()
-        os.close(one)
-        os.close(other)
-        assert list(items) == [1]
+def test_it_can_be_switched_off(end: socket.socket, in_worker: Callable[[Callable[[], Any]], Any]) -> None:
+    assert not in_worker(lambda: pickle.loads(pickle.dumps(Reader(False)))).wanted
+    assert settings(end) == (0, 0)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_what_is_no_connection_or_is_closed_meanwhile_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch, is_closed: bool
+) -> None:
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    one, two = socket.socketpair()
+    with one, two, os.fdopen(os.dup(one.fileno()), "rb") as infile:
+        items = WORKER["main"](infile, lambda: promptly(iter(range(2))))
+        if is_closed:
+            infile.close()
+        assert WORKER["main"](infile, lambda: list(items)) == [0, 1]
+    assert WORKER["main"](None, lambda: list(promptly(range(2)))) == [0, 1]
 
 
 def test_other_processes_are_left_alone(end: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_REUSE_WORKER", raising=False)
-    be_prompt()
-    assert list(promptly(range(2))) == [0, 1]
-    assert pickle.loads(pickle.dumps(Reader("x"))).what == "x"
+    with os.fdopen(os.dup(end.fileno()), "rb") as infile:
+        assert WORKER["main"](infile, lambda: list(promptly(range(2)))) == [0, 1]
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    assert list(promptly(range(2))) == [0, 1], "nobody of Spark's has called"
     assert settings(end) == (0, 0)

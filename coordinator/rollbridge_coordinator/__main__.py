@@ -11,6 +11,7 @@ from rollbridge.errors import RollbridgeError
 from rollbridge_coordinator.config import load_coordinator_settings
 from rollbridge_coordinator.shell.daemon import Daemon
 from rollbridge_coordinator.shell.ending import end_on_signals, leave
+from rollbridge_coordinator.shell.interpreter import Hook
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
     help="ZooKeeper session time-out in seconds, how soon another coordinator takes over (default: 6).",
 )
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
-def main(log_level: str, **flags: str | float | None) -> None:
+@click.pass_obj
+def main(hook: Hook | None, /, log_level: str, **flags: str | float | None) -> None:
     """Run a coordinator: lead transaction groups, merge, scale and roll.
 
     Limits and delays come from ROLLBRIDGE_COORDINATOR_... variables or the [coordinator] table of the TOML file that
@@ -41,7 +43,7 @@ def main(log_level: str, **flags: str | float | None) -> None:
     logging.getLogger().setLevel(log_level.upper())
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     try:
-        daemon = Daemon(load_coordinator_settings(flags))
+        daemon = Daemon(load_coordinator_settings(flags), hook)
         end_on_signals(daemon.stop, lambda: daemon.is_serving)
         if not daemon.run():
             # The library for Kafka would wait up to a minute for brokers that do not answer before it lets go.

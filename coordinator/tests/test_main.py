@@ -12,6 +12,7 @@ from click.testing import CliRunner
 import rollbridge_coordinator.__main__ as entry
 from rollbridge.errors import ConfigError
 from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.interpreter import Hook
 
 ADDRESSES = ["--bootstrap-servers", "broker:9093", "--zookeeper", "zk:2181"]
 
@@ -22,7 +23,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[CoordinatorSettings]:
     made: list[CoordinatorSettings] = []
 
     class Idle:
-        def __init__(self, settings: CoordinatorSettings) -> None:
+        def __init__(self, settings: CoordinatorSettings, hook: Hook | None) -> None:
+            assert hook is None
             made.append(settings)
 
         def run(self) -> bool:
@@ -136,7 +138,7 @@ from rollbridge_coordinator.shell import ending
 
 class Stuck:
     is_serving = True
-    def __init__(self, settings):
+    def __init__(self, settings, hook):
         pass
     def run(self):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -162,7 +164,7 @@ import rollbridge_coordinator.__main__ as entry
 
 class Waiting:
     is_serving = True
-    def __init__(self, settings):
+    def __init__(self, settings, hook):
         self.stopping = threading.Event()
     def run(self):
         with self.stopping._cond:  # as at the beginning and at the end of its wait()
@@ -191,7 +193,7 @@ import rollbridge_coordinator.__main__ as entry
 
 class Starting:
     is_serving = False
-    def __init__(self, settings):
+    def __init__(self, settings, hook):
         pass
     def run(self):
         os.kill(os.getpid(), signal.SIGTERM)

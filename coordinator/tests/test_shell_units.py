@@ -1,4 +1,4 @@
-"""The parts of the shell that need no broker: joining frames, control batches, crash points, sharing of groups."""
+"""The parts of the shell that need no broker: joining frames, control batches, sharing of groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from rollbridge.model.identifiers import TransactionId
 from rollbridge.model.names import GroupName
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.control_batch import BATCH_BYTES_MAX, control_batches
-from rollbridge_coordinator.shell.crash import CrashPoint
 from rollbridge_coordinator.shell.frame_feed import FrameFeed
 from rollbridge_coordinator.state.succession import first_choice
 
@@ -84,16 +83,6 @@ def test_control_records_are_batched_in_order(sizes: list[int]) -> None:
         assert decode_control(message.key, message.value) == record
     for raw, rows in zip(batches, found, strict=True):
         assert len(raw) <= BATCH_BYTES_MAX or len(rows) == 1
-
-
-def test_a_crash_point_is_parsed_and_a_malformed_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLBRIDGE_CRASH_AT", "finish_roll/Seal:after:2")
-    assert CrashPoint.from_environment() == CrashPoint("finish_roll", "Seal", "after", 2)
-    monkeypatch.setenv("ROLLBRIDGE_CRASH_AT", "somewhere")
-    with pytest.raises(ConfigError, match="ROLLBRIDGE_CRASH_AT='somewhere'"):
-        CrashPoint.from_environment()
-    monkeypatch.delenv("ROLLBRIDGE_CRASH_AT")
-    assert CrashPoint.from_environment() is None
 
 
 def test_groups_are_shared_evenly_and_few_move_when_a_coordinator_goes() -> None:

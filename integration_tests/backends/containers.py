@@ -17,8 +17,8 @@ from integration_tests.backends.nodes import Broker, CoordinatorNode, Node, ZooK
 from integration_tests.backends.surroundings import Surroundings
 from integration_tests.clocks import OFFSET_VARIABLE, SITECUSTOMIZE
 from integration_tests.coordinators import SESSION_TIMEOUT_S
+from integration_tests.crashing import CRASH_AT
 from rollbridge.embedded import probes
-from rollbridge.embedded.ephemeral import CRASH_VARIABLE
 from rollbridge.embedded.plan import new_cluster_id
 from rollbridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
 from rollbridge.errors import NotFoundError
@@ -273,11 +273,11 @@ class ContainerCluster:
 
         Args:
             env: Environment variables of the container.
-            crash_at: The point at which it kills itself, as ``rollbridge_coordinator.shell.crash`` writes it.
+            crash_at: The point at which it kills itself, as ``integration_tests.crashing`` writes it.
             ahead_s: By how much its clock is ahead of the true time, or behind it.
         """
         number = sum(part.startswith(COORDINATOR_PREFIX) for part in self._nodes) + 1
-        environment = {**(env or {}), **({CRASH_VARIABLE: crash_at} if crash_at else {})}
+        environment = {**(env or {}), **({CRASH_AT: crash_at} if crash_at else {})}
         name = f"{COORDINATOR_PREFIX}{number}"
         node = self._coordinator(name, name, probes.ZOOKEEPER_ROOT, environment)
         if ahead_s:

@@ -15,6 +15,7 @@ from integration_tests.backends.disks import Disk
 from integration_tests.backends.interface import Ability, Clock, Coordinator, Unsupported
 from integration_tests.clocks import FileClock
 from integration_tests.coordinators import coordinator
+from integration_tests.crashing import CRASH_AT, program
 from rollbridge.embedded.cluster import Cluster
 from rollbridge.embedded.ephemeral import CoordinatorHandle, EmbeddedCluster
 from rollbridge.embedded.plan import Wishes
@@ -125,7 +126,7 @@ class LocalCluster(EmbeddedCluster):
     def _backup(self) -> Path:
         return self.home / "zookeeper-backup"
 
-    def start_coordinator(
+    def start_coordinator(  # type: ignore[override]  # by a crash point instead of a program
         self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None, ahead_s: float = 0.0
     ) -> CoordinatorHandle:
         """A coordinator process, perhaps with a clock of its own."""
@@ -136,7 +137,8 @@ class LocalCluster(EmbeddedCluster):
             own = FileClock(folder)
             own.set(ahead_s)
             clock = own.environment
-        return super().start_coordinator(env={**(env or {}), **clock}, crash_at=crash_at)
+        environment = {**(env or {}), **clock, **({CRASH_AT: crash_at} if crash_at else {})}
+        return super().start_coordinator(env=environment, program=program(environment))
 
     def keep_logs(self, folder: Path) -> None:
         """Copy them."""

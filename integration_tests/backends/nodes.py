@@ -6,6 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from confluent_kafka import KafkaException
@@ -19,6 +20,7 @@ from testcontainers.core.network import Network
 from integration_tests import clocks
 from integration_tests.backends.engine import host, prepare, publishing_address
 from integration_tests.backends.interface import Unsupported
+from integration_tests.crashing import PROGRAM, program
 from integration_tests.patience import eventually
 from rollbridge.embedded import probes
 from rollbridge.embedded.ports import free_port
@@ -37,6 +39,7 @@ _ZOOKEEPER: Final = 2181
 _ANSWER_S: Final = 120.0
 _STOP_S: Final = 20
 _SMALL_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k"
+_CRASHING: Final = "/tmp/crashing.py"
 _FAKETIME: Final = "/tmp/libfaketimeMT.so.1"
 """Where it is in a container."""
 _PORT_TAKEN: Final = ("port is already allocated", "address already in use")
@@ -348,6 +351,9 @@ class CoordinatorNode(Node):
         self._before: frozenset[tuple[str, int]] = frozenset()
         self.name: Final = name
         self.with_envs(**environment, ROLLBRIDGE_COORDINATOR_NAME=name)
+        if program(environment) == [PROGRAM]:
+            self.with_copy_into_container(Path(PROGRAM).read_bytes(), _CRASHING)
+            self.with_kwargs(**self._kwargs, entrypoint=["python"]).with_command([_CRASHING])
 
     @property
     def alive(self) -> bool:

@@ -21,7 +21,7 @@ from rollbridge.embedded.jars import JarCache
 from rollbridge.embedded.java import keep_recordings, records_classes
 from rollbridge.embedded.launch import Launcher, PortLost, Report
 from rollbridge.embedded.plan import Wishes, decide, refuse_foreign_directory
-from rollbridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
+from rollbridge.embedded.servers import COORDINATOR_PREFIX, COORDINATOR_PROGRAM, KAFKA, ZOOKEEPER
 from rollbridge.embedded.state import Home, State
 from rollbridge.errors import EnvironmentProblem, NotFoundError
 
@@ -59,6 +59,7 @@ class Cluster:
         *,
         only: Sequence[str] | None = None,
         coordinator_env: Mapping[str, str] | None = None,
+        coordinator_program: Sequence[str] = COORDINATOR_PROGRAM,
     ) -> Started:
         """Promise that everything (or the parts in ``only``) runs and answers when this returns.
 
@@ -72,7 +73,7 @@ class Cluster:
         with self._locked():
             for attempt in range(_PORT_ATTEMPTS):
                 try:
-                    return self._up(wishes, only, coordinator_env or {})
+                    return self._up(wishes, only, coordinator_env or {}, coordinator_program)
                 except PortLost as exc:
                     # Only a port that nobody asked for may be another one next time.
                     asked = (wishes.kafka_port, wishes.zookeeper_port)
@@ -81,7 +82,9 @@ class Cluster:
                     _log.info("trying other ports: %s", exc)
         raise AssertionError("the last attempt returns or raises")
 
-    def _up(self, wishes: Wishes, only: Sequence[str] | None, env: Mapping[str, str]) -> Started:
+    def _up(
+        self, wishes: Wishes, only: Sequence[str] | None, env: Mapping[str, str], program: Sequence[str]
+    ) -> Started:
         running = processes.find(self.home.path)
         before = self.home.load()
         state = decide(self.home, before, wishes, running)
@@ -95,7 +98,7 @@ class Cluster:
         missing = [part for part in (wanted if only is None else only) if part not in running]
         launcher = Launcher(self.home, state, self._cache, self._report)
         try:
-            launcher.start(missing, env)
+            launcher.start(missing, env, program)
             launcher.await_running({part: found for part, found in running.items() if only is None})
         except BaseException:
             self._stop(processes.find(self.home.path), launcher.started, _UNDO_SECONDS)

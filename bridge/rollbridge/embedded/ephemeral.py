@@ -3,10 +3,10 @@
 ::
 
     with EmbeddedCluster() as cluster:
-        coordinator = cluster.start_coordinator(crash_at="finish_roll/Seal:after")
+        coordinator = cluster.start_coordinator()
         ... rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper) ...
-        coordinator.wait_exit(30)
         cluster.restart("kafka")
+        cluster.kill_coordinator(coordinator)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +29,11 @@ from rollbridge.embedded.jars import JarCache
 from rollbridge.embedded.plan import Wishes
 from rollbridge.embedded.ports import LOOPBACK, free_port
 from rollbridge.embedded.reaper import Reaper
-from rollbridge.embedded.servers import COORDINATOR_PREFIX, KAFKA
+from rollbridge.embedded.servers import COORDINATOR_PREFIX, COORDINATOR_PROGRAM, KAFKA
 from rollbridge.embedded.state import Home, State
 from rollbridge.errors import EnvironmentProblem, RollbridgeError
 
-CRASH_VARIABLE: Final = "ROLLBRIDGE_CRASH_AT"
-"""Environment variable with the point at which a coordinator kills itself."""
-
-_POLL_SECONDS = 0.01
+_POLL_SECONDS: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +100,7 @@ class EmbeddedCluster:
         self._cluster: Cluster | None = None
         self._state: State | None = None
         self._reaper: Reaper | None = None
-        self._coordinators: dict[str, Mapping[str, str]] = {}
+        self._coordinators: dict[str, tuple[Mapping[str, str], Sequence[str]]] = {}
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -216,7 +213,8 @@ class EmbeddedCluster:
         cluster.stop_part(part, patience_seconds=STOP_SECONDS if gracefully else 0)
         # Asked for by number, so that a port that is lost is an error and not another address.
         same = Wishes(kafka_port=state.ports.kafka, zookeeper_port=state.ports.zookeeper)
-        cluster.up(same, only=[part], coordinator_env=self._coordinators.get(part))
+        env, program = self._coordinators.get(part, ({}, COORDINATOR_PROGRAM))
+        cluster.up(same, only=[part], coordinator_env=env, coordinator_program=program)
 
     def add_listener(self, name: str, advertised: str) -> str:
         """Have the broker listen at one more address, where it says that it is at ``advertised``; restarts it.
@@ -246,18 +244,18 @@ class EmbeddedCluster:
     # -- coordinators -------------------------------------------------------------------------------------
 
     def start_coordinator(
-        self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None
+        self, *, env: Mapping[str, str] | None = None, program: Sequence[str] = COORDINATOR_PROGRAM
     ) -> CoordinatorHandle:
         """Start one more coordinator and return when it has registered.
 
         Args:
             env: Environment variables on top of this process's.
-            crash_at: The point at which it kills itself, as ``rollbridge_coordinator.shell.crash`` writes it.
+            program: What Python is to run as a coordinator.
         """
         cluster, _ = self._running()
         name = f"{COORDINATOR_PREFIX}{len(self._coordinators) + 1}"
-        self._coordinators[name] = {**(env or {}), **({CRASH_VARIABLE: crash_at} if crash_at else {})}
-        cluster.up(only=[name], coordinator_env=self._coordinators[name])
+        self._coordinators[name] = env or {}, program
+        cluster.up(only=[name], coordinator_env=env, coordinator_program=program)
         return self._handle(name)
 
     def kill_coordinator(self, handle: CoordinatorHandle) -> None:

@@ -54,7 +54,9 @@ class Launcher:
         self._report = report
         self.started: list[str] = []
 
-    def start(self, parts: Sequence[str], coordinator_env: Mapping[str, str]) -> None:
+    def start(
+        self, parts: Sequence[str], coordinator_env: Mapping[str, str], coordinator_program: Sequence[str]
+    ) -> None:
         """Start the named parts and return when all of them answer.
 
         Raises:
@@ -79,6 +81,7 @@ class Launcher:
                     name=name,
                     before=before,
                     expected=len(coordinators),
+                    program=coordinator_program,
                 )
                 for name in coordinators
             ]

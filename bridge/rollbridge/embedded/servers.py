@@ -19,6 +19,8 @@ from rollbridge.errors import EnvironmentProblem
 KAFKA: Final = "kafka"
 ZOOKEEPER: Final = "zookeeper"
 COORDINATOR_PREFIX: Final = "coordinator-"
+COORDINATOR_PROGRAM: Final = ("-m", "rollbridge_coordinator")
+"""What Python is to run."""
 
 JAR_SETS: Final = (KAFKA, ZOOKEEPER)
 
@@ -237,6 +239,7 @@ class CoordinatorDaemon:
     before: frozenset[tuple[str, int]]
     expected: int = 1
     """How many are being started together; which of them has registered cannot be told from outside."""
+    program: Sequence[str] = COORDINATOR_PROGRAM
 
     @property
     def log(self) -> Path:
@@ -248,8 +251,7 @@ class CoordinatorDaemon:
     def command(self) -> list[str]:
         return [
             sys.executable,
-            "-m",
-            "rollbridge_coordinator",
+            *self.program,
             "--bootstrap-servers",
             self.state.bootstrap_servers,
             "--zookeeper",

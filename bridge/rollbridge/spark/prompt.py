@@ -3,18 +3,20 @@
 Both ends leave Nagle's algorithm on, which keeps a small piece back until then, and the other end's kernel delays an
 acknowledgement for 40 ms, in the hope of an answer that it could go with. A task would stand still for that long
 between what it is to do and its rows. The worker's end can avoid both delays: it acknowledges at once, and keeps
-nothing back. Spark does not hand out its connections, so all those of the worker are set so, which is right for the
-others, too.
+nothing back.
+
+Only the connection between Spark and its worker is touched. Spark does not hand it out, but each of its workers runs
+``main(infile, outfile)`` of a module of ``pyspark``, and is inside of it whenever code of ours runs: the connection is
+that of its ``infile``. Where there is no such call nothing is done. The option ``quickAck`` switches it off.
 """
 
 from __future__ import annotations
 
-import os
 import socket
-import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from types import FrameType
 from typing import Any, Final, TypeVar
 
 from rollbridge.spark.workers import is_worker
@@ -22,52 +24,52 @@ from rollbridge.spark.workers import is_worker
 T = TypeVar("T")
 
 _LINUX: Final = sys.platform == "linux"
-"""Elsewhere a process can not ask for acknowledgements."""
-_DESCRIPTORS: Final = "/proc/self/fd"
+"""Elsewhere a process cannot ask for acknowledgements."""
 
 
 class Prompt:
     """Spark sends its objects to a worker before what they are to work on, which need not wait from then on."""
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it is to do so; asked for when its state is there."""
+        raise NotImplementedError
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        be_prompt()
-
-
-def be_prompt() -> None:
-    """Acknowledge at once what has come, and keep back nothing from now on; nothing outside of Spark's workers."""
-    _set(_sockets())
+        if self.is_prompt:
+            _acknowledge_at_once(_connection())
 
 
 def promptly(items: Iterable[T]) -> Iterator[T]:
-    """Items that Spark sends to this worker, each of them acknowledged at once."""
-    sockets = _sockets()
-    _set(sockets)
+    """Yield items that Spark sends to this worker, each of them acknowledged at once."""
+    connection = _connection()
+    _acknowledge_at_once(connection)
     for item in items:
         yield item
-        _set(sockets)  # the kernel soon falls back to delays
+        _acknowledge_at_once(connection)  # the kernel soon falls back to delays
 
 
-def _sockets() -> list[int]:
-    """Descriptors of the sockets that this process has now."""
+def _connection() -> int | None:
+    """Return the descriptor of this worker's connection to Spark; None outside of Spark's workers."""
     if not _LINUX or not is_worker():
-        return []
-    return [number for number in map(int, os.listdir(_DESCRIPTORS)) if _is_socket(number)]
+        return None
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "main" and str(frame.f_globals.get("__name__")).startswith("pyspark."):
+            with suppress(AttributeError, OSError, ValueError):  # closed, or another Spark has it otherwise
+                return int(frame.f_locals["infile"].fileno()) if "infile" in frame.f_locals else None
+        frame = frame.f_back
+    return None
 
 
-def _is_socket(descriptor: int) -> bool:
-    try:
-        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-    except OSError:
-        return False  # closed meanwhile
-
-
-def _set(sockets: Iterable[int]) -> None:
-    for descriptor in sockets:
-        with suppress(OSError):  # closed meanwhile, or no connection by TCP
-            borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
-            try:
-                borrowed.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                borrowed.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-            finally:
-                borrowed.detach()
+def _acknowledge_at_once(connection: int | None) -> None:
+    if connection is None:
+        return
+    with suppress(OSError):  # closed meanwhile, or no connection by TCP
+        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, connection)
+        try:
+            borrowed.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            borrowed.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        finally:
+            borrowed.detach()

@@ -25,6 +25,7 @@ GROUP: Final = "group"
 CLIENT_NAME: Final = "client.name"
 COMPRESSION: Final = "compression"
 INCLUDE_HEADERS: Final = "includeHeaders"
+QUICK_ACK: Final = "quickAck"
 
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 """Options that Spark passes on although they are meant for itself."""
@@ -108,6 +109,8 @@ class SparkSettings:
     """How a connection behaves: with the codec that was asked for."""
     include_headers: bool | None
     """None: not said."""
+    quick_ack: bool = True
+    """Whether workers acknowledge at once what Spark sends them."""
 
     def connected_as(self, client_name: str) -> ConnectionSettings:
         """The connection's settings under the name of a client."""
@@ -132,6 +135,7 @@ def read_settings(reader: OptionReader, *, streams_needed: bool = True) -> Spark
     headers = reader.text(INCLUDE_HEADERS).lower()
     if headers not in ("", "true", "false"):
         reader.faults.append(f"{INCLUDE_HEADERS}: {headers!r} is none of true, false")
+    quick_ack = reader.flag(QUICK_ACK, True)
     codec_faults = list(compression_faults(compression))
     reader.faults += codec_faults
     connection: ConnectionSettings | None = None
@@ -157,6 +161,7 @@ def read_settings(reader: OptionReader, *, streams_needed: bool = True) -> Spark
         client_name=client_name or None,
         options=ClientOptions(compression=compression),
         include_headers=None if not headers else headers == "true",
+        quick_ack=quick_ack,
     )
 
 

@@ -36,7 +36,6 @@ from rollbridge.errors import (
 )
 from rollbridge.model.identifiers import TransactionId
 from rollbridge.model.joint import JointContent
-from rollbridge.spark import sink_crash
 from rollbridge.spark.garbage import keep_what_stays
 from rollbridge.spark.prompt import promptly
 from rollbridge.spark.settings import CLIENT_NAME, OptionReader, SparkSettings, read_settings
@@ -209,7 +208,7 @@ def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Callable
     reader = PartitionReader(target.columns, target.settings.streams)
     writer: PartitionWriter | None = None
     try:
-        for batch in promptly(iterator):
+        for batch in promptly(iterator) if target.settings.quick_ack else iterator:
             if not batch.num_rows:
                 continue
             if written.ticket is None:
@@ -289,9 +288,7 @@ def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None
         _check_replay(target, work, ticket.transaction, first.committed, content)
         return
     client = target.client(work)
-    sink_crash.reach("before-commit", work.number)
     result = client.commit(ticket, handles, target.commit_timeout, content=content)
-    sink_crash.reach("inside-commit", work.number)
     try:
         client.note_committed(ticket, last=work.once)
         _note_beyond(work)
@@ -299,7 +296,6 @@ def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None
     except Exception:
         # The rows are visible: whoever is told that this has failed writes them again.
         logger.exception("%s is committed, what comes after that failed; the next run asks the leader", work)
-    sink_crash.reach("after-commit", work.number)
     logger.info("%s is committed as %s: %d records", work, ticket.transaction, result.records)
 
 

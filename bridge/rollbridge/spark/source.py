@@ -60,6 +60,10 @@ class _Reading(Prompt):
         self._bases: tuple[EpochHistory, Mapping[SegmentId, int]] | None = None
 
     @property
+    def is_prompt(self) -> bool:
+        return self._settings.shared.quick_ack
+
+    @property
     def _driver(self) -> StreamDriver:
         """The stream, connected to."""
         if self._known is None:

@@ -130,6 +130,10 @@ class _Reading(Prompt):
         self._reached = 0
         """Up to where the log has been seen to reach."""
 
+    @property
+    def is_prompt(self) -> bool:
+        return self._settings.shared.quick_ack
+
     def _connected(self) -> DriverConnection:
         if self._connection is None:
             self._connection = DriverConnection(self._settings.shared)

@@ -27,6 +27,7 @@ from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.endpoint import Endpoint
+from rollbridge_coordinator.shell.interpreter import Hook
 from rollbridge_coordinator.shell.leadership import Leadership
 from rollbridge_coordinator.shell.metrics_file import MetricsBoard
 from rollbridge_coordinator.shell.presence import Presence, local_address
@@ -50,8 +51,10 @@ PROBE_S: Final = 1.0
 class Daemon:
     """One coordinator process."""
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
+    def __init__(self, settings: CoordinatorSettings, hook: Hook | None = None) -> None:
+        """Prepare; ``hook`` is called at each moment of each effect of a leader."""
         self._settings = settings
+        self._hook = hook
         self._session = ZooKeeperSession(
             settings.zookeeper,
             root=settings.zookeeper_root,
@@ -225,7 +228,7 @@ class Daemon:
             self._vigils.keep(self._roll.records)
             for group in self._read_groups():
                 if group not in self._leaderships:
-                    leadership = Leadership(self._settings, group, self._session, self, self, self._board)
+                    leadership = Leadership(self._settings, group, self._session, self, self, self._board, self._hook)
                     leadership.start()
                     self._leaderships[group] = leadership
             for leadership in self._leaderships.values():

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, cycle
-from typing import Any, Final, TypeVar, assert_never
+from typing import Any, Final, Literal, TypeVar, assert_never
 
 from rollbridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
 from rollbridge.kafka.appender import TransactionalAppender
@@ -29,7 +29,6 @@ from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.consumers import FrameReader, read_commit_log, read_orders
 from rollbridge_coordinator.shell.control_batch import Batches, beside_batches, control_batches, message_batches
-from rollbridge_coordinator.shell.crash import CrashPoint
 from rollbridge_coordinator.shell.frame_feed import FrameFeed
 from rollbridge_coordinator.shell.late import LateRecords, late_batches
 from rollbridge_coordinator.shell.measures import Measures
@@ -65,6 +64,11 @@ DELETE_S: Final = 5.0
 
 T = TypeVar("T")
 
+Moment = Literal["before", "fenced", "after"]
+"""Of an effect; ``fenced`` is between the last look at the fence and a request that Kafka fences nobody from."""
+Hook = Callable[[Steps[Any], fx.Effect, Moment], None]
+"""Called with the procedure under way at each moment of each of its effects. Tests inject one that ends the process."""
+
 
 class Interpreter:
     """Runs procedures for one term of one leader.
@@ -81,6 +85,7 @@ class Interpreter:
         session: ZooKeeperSession,
         controller_version: int,
         now_ms: Callable[[], int],
+        hook: Hook | None = None,
     ) -> None:
         """Prepare a term.
 
@@ -90,6 +95,7 @@ class Interpreter:
             session: The ZooKeeper session that holds the leadership.
             controller_version: Version of the controller node that makes this leader the newest.
             now_ms: The leader's clock.
+            hook: Is called at each moment of each effect.
         """
         self._settings = settings
         self._group = group
@@ -121,7 +127,7 @@ class Interpreter:
         ]
         self._turn = cycle(self._appenders)
         self._current = next(self._turn)
-        self._crash = CrashPoint.from_environment()
+        self._hook = hook
         self._feed: FrameFeed | None = None
         self._procedure: Steps[Any] | None = None
 
@@ -137,8 +143,8 @@ class Interpreter:
                 return value
             except fx.Refused as uncaught:
                 raise uncaught.__cause__ or uncaught from None
-            if self._crash is not None:
-                self._crash.reach(procedure, effect, "before")
+            if self._hook is not None:
+                self._hook(procedure, effect, "before")
             refused = None
             self._feed = None
             self._procedure = procedure
@@ -155,8 +161,8 @@ class Interpreter:
                     self._current.init()  # this says for certain that nothing of the round is or will be committed
                 if isinstance(effect, fx.ROUND):
                     self._empty_round()
-            if self._crash is not None:
-                self._crash.reach(procedure, effect, "after")
+            if self._hook is not None:
+                self._hook(procedure, effect, "after")
 
     def close(self) -> None:
         """End the term: what is open in Kafka is aborted."""
@@ -384,8 +390,8 @@ class Interpreter:
             DeposedError: there is a newer leader.
         """
         self._write(())
-        if self._crash is not None and self._procedure is not None:
-            self._crash.reach(self._procedure, effect, "fenced")
+        if self._hook is not None and self._procedure is not None:
+            self._hook(self._procedure, effect, "fenced")
 
     def _mend_topics(self, effect: fx.MendTopics) -> Mapping[str, str] | None:
         self._look_at_fence(effect)

@@ -31,7 +31,7 @@ from rollbridge_coordinator.procedures.journal import check_again
 from rollbridge_coordinator.procedures.outcomes import coalescing
 from rollbridge_coordinator.procedures.takeover import finish_pending, take_over
 from rollbridge_coordinator.shell.clock import Clock
-from rollbridge_coordinator.shell.interpreter import Interpreter
+from rollbridge_coordinator.shell.interpreter import Hook, Interpreter
 from rollbridge_coordinator.shell.metrics_file import MetricsBoard, MetricsFile, leader_lines
 from rollbridge_coordinator.shell.pulse import Pulse
 from rollbridge_coordinator.shell.standby import Standby
@@ -103,6 +103,7 @@ class Leadership(threading.Thread):
         peers: Peers,
         health: Health,
         board: MetricsBoard | None = None,
+        hook: Hook | None = None,
     ) -> None:
         """Prepare; :meth:`start` begins.
 
@@ -113,6 +114,7 @@ class Leadership(threading.Thread):
             peers: What the daemon knows of the other coordinators.
             health: What the daemon knows of its way to Kafka.
             board: Where metrics are put as well, if they are served.
+            hook: Is called at each moment of each effect.
         """
         super().__init__(name=f"leader-{group}", daemon=True)
         self._settings = settings
@@ -121,6 +123,7 @@ class Leadership(threading.Thread):
         self._peers = peers
         self._health = health
         self._board = board
+        self._hook = hook
         self._metrics = MetricsFile(settings.metrics_dir, str(group), board=board)
         self._stopping = threading.Event()
         self._changed = threading.Event()
@@ -266,7 +269,7 @@ class Leadership(threading.Thread):
         standby = self._end_standby()  # while there is other work to do
         clock, times = Clock(), Times()
         epoch, version = self._raise_epoch(clock, times)
-        interpreter = Interpreter(self._settings, self._group, self._session, version, clock.now_ms)
+        interpreter = Interpreter(self._settings, self._group, self._session, version, clock.now_ms, self._hook)
         tail = Tail(self._settings.bootstrap_servers, self._settings.security)
         try:
             warm = None if standby is None else standby.take()

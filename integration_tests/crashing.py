@@ -1,0 +1,94 @@
+"""A coordinator that kills or stops itself at a named effect: ``python crashing.py ARGUMENTS``, as the daemon's own.
+
+The coordinator's interpreter tells a hook of each effect; this file is that hook and the way to inject it, so the
+product knows nothing of it. Two variables of the environment say where:
+
+``CRASH_AT=procedure/Effect:before|fenced|after[:n]``
+    dies by SIGKILL at the n-th (default first) such effect, for example ``finish_roll/Seal:after:2``. The procedure is
+    any one of those under way. ``fenced`` is the moment between the last look at the fence and the request, of the
+    effects that Kafka fences nobody from.
+``STOP_AT``
+    takes the same; the process stops itself with SIGSTOP there, until somebody sends SIGCONT.
+
+It imports nothing but the product, since containers get this one file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from rollbridge_coordinator.__main__ import main
+from rollbridge_coordinator.shell.interpreter import Moment
+from rollbridge_coordinator.state.effects import Effect
+from rollbridge_coordinator.state.steps import Steps
+
+logger = logging.getLogger("crashing")
+
+CRASH_AT: Final = "CRASH_AT"
+STOP_AT: Final = "STOP_AT"
+PROGRAM: Final = str(Path(__file__).resolve())
+"""What is run in place of ``-m rollbridge_coordinator``."""
+_SIGNALS: Final = {CRASH_AT: signal.SIGKILL, STOP_AT: signal.SIGSTOP}
+_FORM: Final = re.compile(r"(\w+)/(\w+):(before|fenced|after)(?::([1-9]\d*))?")
+
+
+@dataclass(slots=True)
+class CrashPoint:
+    """Where to die or to stop; ``left`` counts down."""
+
+    procedure: str
+    effect: str
+    moment: str
+    left: int
+    signal: signal.Signals = signal.SIGKILL
+
+    @classmethod
+    def named_in(cls, environment: Mapping[str, str]) -> Self | None:
+        """Return the point that the environment names, if it names one.
+
+        Raises:
+            ValueError: it is malformed.
+        """
+        for variable, sent in _SIGNALS.items():
+            text = environment.get(variable)
+            if not text:
+                continue
+            match = _FORM.fullmatch(text)
+            if not match:
+                raise ValueError(f"{variable}={text!r}: procedure/Effect:before|fenced|after[:n] is expected")
+            procedure, effect, moment, count = match.groups()
+            return cls(procedure, effect, moment, int(count or 1), sent)
+        return None
+
+    def __call__(self, procedure: Steps[Any], effect: Effect, moment: Moment) -> None:
+        """Die, or stop for a while, if this is the place."""
+        if moment != self.moment or type(effect).__name__ != self.effect:
+            return
+        inner: Any = procedure
+        while inner is not None:
+            if inner.__name__ == self.procedure:
+                self.left -= 1
+                if self.left == 0:
+                    logger.warning("%s %s %s/%s as asked", self.signal.name, moment, self.procedure, self.effect)
+                    # Sent to the process, any of its threads might take it, and this one run on until that wakes up.
+                    signal.pthread_kill(threading.get_ident(), self.signal)
+                return
+            inner = inner.gi_yieldfrom
+
+
+def program(environment: Mapping[str, str]) -> list[str]:
+    """Return what Python is to run as a coordinator with this environment."""
+    return [PROGRAM] if environment.keys() & _SIGNALS.keys() else ["-m", "rollbridge_coordinator"]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], obj=CrashPoint.named_in(os.environ))
