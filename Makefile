@@ -11,8 +11,9 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
-PACKAGES := rollbridge rollbridge_coordinator rollbridge_schemas pyspark_rollbridge pyspark_rollbridge_transactions \
-	bridge.tests coordinator.tests schemas.tests integration_tests spark_examples benchmarks
+PACKAGES := rollbridge rollbridge_coordinator rollbridge_devcluster rollbridge_schemas pyspark_rollbridge \
+	pyspark_rollbridge_transactions bridge.tests coordinator.tests devcluster.tests schemas.tests integration_tests \
+	spark_examples benchmarks
 # Test processes, each with servers of its own (1 GB): most tests wait for servers, so four keep two cores busy.
 WORKERS ?= 4
 # How long `make soak` takes, about.
@@ -40,7 +41,7 @@ help:
 
 .PHONY: demo
 demo: $(VENV)/.demo servers
-	@$(BIN)/python -m rollbridge.embedded prepare spark
+	@$(BIN)/python -m rollbridge_devcluster prepare spark
 	@$(BIN)/python -m spark_examples.demo_rolling $(ARGS)
 
 .PHONY: demo-cas
@@ -59,7 +60,7 @@ test-long: test-setup
 # All that the tests need, without running them.
 .PHONY: test-setup
 test-setup: $(VENV)/.dev $(VENV)/.demo servers
-	@$(BIN)/python -m rollbridge.embedded prepare spark
+	@$(BIN)/python -m rollbridge_devcluster prepare spark
 
 .PHONY: soak
 soak: $(VENV)/.dev servers
@@ -73,7 +74,7 @@ check: $(VENV)/.dev
 
 .PHONY: bench
 bench: $(VENV)/.dev $(VENV)/.demo servers
-	@$(BIN)/python -m rollbridge.embedded prepare spark
+	@$(BIN)/python -m rollbridge_devcluster prepare spark
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: up
@@ -96,7 +97,7 @@ down: $(VENV)/.base
 # Java is new enough, and the servers' jars are in the cache.
 .PHONY: servers
 servers: $(VENV)/.base
-	@$(BIN)/python -m rollbridge.embedded prepare
+	@$(BIN)/python -m rollbridge_devcluster prepare
 
 .PHONY: lock
 lock: $(VENV)/.dev

@@ -27,10 +27,10 @@ from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.site import Pair, Site, records
 from benchmarks.small import percentiles
 from rollbridge.cas.writer import CasWriter
-from rollbridge.embedded import processes
-from rollbridge.embedded.ports import LOOPBACK, free_port
 from rollbridge.errors import EnvironmentProblem
 from rollbridge.model.cas import Scope
+from rollbridge_devcluster import processes
+from rollbridge_devcluster.state import LOOPBACK, free_port
 
 T = TypeVar("T")
 

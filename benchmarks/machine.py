@@ -13,8 +13,8 @@ from pathlib import Path
 import confluent_kafka
 import psutil
 
-from rollbridge.embedded import processes
-from rollbridge.embedded.jars import LOCK_FILE
+from rollbridge_devcluster import processes
+from rollbridge_devcluster.jars import LOCK_FILE
 
 
 def describe() -> dict[str, str]:

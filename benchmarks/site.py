@@ -15,9 +15,10 @@ from typing import Any, Final
 from confluent_kafka import Consumer, TopicPartition
 
 import rollbridge
-from rollbridge.embedded.ephemeral import CoordinatorHandle, EmbeddedCluster
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.names import StreamName
+from rollbridge_devcluster.ephemeral import ProcessCluster
+from rollbridge_devcluster.nodes import ProcessNode
 
 RECORD_BYTES: Final = 100
 SCOPE: Final = "bench"
@@ -47,8 +48,8 @@ _pools: dict[int, list[Pair]] = {}
 class Site:
     """The servers, and a connected client."""
 
-    cluster: EmbeddedCluster
-    coordinator: CoordinatorHandle
+    cluster: ProcessCluster
+    coordinator: ProcessNode
     bridge: rollbridge.Bridge
     topics: TopicAdmin
     cleanup: ExitStack
@@ -149,7 +150,7 @@ def another_coordinator(
 @contextmanager
 def open_site() -> Iterator[Site]:
     """Start everything, and stop everything."""
-    with EmbeddedCluster(short_lived=False, kafka_heap="1g") as cluster:
+    with ProcessCluster(short_lived=False, kafka_heap="1g") as cluster:
         coordinator = cluster.start_coordinator()
         with (
             ExitStack() as cleanup,

@@ -7,8 +7,8 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.site import Site
-from rollbridge.embedded.jars import JarCache
-from rollbridge.embedded.java import find_java
+from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.java import find_java
 from spark_examples.session import local_session
 
 if TYPE_CHECKING:

@@ -16,16 +16,17 @@ from integration_tests.backends.choice import (
     Backend,
     chosen,
     demand,
+    descriptions,
     lacking,
     new_cluster,
     why_no_containers,
 )
 from integration_tests.backends.containers import ContainerCluster
-from integration_tests.backends.engine import descriptions
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.clients import Site
 from integration_tests.leftovers import children, left_behind, share
 from integration_tests.spark_tools import spark_session
+from rollbridge.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("containers")
     try:
         lines = sorted(reasons - {""}) or list(descriptions())
-    except Unsupported as exc:
+    except EnvironmentProblem as exc:
         lines = [str(exc)]
     for line in lines:
         terminalreporter.write_line(line)

@@ -85,9 +85,14 @@ class CrashPoint:
             inner = inner.gi_yieldfrom
 
 
+def is_crashing(environment: Mapping[str, str]) -> bool:
+    """Whether a coordinator with this environment is to be run by this file."""
+    return bool(environment.keys() & _SIGNALS.keys())
+
+
 def program(environment: Mapping[str, str]) -> list[str]:
     """Return what Python is to run as a coordinator with this environment."""
-    return [PROGRAM] if environment.keys() & _SIGNALS.keys() else ["-m", "rollbridge_coordinator"]
+    return [PROGRAM] if is_crashing(environment) else ["-m", "rollbridge_coordinator"]
 
 
 if __name__ == "__main__":

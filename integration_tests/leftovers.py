@@ -22,7 +22,7 @@ _DIRECTORY: Final = re.compile(r"/(rollbridge-\w{8})\b")
 _HELPERS: Final = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
-    "integration_tests.backends.reaper",
+    "rollbridge_devcluster reap",
 )
 """Processes that live as long as the one that they help."""
 

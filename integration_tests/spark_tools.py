@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from integration_tests.clients import Site
-from rollbridge.embedded.jars import JarCache
-from rollbridge.embedded.java import find_java
+from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.java import find_java
 from spark_examples.session import local_session
 
 if TYPE_CHECKING:

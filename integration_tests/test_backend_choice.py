@@ -12,7 +12,7 @@ import pytest
 from integration_tests.backends.choice import BACKEND_VARIABLE, REQUIRE_VARIABLE, Backend, demand, each
 from integration_tests.backends.interface import Ability
 from integration_tests.backends.local import LocalCluster
-from integration_tests.backends.nodes import variable_of
+from rollbridge_devcluster.containers import variable_of
 
 ROOT = Path(__file__).parents[1]
 ON_CONTAINERS = "integration_tests/containers/test_faults.py::test_a_disk_without_a_limit_cannot_be_filled"

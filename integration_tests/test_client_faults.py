@@ -12,7 +12,6 @@ import rollbridge
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, header_of, until
-from rollbridge.embedded.ports import free_port
 from rollbridge.errors import (
     BackpressureError,
     KafkaUnavailable,
@@ -20,6 +19,7 @@ from rollbridge.errors import (
     UnavailableError,
     ZooKeeperUnavailable,
 )
+from rollbridge_devcluster.state import free_port
 
 QUICK = rollbridge.ClientOptions(connect_timeout_s=2.0)
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from integration_tests.backends import reaper
 from integration_tests.backends.choice import lacking
-from integration_tests.backends.engine import SESSION, engine, host, publishing_address
 from integration_tests.container_health import health
 from integration_tests.patience import eventually
-from rollbridge.cli.images import VARIABLES
-from rollbridge.embedded.ports import free_port
+from rollbridge_devcluster import engine as engines
+from rollbridge_devcluster.engine import engine, host, publishing_address
+from rollbridge_devcluster.images import VARIABLES
+from rollbridge_devcluster.state import free_port
 
 pytestmark = pytest.mark.containers
 
@@ -47,7 +47,7 @@ def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
         pytest.skip(f"{' '.join(command)} is not installed")
     project = f"rollbridge-test-{uuid.uuid4().hex[:8]}"
     # So that what is made is removed even if this process is killed.
-    marked = {"labels": reaper.labels(SESSION, project)}
+    marked = {"labels": engines.labels(project)}
     soon = {"healthcheck": {"interval": "1s"}}
     marks = {
         "services": {

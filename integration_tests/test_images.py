@@ -21,19 +21,17 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from docker.errors import ImageNotFound
 from docker.models.containers import Container
 
-from integration_tests.backends import reaper
 from integration_tests.backends.choice import lacking
 from integration_tests.backends.containers import ContainerCluster
-from integration_tests.backends.engine import SESSION, engine, host, publishing_address
 from integration_tests.container_health import health
 from integration_tests.patience import eventually
 from rollbridge.cli.main import main
 from rollbridge.errors import EnvironmentProblem
-from rollbridge.images import names
-from rollbridge.images.engine import Engine, PullFailed
-from rollbridge.images.provide import Origin, Provided, provide
-from rollbridge.images.recipes import Recipe
-from rollbridge.images.tree import Tree
+from rollbridge_devcluster import engine as engines
+from rollbridge_devcluster import image_names as names
+from rollbridge_devcluster.engine import Engine, PullFailed, engine, host, publishing_address
+from rollbridge_devcluster.images import Origin, Provided, provide
+from rollbridge_devcluster.recipes import Recipe, Tree
 
 pytestmark = [pytest.mark.containers, pytest.mark.long]
 
@@ -98,7 +96,7 @@ def test_an_image_is_made_without_network_and_again_only_when_its_inputs_change(
         return tree
 
     recipe = Recipe(base=None, inputs=lambda: iter(inputs), context=context)
-    monkeypatch.setattr("rollbridge.images.provide.RECIPES", {name: recipe})
+    monkeypatch.setattr("rollbridge_devcluster.images.RECIPES", {name: recipe})
 
     def ensure(*, rebuild: bool = False) -> Provided:
         (provided,) = provide([name], rebuild=rebuild)
@@ -117,7 +115,7 @@ def test_an_image_is_made_without_network_and_again_only_when_its_inputs_change(
     with pytest.raises(ImageNotFound):
         engine().images.get(first.id)
     # Somebody makes an image of the same name, out of ours.
-    container = engine().containers.create(second.id, ["true"], labels=reaper.labels(SESSION, name))
+    container = engine().containers.create(second.id, ["true"], labels=engines.labels(name))
     try:
         foreign = container.commit(*name.split(":"), changes=f"LABEL {names.LABEL}=")
     finally:
@@ -207,7 +205,7 @@ def test_a_step_that_fails_says_so_and_replaces_nothing(name: str, monkeypatch: 
         return tree
 
     recipe = Recipe(base=None, inputs=lambda: iter(()), context=context)
-    monkeypatch.setattr("rollbridge.images.provide.RECIPES", {name: recipe})
+    monkeypatch.setattr("rollbridge_devcluster.images.RECIPES", {name: recipe})
     with pytest.raises(
         EnvironmentProblem, match=r"(?s)can not be built: .*not like this\n.*returned a non-zero code: 3"
     ):

@@ -14,9 +14,9 @@ import pytest
 import rollbridge
 from integration_tests.clients import Site
 from integration_tests.grown_streams import KEYS, grow, write
-from rollbridge.embedded.jars import JarCache
-from rollbridge.embedded.java import find_java
 from rollbridge.model.names import GroupName, StreamName, segment_topic_pattern
+from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.java import find_java
 
 CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 PRODUCER = "org.apache.kafka.tools.ConsoleProducer"

@@ -11,12 +11,6 @@ import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from integration_tests.adapter_tools import batch_of, read_values
-from rollbridge.embedded.cluster import Cluster as EmbeddedServers
-from rollbridge.embedded.plan import Wishes
-from rollbridge.embedded.ports import free_port
-from rollbridge.embedded.reaper import Reaper
-from rollbridge.embedded.servers import KAFKA
-from rollbridge.embedded.state import Home
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.errors import AuthenticationError, KafkaUnavailable
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
@@ -28,6 +22,8 @@ from rollbridge.model.routing import StreamView
 from rollbridge.writer import StreamWriter, WriterOptions
 from rollbridge.writer.engine import Engine
 from rollbridge.zookeeper.catalog import Catalog
+from rollbridge_devcluster.ephemeral import ProcessCluster
+from rollbridge_devcluster.state import free_port
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 CA = str(CERTIFICATES / "ca.pem")
@@ -77,7 +73,7 @@ class Addresses:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+def broker() -> Iterator[Addresses]:
     addresses = Addresses()
     settings = {
         "controller.quorum.voters": f"1@{addresses['CONTROLLER']}",
@@ -105,19 +101,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
             for mechanism in ("scram-sha-256", "scram-sha-512")
         },
     }
-    home = Home(tmp_path_factory.mktemp("secure") / "home")
-    reaper = Reaper(home.path)
-    servers = EmbeddedServers(home)
-    servers.up(
-        Wishes(kafka_port=addresses.port("PLAINTEXT"), ephemeral=True, coordinators=0, kafka_settings=settings),
-        only=[KAFKA],
-    )
-    try:
+    with ProcessCluster(kafka_port=addresses.port("PLAINTEXT"), kafka_settings=settings):
         _create_scram_user(addresses["PLAINTEXT"])
         yield addresses
-    finally:
-        servers.down()
-        reaper.dismiss()
 
 
 def _create_scram_user(servers: str) -> None:

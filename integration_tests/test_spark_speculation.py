@@ -18,9 +18,9 @@ import rollbridge
 from integration_tests.clients import Site
 from integration_tests.patience import PATIENCE_S, await_exit, eventually
 from integration_tests.spark_tools import options_of
-from rollbridge.embedded.jars import JarCache
-from rollbridge.embedded.java import find_java
-from rollbridge.embedded.ports import free_port
+from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.java import find_java
+from rollbridge_devcluster.state import free_port
 from spark_examples.session import local_session
 
 pyspark = pytest.importorskip("pyspark")

@@ -21,8 +21,9 @@ from confluent_kafka import TopicPartition
 from integration_tests.kafka_tools import create_topic, produce, read_all
 from integration_tests.patience import eventually
 from rollbridge.cli.exit_codes import ExitCode
-from rollbridge.embedded import probes, processes
-from rollbridge.embedded.ports import free_port
+from rollbridge.doctor import probes
+from rollbridge_devcluster import processes
+from rollbridge_devcluster.state import free_port
 
 FAST = ("--no-coordinator", "--kafka-heap", "300m")
 

@@ -25,6 +25,7 @@ PYTHONS: Final = ("3.11", "3.12", "3.13")
 OURS: Final = {
     "rollbridge",
     "rollbridge_coordinator",
+    "rollbridge_devcluster",
     "rollbridge_schemas",
     "pyspark_rollbridge",
     "pyspark_rollbridge_transactions",

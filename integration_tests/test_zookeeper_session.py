@@ -15,7 +15,6 @@ from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
 from integration_tests.patience import PATIENCE_S
-from rollbridge.embedded.ports import free_port
 from rollbridge.errors import RollbridgeError, ZooKeeperUnavailable
 from rollbridge.model.nodes import (
     ROOT_CHARACTERS_MAX,
@@ -37,6 +36,7 @@ from rollbridge.zookeeper.errors import (
 from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
 from rollbridge.zookeeper.values import REQUEST_BYTES_MAX
 from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX
+from rollbridge_devcluster.state import free_port
 
 
 @pytest.fixture

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 import rollbridge
-from rollbridge.embedded.ephemeral import CoordinatorHandle, EmbeddedCluster
-from rollbridge.embedded.jars import JarCache
-from rollbridge.embedded.java import find_java
 from rollbridge.errors import RollbridgeError
 from rollbridge.model.names import StreamName, segment_topic_pattern
+from rollbridge_devcluster.ephemeral import ProcessCluster
+from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.java import find_java
+from rollbridge_devcluster.nodes import ProcessNode
 from spark_examples import native_rival, plain_reader, small_writer, stock_spark
 from spark_examples.helper import Helper
 from spark_examples.measure import PeakMemory
@@ -43,20 +46,20 @@ class DemoFailed(RollbridgeError):
 class Cast:
     """Who plays. Questions wait for their answers."""
 
-    cluster: EmbeddedCluster
+    cluster: ProcessCluster
     bridge: rollbridge.Bridge
     """The loader's connection."""
     stream: StreamName
-    leader: CoordinatorHandle
+    leader: ProcessNode
     """It leads the stream's group at the beginning."""
-    second: CoordinatorHandle
+    second: ProcessNode
     memory: PeakMemory
     reader: Helper
     writer: Helper
     rival: Helper
     spark: Helper
 
-    def leads(self, handle: CoordinatorHandle) -> bool:
+    def leads(self, handle: ProcessNode) -> bool:
         """Whether a coordinator leads the stream's group now."""
         return _leads(self.bridge, self.stream, handle)
 
@@ -132,12 +135,12 @@ def assemble(stack: ExitStack, out: Path, stream: StreamName, aircraft: Sequence
     jars = JarCache.default().ensure("spark")
     java_home = find_java().home
     pattern = segment_topic_pattern(stream)
-    cluster = stack.enter_context(EmbeddedCluster())
+    cluster = stack.enter_context(ProcessCluster())
     stack.callback(lambda: shutil.copytree(cluster.logs, out / "logs", dirs_exist_ok=True))
     memory = stack.enter_context(PeakMemory())
     handles = [cluster.start_coordinator() for _ in range(2)]
     for handle in handles:
-        memory.watch(handle.process)
+        memory.watch(psutil.Process(handle.pid))
     servers, zookeeper = cluster.bootstrap_servers, cluster.zookeeper
     connection = stack.enter_context(rollbridge.connect(servers, zookeeper=zookeeper, client_name="loader"))
     connection.admin.create_stream(str(stream), segments=2)
@@ -186,7 +189,7 @@ def require(condition: Callable[[], bool], otherwise: str) -> None:
         raise DemoFailed(f"{otherwise} ({PATIENCE_SECONDS:g} s waited)")
 
 
-def _leads(connection: rollbridge.Bridge, stream: StreamName, handle: CoordinatorHandle) -> bool:
+def _leads(connection: rollbridge.Bridge, stream: StreamName, handle: ProcessNode) -> bool:
     leader = connection.admin.describe(str(stream)).leader
     # A coordinator's name is made of its host's and its process id.
     return leader is not None and leader.endswith(f"-{handle.pid}")

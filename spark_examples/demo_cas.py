@@ -15,8 +15,8 @@ from typing import Final
 import click
 
 import rollbridge
-from rollbridge.embedded.ephemeral import EmbeddedCluster
 from rollbridge.errors import CasWriteError, RollbridgeError
+from rollbridge_devcluster.ephemeral import ProcessCluster
 
 ACCOUNT: Final = b"acct-7"
 DEPOSITS: Final = 200
@@ -135,7 +135,7 @@ def race(place: Place, deposits: int, *, conditional: bool) -> list[Report]:
         return pool.starmap(teller, [(place, "anna", deposits), (place, "bert", deposits)])
 
 
-def tell(cluster: EmbeddedCluster, deposits: int) -> bool:
+def tell(cluster: ProcessCluster, deposits: int) -> bool:
     """Race twice and compare; whether nothing was lost with conditions."""
     whole = True
     for stream, conditional in (("ledger/blind", False), ("ledger/accounts", True)):
@@ -161,7 +161,7 @@ def tell(cluster: EmbeddedCluster, deposits: int) -> bool:
 def main(deposits: int) -> None:
     """Two processes race for one account of a ledger, with compare-and-set and without."""
     try:
-        with EmbeddedCluster() as cluster:
+        with ProcessCluster() as cluster:
             cluster.start_coordinator()
             click.echo(f"two processes, {deposits} deposits of 1 each, one account")
             whole = tell(cluster, deposits)

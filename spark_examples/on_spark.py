@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from rollbridge.config import load_settings
-from rollbridge.embedded.java import find_java
+from rollbridge_devcluster.java import find_java
 from spark_examples.session import local_session
 
 if TYPE_CHECKING:

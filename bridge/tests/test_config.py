@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollbridge.config import ConnectionSettings, load_settings
-from rollbridge.embedded.state import Home, Ports, State
 from rollbridge.errors import ConfigError
+from rollbridge_devcluster.state import Home, Ports, State
 
 BOTH = {"bootstrap_servers": "flag:9092", "zookeeper": "flag:2181"}
 

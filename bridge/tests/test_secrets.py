@@ -12,7 +12,6 @@ from kazoo.protocol.serialization import Auth, Connect, Create
 
 from rollbridge.config import ConnectionSettings, load_settings
 from rollbridge.consumer.settings import consumer_settings
-from rollbridge.embedded.state import write_privately
 from rollbridge.errors import ConfigError
 from rollbridge.producer.settings import ProducerSettings
 from rollbridge.security.kafka import Security
@@ -21,6 +20,7 @@ from rollbridge.spark.settings import OptionReader, read_settings
 from rollbridge.zookeeper.access import digest_identity, parse_identity, shown
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import load_coordinator_settings
+from rollbridge_devcluster.state import write_privately
 
 SECRET = "Hush-7f3a91"
 KAFKA = {

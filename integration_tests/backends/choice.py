@@ -14,7 +14,7 @@ With ``IT_REQUIRE=1`` a test that would be skipped because the backend lacks som
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import cache
 from typing import Any, Final, NoReturn
@@ -22,9 +22,12 @@ from typing import Any, Final, NoReturn
 import pytest
 
 from integration_tests.backends.containers import ContainerCluster
-from integration_tests.backends.engine import prepare
-from integration_tests.backends.interface import Ability, AnyCluster, Unsupported
+from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.backends.local import LocalCluster
+from rollbridge.errors import RollbridgeError
+from rollbridge_devcluster.containers import prepare
+from rollbridge_devcluster.image_names import IN_USE, OFFICIAL
+from rollbridge_devcluster.images import look
 
 BACKEND_VARIABLE: Final = "IT_BACKEND"
 REQUIRE_VARIABLE: Final = "IT_REQUIRE"
@@ -83,9 +86,23 @@ def why_no_containers() -> str | None:
         return f"{BACKEND_VARIABLE}=local: no containers were asked for"
     try:
         prepare()
-    except Unsupported as exc:
+    except RollbridgeError as exc:
         return str(exc)
     return None
+
+
+def descriptions() -> Iterator[str]:
+    """A line for each image: its name, its id, and whether it stands in for an official one.
+
+    Raises:
+        EnvironmentProblem: no engine answers.
+    """
+    for name, image in look(IN_USE).items():
+        if image is None:
+            yield f"{name}: missing"
+        else:
+            kind = "stand-in" if image.stand_in else "official" if name in OFFICIAL else "built here"
+            yield f"{name}: {kind}, {image.id.removeprefix('sha256:')[:12]}"
 
 
 def lacking(reason: str) -> NoReturn:

@@ -1,38 +1,60 @@
-"""The backend on containers: brokers, ZooKeeper servers and coordinators from the images that users run."""
+"""The backend on containers: what tests do to them beside what nodes can do, from side containers and on volumes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
+from docker.errors import DockerException
+from docker.models.containers import Container
+from docker.models.volumes import Volume
+from requests import RequestException
+from urllib3.exceptions import HTTPError
+
+from integration_tests import clocks
 from integration_tests.backends.disks import Disk
-from integration_tests.backends.engine import is_local, prepare
-from integration_tests.backends.interface import Ability, Clock, Coordinator, Unsupported
-from integration_tests.backends.logs import logged
-from integration_tests.backends.nodes import Broker, CoordinatorNode, Node, ZooKeeper
-from integration_tests.backends.surroundings import Surroundings
+from integration_tests.backends.interface import Ability, AnyCluster, Clock, Unsupported
 from integration_tests.clocks import OFFSET_VARIABLE, SITECUSTOMIZE
 from integration_tests.coordinators import SESSION_TIMEOUT_S
-from integration_tests.crashing import CRASH_AT
-from rollbridge.embedded import probes
-from rollbridge.embedded.plan import new_cluster_id
-from rollbridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
-from rollbridge.errors import NotFoundError
+from integration_tests.crashing import CRASH_AT, PROGRAM, is_crashing
+from rollbridge.doctor import probes
+from rollbridge.errors import EnvironmentProblem
+from rollbridge_devcluster import containers
+from rollbridge_devcluster.containers import ContainerNode, CoordinatorContainer, prepare
+from rollbridge_devcluster.engine import engine, is_local
+from rollbridge_devcluster.image_names import TOOLBOX
 
-_CLOCK: Final = "/tmp/clock"
 IMAGE_UID: Final = 1000
 """Who the servers run as in their images."""
+_CLOCK: Final = "/tmp/clock"
+_FAKETIME: Final = "/tmp/libfaketimeMT.so.1"
+_CRASHING: Final = "/tmp/crashing.py"
+_END_S: Final = 30.0
+_PROBES: Final = {
+    Ability.PARTITION: "iptables -w -A OUTPUT -d 192.0.2.1 -j DROP",
+    Ability.LOSS: "iptables -w -A OUTPUT -d 192.0.2.1 -m statistic --mode random --probability 0.5 -j DROP",
+    Ability.BANDWIDTH: "tc qdisc add dev eth0 root tbf rate 1mbit burst 4kb latency 1s",
+}
+"""What the toolbox must be able to do for each fault; the kernel decides."""
 
 
-class ContainerCluster:
-    """One or three brokers and ZooKeeper servers in a network of their own. Use it in a ``with`` block."""
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How a container has ended."""
 
-    broker_class: type[Broker] = Broker
-    zookeeper_class: type[ZooKeeper] = ZooKeeper
+    code: int
+    out: bytes
+    err: bytes
+
+
+class ContainerCluster(containers.ContainerCluster, AnyCluster):
+    """One or three brokers and ZooKeeper servers in a network of their own."""
 
     def __init__(
         self,
@@ -48,185 +70,105 @@ class ContainerCluster:
         Args:
             brokers: How many; topics have as many replicas, of which all but one must be in sync.
             zookeepers: How many.
-            kafka_settings: Broker settings on top of those of the embedded cluster.
+            kafka_settings: Broker settings on top of our defaults.
             disk_mib: Size of the data directory of parts whose disk is to be filled; it is in memory.
             stalling: Have the logs of the brokers, but not those of the controllers, on disks that can be made to stand
                 still, where this machine can do that and is the engine's own.
         """
-        self.brokers: Final = _names(KAFKA, brokers)
-        self.zookeepers: Final = _names(ZOOKEEPER, zookeepers)
-        self.kafka_cluster_id: Final = new_cluster_id()
-        self._kafka_settings = dict(kafka_settings or {})
+        super().__init__(brokers=brokers, zookeepers=zookeepers, kafka_settings=kafka_settings)
         self._disk_mib = dict(disk_mib or {})
         self._stalling = stalling
         self._disks: dict[str, Disk] = {}
-        self.surroundings: Final = Surroundings()
-        self.labels: Final = self.surroundings.labels
-        """On everything that it makes."""
-        self.run: Final = self.surroundings.run
-        """Runs a program in a container of its own in this network."""
-        self._nodes: dict[str, Node] = {}
-
-    # -- life -------------------------------------------------------------------------------------------
-
-    def start(self) -> Self:
-        """Start all servers and return when they answer.
-
-        Raises:
-            Unsupported: there is no engine, or an image cannot be had.
-        """
-        prepare()
-        try:
-            network, labels = self.surroundings.make(), self.labels
-            self._mount_disks()
-            servers: list[Node] = [
-                self.zookeeper_class(number, self.zookeepers, network, labels)
-                for number in range(1, len(self.zookeepers) + 1)
-            ]
-            for number in range(1, len(self.brokers) + 1):
-                settings = self._kafka_settings
-                servers.append(
-                    self.broker_class(number, self.brokers, network, labels, self.kafka_cluster_id, settings)
-                )
-            for server in servers:
-                disk = self._disks.get(server.part)
-                self._nodes[server.part] = server.keep_data_in(
-                    self.surroundings.volume(
-                        server.part, self._disk_mib.get(server.part), None if disk is None else disk.path
-                    )
-                )
-            with ThreadPoolExecutor(len(servers)) as together:  # a quorum needs all of them
-                list(together.map(Node.start, servers))
-                list(together.map(Node.await_answer, servers))
-        except BaseException as exc:
-            for node in self._nodes.values():
-                exc.add_note(f"--- {node.part}\n{node.said()}")
-            self.stop()
-            raise
-        return self
+        """Those that can be made to stand still, by part."""
+        self._small_disks: dict[str, Container] = {}
+        """Containers that have the disk of a part at ``/disk``."""
 
     def stop(self) -> None:
         """Remove everything that it has made; harmless when there is nothing."""
-        self.surroundings.remove()
-        for node in self._nodes.values():
-            node.get_docker_client().client.close()
-        self._nodes.clear()
+        super().stop()
+        self._small_disks.clear()
         while self._disks:
             self._disks.popitem()[1].remove()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
-
-    # -- where things are -------------------------------------------------------------------------------
-
-    @property
-    def bootstrap_servers(self) -> str:
-        """Kafka's address for clients on this machine; it stays the same over restarts."""
-        return ",".join(node.address for node in self._nodes.values() if isinstance(node, Broker))
-
-    @property
-    def zookeeper(self) -> str:
-        """ZooKeeper's address for clients on this machine; it stays the same over restarts."""
-        return ",".join(node.address for node in self._nodes.values() if isinstance(node, ZooKeeper))
-
-    @property
-    def bootstrap_servers_inside(self) -> str:
-        """Kafka's address for containers of its network."""
-        return ",".join(node.inside for node in self._nodes.values() if isinstance(node, Broker))
-
-    @property
-    def zookeeper_inside(self) -> str:
-        """ZooKeeper's address for containers of its network."""
-        return ",".join(node.inside for node in self._nodes.values() if isinstance(node, ZooKeeper))
 
     @property
     def can(self) -> frozenset[Ability]:
         """What this backend can do with this engine and its kernel."""
-        return self.surroundings.can | ({Ability.DISK_STALL} if self._disks else set())
+        return self._can | ({Ability.DISK_STALL} if self._disks else set())
 
-    def node(self, part: str) -> Node:
-        """The container of a part.
+    @cached_property
+    def _can(self) -> frozenset[Ability]:
+        found = {Ability.CONTAINERS, Ability.CLOCK, Ability.DISK_FULL}
+        if clocks.library() is not None:
+            found.add(Ability.SERVER_CLOCK)
+        script = "; ".join(f"{probe} 2>/dev/null && echo '{ability}'" for ability, probe in _PROBES.items())
+        said = self.run(TOOLBOX, ["sh", "-c", f"{script}; true"], as_root=True)
+        return frozenset(found | {Ability(line) for line in said.out.decode().splitlines()})
 
-        Raises:
-            NotFoundError: there is none.
+    # -- networks ---------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        image: str,
+        command: Sequence[str],
+        *,
+        entrypoint: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        beside: Container | None = None,
+        volumes: Mapping[str, str] | None = None,
+        as_root: bool = False,
+        timeout_s: int = 120,
+    ) -> Said:
+        """Run a program in a container of its own in this network, until it ends; the container is removed.
+
+        Args:
+            image: Its image.
+            command: Its arguments, or all of it if the image has no entry point.
+            entrypoint: In place of the image's own.
+            environment: Variables of the container.
+            beside: Run in the network namespace of this container.
+            volumes: Where it has which volumes, by name.
+            as_root: As root, who may change that network.
+            timeout_s: How long it may take.
         """
-        if part not in self._nodes:
-            raise NotFoundError(f"{part} does not run")
-        return self._nodes[part]
-
-    # -- faults of single parts; those between parts are in ``faults`` ------------------------------------
-
-    def kill(self, part: str) -> None:
-        """SIGKILL a part, and return when it is gone.
-
-        Raises:
-            NotFoundError: it does not run.
-        """
-        self.node(part).kill()
-
-    def pause(self, part: str) -> None:
-        """Freeze a part: its connections stay open and nothing answers.
-
-        Raises:
-            NotFoundError: it does not run.
-        """
-        self.node(part).pause()
-
-    def resume(self, part: str) -> None:
-        """The end of a pause."""
-        self.node(part).resume()
-
-    @contextmanager
-    def paused(self, part: str) -> Iterator[None]:
-        """Pause a part for the length of a block."""
-        self.pause(part)
+        network = f"container:{beside.id}" if beside is not None else self.network.name
+        container = engine().containers.create(
+            prepare()[image],
+            list(command),
+            entrypoint=entrypoint,
+            environment=dict(environment or {}),
+            network=network,
+            volumes={name: {"bind": path, "mode": "rw"} for name, path in (volumes or {}).items()},
+            labels=self.labels,
+            user="root" if as_root else None,
+            cap_add=["NET_ADMIN"] if as_root else None,
+        )
         try:
-            yield
+            container.start()
+            code = container.wait(timeout=timeout_s)["StatusCode"]
+            return Said(code, container.logs(stderr=False), container.logs(stdout=False))
         finally:
-            self.resume(part)
+            container.remove(force=True, v=True)
 
-    def restart(self, part: str, *, gracefully: bool = True) -> None:
-        """Stop a part if it runs, start it again on the same data and address, and return when it answers."""
-        node = self.node(part)
-        if gracefully:
-            node.stop_gracefully()
-        elif node.runs():
-            node.kill()
-        node.start_again()
-
-    def add_listener(self, name: str, advertised: str) -> str:
-        """Have the only broker listen at one more address, where it says that it is at ``advertised``; restarts it."""
-        (part,) = self.brokers
-        broker = self.node(part)
-        assert isinstance(broker, Broker)
-        return broker.add_listener(name, advertised)
-
-    def stall_disk(self, part: str, seconds: float) -> None:
-        """Let the logs of a broker stand still.
+    def in_network_of(self, part: str, script: str) -> str:
+        """Run a script of the toolbox as root in the network namespace of a part; returns what it prints.
 
         Raises:
-            Unsupported: it has no such disk.
+            Unsupported: it fails.
         """
-        if part not in self._disks:
-            raise Unsupported(f"the disk of {part} cannot be made to stand still")
-        self._disks[part].stand_still(seconds)
+        said = self.run(TOOLBOX, ["sh", "-ec", script], beside=self.node(part).container, as_root=True)
+        if said.code:
+            raise Unsupported(f"beside {part}, {script!r} fails: {said.err.decode().strip()}")
+        return said.out.decode()
 
-    def log_ends(self, topic: str) -> list[int]:
-        raise Unsupported(f"where the log of {topic} can be cut is not looked for in containers")
+    def gateway(self) -> str:
+        """The address from which clients on this machine come, in its network."""
+        self.network.reload()
+        return str(self.network.attrs["IPAM"]["Config"][0]["Gateway"])
 
-    def cut_log(self, topic: str, end: int) -> None:
-        """Logs are inside of the containers.
+    # -- disks ------------------------------------------------------------------------------------------
 
-        Raises:
-            Unsupported: always.
-        """
-        raise Unsupported(f"the log of {topic} cannot be cut at {end} inside of a container")
-
-    def _mount_disks(self) -> None:
-        """A disk for each broker, as far as that was asked for and this machine can do it."""
+    def prepare_machine(self) -> None:
+        """Mount a disk for each broker, as far as that was asked for and this machine can do it."""
         if not self._stalling or not is_local():
             return
         try:
@@ -238,131 +180,162 @@ class ContainerCluster:
                 self._disks.popitem()[1].remove()
         else:
             # Controllers go on: new settings reach a broker while its logs stand still.
-            self._kafka_settings.setdefault("metadata.log.dir", "/tmp/metadata")
+            self.kafka_settings.setdefault("metadata.log.dir", "/tmp/metadata")
+
+    def volume(self, part: str, **options: str) -> Volume:
+        """In memory where a size was named, so that it can be filled; on a disk of its own where there is one."""
+        size_mib, disk = self._disk_mib.get(part), self._disks.get(part)
+        if disk is not None:
+            options = {"type": "none", "device": str(disk.path), "o": "bind"}
+        if size_mib is not None:
+            options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size_mib}m,uid=1000,gid=1000,mode=0755"}
+        volume = super().volume(part, **options)
+        if size_mib is not None:
+            # A file system in memory is gone when no container uses it any more, so one does all the time.
+            self._small_disks[part] = engine().containers.run(
+                prepare()[TOOLBOX],
+                ["sleep", "infinity"],
+                detach=True,
+                init=True,
+                volumes={volume.name: {"bind": "/disk", "mode": "rw"}},
+                network_mode="none",
+                labels=self.labels,
+            )
+        return volume
+
+    def disk_of(self, part: str) -> Container:
+        """A container that has the disk of a part at ``/disk``.
+
+        Raises:
+            Unsupported: that disk has no limit.
+        """
+        if part not in self._small_disks:
+            raise Unsupported(f"the disk of {part} has no limit; name it in disk_mib")
+        return self._small_disks[part]
+
+    def stall_disk(self, part: str, seconds: float) -> None:
+        """Let the logs of a broker stand still."""
+        if part not in self._disks:
+            raise Unsupported(f"the disk of {part} cannot be made to stand still")
+        self._disks[part].stand_still(seconds)
 
     def back_up_zookeeper(self) -> None:
         """Copy the volumes of all servers to one of its own, while all stand still."""
         with ExitStack() as standing:
             for part in self.zookeepers:
                 standing.enter_context(self.paused(part))
-            self.surroundings.copy_volumes(self.zookeepers, restore=False)
+            self._copy_volumes("/data", "/backup")
 
     def restore_zookeeper(self) -> None:
         """Put the copies in place of what there is."""
         nodes = [self.node(part) for part in self.zookeepers]
         for node in nodes:
             node.kill()
-        self.surroundings.copy_volumes(self.zookeepers, restore=True)
-        with ThreadPoolExecutor(len(nodes)) as together:  # a quorum needs all of them
-            list(together.map(Node.start_again, nodes))
+        self._copy_volumes("/backup", "/data")
+        self.start_together(nodes)
 
-    def in_network_of(self, part: str, script: str) -> str:
-        """Run a script of the toolbox as root in the network namespace of a part; returns what it prints.
+    def _copy_volumes(self, source: str, target: str) -> None:
+        """Copy the volumes of the ZooKeeper servers, which are below ``/data``, to ``/backup``, or back from there."""
+        steps = [
+            f"mkdir -p {target}/{part} && find {target}/{part} -mindepth 1 -delete && "
+            f"cp -a {source}/{part}/. {target}/{part}/"
+            for part in self.zookeepers
+        ]
+        backup = super().volume("backup").name
+        volumes = {self.volume_name(part): f"/data/{part}" for part in self.zookeepers} | {str(backup): "/backup"}
+        said = self.run(TOOLBOX, ["sh", "-ec", " && ".join(steps)], volumes=volumes, as_root=True)
+        if said.code:
+            raise EnvironmentProblem(f"volumes cannot be copied: {said.err.decode()}")
 
-        Raises:
-            Unsupported: it fails.
-        """
-        return self.surroundings.beside(self.node(part).container, script)
-
-    # -- coordinators -------------------------------------------------------------------------------------
+    # -- coordinators -----------------------------------------------------------------------------------
 
     def start_coordinator(
         self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None, ahead_s: float = 0.0
-    ) -> Coordinator:
-        """Start one more coordinator and return when it has registered.
-
-        Args:
-            env: Environment variables of the container.
-            crash_at: The point at which it kills itself, as ``integration_tests.crashing`` writes it.
-            ahead_s: By how much its clock is ahead of the true time, or behind it.
-        """
-        number = sum(part.startswith(COORDINATOR_PREFIX) for part in self._nodes) + 1
+    ) -> CoordinatorContainer:
+        """A coordinator in a container, perhaps with a crash point and a clock of its own."""
         environment = {**(env or {}), **({CRASH_AT: crash_at} if crash_at else {})}
-        name = f"{COORDINATOR_PREFIX}{number}"
-        node = self._coordinator(name, name, probes.ZOOKEEPER_ROOT, environment)
+        part = self.next_coordinator()
+        node = self.new_coordinator(part, part, probes.ZOOKEEPER_ROOT, environment)
         if ahead_s:
             _give_clock(node, ahead_s)
-        self._nodes[node.part] = node
-        node.start()
-        node.await_answer()
+        return self.add_coordinator(node)
+
+    def new_coordinator(self, part: str, name: str, root: str, environment: Mapping[str, str]) -> CoordinatorContainer:
+        """One that runs what has the crash points, if the environment names one."""
+        node = super().new_coordinator(part, name, root, environment)
+        if is_crashing(environment):
+            node.files[_CRASHING] = Path(PROGRAM).read_bytes()
+            node.entrypoint, node.command = ["python"], [_CRASHING]
         return node
 
     def keep_logs(self, folder: Path) -> None:
         """What each container has printed."""
         folder.mkdir()
         for part, node in self._nodes.items():
-            (folder / f"{part}.out").write_text(node.said("all"))
-
-    def runs(self, part: str) -> bool:
-        """Whether the part's container runs."""
-        return self.node(part).runs()
-
-    def kill_coordinator(self, handle: Coordinator) -> None:
-        """SIGKILL a coordinator; harmless when it is gone already."""
-        if handle.alive:
-            self.kill(handle.name)
-
-    def stop_coordinator(self, handle: Coordinator) -> None:
-        """Ask a coordinator to end, and return when it has."""
-        self.node(handle.name).stop_gracefully()
+            (folder / f"{part}.out").write_text(node.said())
 
     @contextmanager
     def coordinator(
         self, root: str, name: str, logs: Path, environment: Mapping[str, str]
-    ) -> Iterator[CoordinatorNode]:
+    ) -> Iterator[CoordinatorContainer]:
         """A coordinator under any root path, started in the background, which logs to ``logs/NAME.log``."""
         session = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_TIMEOUT_S)}
-        node = self._coordinator(_part(root, name), name, root, {**session, **environment})
-        with self._in_background(node, logs):
+        node = self.new_coordinator(_part(root, name), name, root, {**session, **environment})
+        with self.in_background(node, logs):
             yield node
 
     @contextmanager
     def clocked_coordinator(self, root: str, name: str, logs: Path) -> Iterator[Clock]:
         """The same with a clock that can be set."""
-        node = self._coordinator(_part(root, name), name, root, {})
+        node = self.new_coordinator(_part(root, name), name, root, {})
         _give_clock(node, 0.0)
-        with self._in_background(node, logs):
+        with self.in_background(node, logs):
             yield _ContainerClock(node)
 
     @contextmanager
-    def _in_background(self, node: CoordinatorNode, logs: Path) -> Iterator[None]:
+    def in_background(self, node: CoordinatorContainer, logs: Path) -> Iterator[None]:
+        """Start a coordinator without waiting for it, and remove it in the end."""
         self._nodes[node.part] = node
         try:
             node.start()
-            with logged(node, logs / f"{node.name}.log"):
+            with _logged(node, logs / f"{node.registers_as}.log"):
                 yield
-                node.stop_gracefully()
+                node.stop()
         finally:
             del self._nodes[node.part]
             node.discard()
-            node.get_docker_client().client.close()
-
-    def _coordinator(self, part: str, name: str, root: str, environment: Mapping[str, str]) -> CoordinatorNode:
-        where = {
-            "ROLLBRIDGE_BOOTSTRAP_SERVERS": self.bootstrap_servers_inside,
-            "ROLLBRIDGE_ZOOKEEPER": self.zookeeper_inside,
-            "ROLLBRIDGE_ZOOKEEPER_ROOT": root,
-        }
-
-        def registered() -> frozenset[tuple[str, int]]:
-            return probes.registered_coordinators(self.zookeeper, root) or frozenset()
-
-        return CoordinatorNode(
-            part, name, self.surroundings.network, self.surroundings.labels, {**where, **environment}, registered
-        )
 
 
-def _give_clock(node: Node, ahead_s: float) -> None:
+def set_clock(node: ContainerNode, offset_s: int) -> None:
+    """Make a server anew with a clock that is ahead of the true time by this much, or behind it; 0 is the true time.
+
+    Raises:
+        Unsupported: this machine has no libfaketime.
+    """
+    library = clocks.library()
+    if library is None:
+        raise Unsupported("clocks of servers are set by libfaketime, which is not installed (Debian: faketime)")
+    node.stop()
+    for name in clocks.variables(_FAKETIME, offset_s):
+        node.environment.pop(name, None)
+    node.files.pop(_FAKETIME, None)
+    if offset_s:
+        node.environment |= clocks.variables(_FAKETIME, offset_s)
+        node.files[_FAKETIME] = library.read_bytes()
+    node.anew()
+
+
+def _give_clock(node: ContainerNode, ahead_s: float) -> None:
     """Before the start: have a Python program in a container read its clock from a file."""
-    node.with_envs(**{"PYTHONPATH": _CLOCK, OFFSET_VARIABLE: f"{_CLOCK}/offset"})
-    node.with_copy_into_container(SITECUSTOMIZE.encode(), f"{_CLOCK}/sitecustomize.py")
-    node.with_copy_into_container(str(ahead_s).encode(), f"{_CLOCK}/offset")
+    node.environment |= {"PYTHONPATH": _CLOCK, OFFSET_VARIABLE: f"{_CLOCK}/offset"}
+    node.files[f"{_CLOCK}/sitecustomize.py"] = SITECUSTOMIZE.encode()
+    node.files[f"{_CLOCK}/offset"] = str(ahead_s).encode()
 
 
 class _ContainerClock:
     """The clock of a coordinator in a container."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ContainerNode) -> None:
         self._node = node
 
     def set(self, offset_s: float) -> None:
@@ -374,10 +347,35 @@ class _ContainerClock:
         assert said.exit_code == 0, said.output
 
 
+@contextmanager
+def _logged(node: ContainerNode, path: Path) -> Iterator[None]:
+    """Append to a file what a container that has been started says, and remove the container in the end.
+
+    What it says after it was started once more is there in the end, too, but not before.
+    """
+    with path.open("ab") as log:
+        begin = log.tell()
+    follower = threading.Thread(target=_follow, args=(node, path), name=f"log of {node.part}", daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        said = node.said()
+        node.discard()  # which ends the stream
+        follower.join(_END_S)
+        with path.open("r+b") as log:
+            log.truncate(begin)
+            log.seek(begin)
+            log.write(said.encode())
+
+
+def _follow(node: ContainerNode, path: Path) -> None:
+    with path.open("ab") as log, suppress(DockerException, RequestException, HTTPError):
+        for chunk in node.container.logs(stream=True, follow=True):
+            log.write(chunk)
+            log.flush()
+
+
 def _part(root: str, name: str) -> str:
     """Coordinators of several root paths may have the same name."""
     return f"{root.strip('/').replace('/', '-')}-{name}"
-
-
-def _names(stem: str, count: int) -> tuple[str, ...]:
-    return (stem,) if count == 1 else tuple(f"{stem}-{number}" for number in range(1, count + 1))

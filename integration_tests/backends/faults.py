@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from integration_tests.backends.containers import ContainerCluster
+from integration_tests.backends.containers import ContainerCluster, set_clock
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.links import Link
 
@@ -41,11 +41,11 @@ def killed(cluster: AnyCluster, part: str) -> Iterator[None]:
 @contextmanager
 def stopped(cluster: AnyCluster, part: str) -> Iterator[None]:
     """SIGSTOP and SIGCONT: as a pause, but only the server itself stands still."""
+    node = cluster.node(part)
     if not isinstance(cluster, ContainerCluster):
-        with cluster.paused(part):  # which is SIGSTOP there
+        with node.paused():  # which is SIGSTOP there, and waits for all its threads
             yield
         return
-    node = cluster.node(part)
     node.signal(signal.SIGSTOP)
     try:
         yield
@@ -62,10 +62,10 @@ def clock_off(cluster: AnyCluster, part: str, offset_s: int) -> Iterator[None]:
     """
     node = _containers(cluster, "set the clock of a server").node(part)
     try:
-        node.set_clock(offset_s)
+        set_clock(node, offset_s)
         yield
     finally:
-        node.set_clock(0)
+        set_clock(node, 0)
 
 
 # -- networks -----------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def full_disk(cluster: AnyCluster, part: str) -> Iterator[None]:
     Raises:
         Unsupported: the backend has no disk of limited size for this part.
     """
-    disk = _containers(cluster, "fill a disk").surroundings.disk_of(part)
+    disk = _containers(cluster, "fill a disk").disk_of(part)
     fill = f"dd if=/dev/zero of={_BALLAST} bs=4k 2>/dev/null; cat /dev/zero >>{_BALLAST} 2>/dev/null; true"
     said = disk.exec_run(["sh", "-c", fill], user="root")
     assert said.exit_code == 0, said.output
@@ -186,7 +186,7 @@ def _containers(cluster: AnyCluster, what: str) -> ContainerCluster:
 
 def _addresses(cluster: AnyCluster, names: str | Sequence[str]) -> list[str]:
     network = _containers(cluster, "cut a network")
-    gateway = network.surroundings.gateway
+    gateway = network.gateway
     return [gateway() if name == HOST else network.node(name).address_inside() for name in _names(names)]
 
 

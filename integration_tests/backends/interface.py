@@ -1,13 +1,16 @@
-"""What tests may ask of the servers they run against, whichever way these are run."""
+"""What tests ask of their servers, whatever these run on; the tests know nothing else of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
+
+from rollbridge_devcluster.ephemeral import EphemeralCluster
+from rollbridge_devcluster.nodes import Node
 
 
 class Ability(StrEnum):
@@ -43,75 +46,47 @@ class Clock(Protocol):
         """From now on it is ahead of the true time by this much, or behind it."""
 
 
-class Coordinator(Protocol):
-    """A coordinator that a test has started."""
+class AnyCluster(EphemeralCluster):
+    """Servers and coordinators of the development cluster, with what only tests do to them."""
 
     @property
-    def name(self) -> str:
-        """The part's name, for ``kill``, ``pause``, ``resume`` and ``restart``."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether this very one still runs."""
-
-    def wait_exit(self, timeout_seconds: float) -> int:
-        """Wait until it has ended; returns its exit code, negative when a signal ended it."""
-
-
-class AnyCluster(Protocol):
-    """Brokers and ZooKeeper servers, and coordinators as they are asked for.
-
-    Servers are known by the name of their part: ``kafka`` and ``zookeeper``, or ``kafka-1``, ``zookeeper-1`` and so on
-    where there are several. Each comes back after a restart with its data and under its address.
-    """
-
-    @property
-    def brokers(self) -> Sequence[str]:
-        """Names of the brokers' parts."""
-
-    @property
-    def zookeepers(self) -> Sequence[str]:
-        """Names of the ZooKeeper servers' parts."""
-
-    @property
+    @abstractmethod
     def can(self) -> frozenset[Ability]:
         """What this backend can do here, on this machine."""
 
-    @property
-    def bootstrap_servers(self) -> str:
-        """Kafka's address for clients on this machine."""
+    @abstractmethod
+    def start_coordinator(
+        self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None, ahead_s: float = 0.0
+    ) -> Node:
+        """Start one more coordinator under the usual root path, and return when it has registered.
 
-    @property
-    def zookeeper(self) -> str:
-        """ZooKeeper's address for clients on this machine."""
+        Args:
+            env: Environment variables for it.
+            crash_at: The point at which it kills itself, as ``integration_tests.crashing`` writes it.
+            ahead_s: By how much its clock is ahead of the true time, or behind it.
+        """
 
-    @property
-    def kafka_cluster_id(self) -> str:
-        """The id that Kafka gives for itself."""
+    @abstractmethod
+    def coordinator(
+        self, root: str, name: str, logs: Path, environment: Mapping[str, str]
+    ) -> AbstractContextManager[object]:
+        """A coordinator of a test's own, under any root path; started in the background, logs to ``logs/NAME.log``."""
 
-    def __enter__(self) -> Self: ...
+    @abstractmethod
+    def clocked_coordinator(self, root: str, name: str, logs: Path) -> AbstractContextManager[Clock]:
+        """The same with a clock that can be set."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
+    @abstractmethod
+    def keep_logs(self, folder: Path) -> None:
+        """Put what all servers and coordinators have said into files of a folder, which is made."""
 
-    def kill(self, part: str) -> None:
-        """SIGKILL, and return when it is gone."""
+    @abstractmethod
+    def back_up_zookeeper(self) -> None:
+        """Copy what all ZooKeeper servers hold at one moment; they stand still meanwhile."""
 
-    def pause(self, part: str) -> None:
-        """Connections stay open and nothing answers."""
-
-    def resume(self, part: str) -> None:
-        """The end of a pause."""
-
-    def paused(self, part: str) -> AbstractContextManager[None]:
-        """A pause for the length of a block."""
-
-    def restart(self, part: str, *, gracefully: bool = True) -> None:
-        """Stop a part if it runs, start it again on the same data and address, and return when it answers."""
-
-    def add_listener(self, name: str, advertised: str) -> str:
-        """Have the only broker listen at one more address, where it says that it is at ``advertised``; restarts it."""
+    @abstractmethod
+    def restore_zookeeper(self) -> None:
+        """Kill all ZooKeeper servers, start them on the latest copy, and return when they answer."""
 
     def stall_disk(self, part: str, seconds: float) -> None:
         """Let no write of a broker to its logs come to an end for a while, and return when it is over.
@@ -119,6 +94,7 @@ class AnyCluster(Protocol):
         Raises:
             Unsupported: the cluster was not made for it, or this machine cannot do it.
         """
+        raise Unsupported(f"the disk of {part} cannot be made to stand still")
 
     def log_ends(self, topic: str) -> list[int]:
         """Offsets at which the log of the only partition of a topic can be cut so that no native transaction is halved.
@@ -126,6 +102,7 @@ class AnyCluster(Protocol):
         Raises:
             Unsupported: this backend cannot do it.
         """
+        raise Unsupported(f"where the log of {topic} can be cut is not looked for in containers")
 
     def cut_log(self, topic: str, end: int) -> None:
         """Kill the broker, let the only partition of a topic end at an offset, and start the broker again.
@@ -133,37 +110,4 @@ class AnyCluster(Protocol):
         Raises:
             Unsupported: this backend cannot do it.
         """
-
-    def back_up_zookeeper(self) -> None:
-        """Copy what all ZooKeeper servers hold at one moment; they stand still meanwhile."""
-
-    def restore_zookeeper(self) -> None:
-        """Kill all ZooKeeper servers, start them on the latest copy, and return when they answer."""
-
-    def start_coordinator(
-        self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None, ahead_s: float = 0.0
-    ) -> Coordinator:
-        """Start one more coordinator under the usual root path, and return when it has registered.
-
-        Its clock is ahead of the true time by ``ahead_s``, or behind it.
-        """
-
-    def keep_logs(self, folder: Path) -> None:
-        """Put what all servers and coordinators have said into files of a folder, which is made."""
-
-    def runs(self, part: str) -> bool:
-        """Whether a part runs."""
-
-    def kill_coordinator(self, handle: Coordinator) -> None:
-        """SIGKILL a coordinator; harmless when it is gone already."""
-
-    def stop_coordinator(self, handle: Coordinator) -> None:
-        """Ask a coordinator to end, and return when it has."""
-
-    def coordinator(
-        self, root: str, name: str, logs: Path, environment: Mapping[str, str]
-    ) -> AbstractContextManager[object]:
-        """A coordinator of a test's own, under any root path; started in the background, logs to ``logs/NAME.log``."""
-
-    def clocked_coordinator(self, root: str, name: str, logs: Path) -> AbstractContextManager[Clock]:
-        """The same with a clock that can be set."""
+        raise Unsupported(f"the log of {topic} cannot be cut at {end} inside of a container")

@@ -9,36 +9,35 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Final
+from typing import Any
 
 from integration_tests.backends.disks import Disk
-from integration_tests.backends.interface import Ability, Clock, Coordinator, Unsupported
+from integration_tests.backends.interface import Ability, AnyCluster, Clock, Unsupported
 from integration_tests.clocks import FileClock
 from integration_tests.coordinators import coordinator
 from integration_tests.crashing import CRASH_AT, program
-from rollbridge.embedded.cluster import Cluster
-from rollbridge.embedded.ephemeral import CoordinatorHandle, EmbeddedCluster
-from rollbridge.embedded.plan import Wishes
-from rollbridge.embedded.servers import KAFKA, ZOOKEEPER
-from rollbridge.embedded.state import State
 from rollbridge.kafka.batches import complete_batches, parse_header
+from rollbridge_devcluster.cluster import Cluster
+from rollbridge_devcluster.ephemeral import ProcessCluster
+from rollbridge_devcluster.nodes import ProcessNode
+from rollbridge_devcluster.state import KAFKA, ZOOKEEPER, State, Wishes
 
 
-class LocalCluster(EmbeddedCluster):
-    """An embedded cluster with what tests ask of any backend."""
+class LocalCluster(ProcessCluster, AnyCluster):
+    """A cluster of processes with what tests ask of any backend."""
 
-    brokers: Final = (KAFKA,)
-    zookeepers: Final = (ZOOKEEPER,)
-
-    def __init__(self, *, kafka_settings: Mapping[str, str] | None = None, stalling: bool = False) -> None:
+    def __init__(
+        self, *, kafka_settings: Mapping[str, str] | None = None, stalling: bool = False, **wishes: Any
+    ) -> None:
         """Only notes what is wanted.
 
         Args:
-            kafka_settings: Of the broker, on top of those of the embedded cluster.
+            kafka_settings: Of the broker, on top of our defaults.
             stalling: Have the broker's logs, but not those of the controller, on a disk that can be made to stand
                 still, where this machine can do that.
+            wishes: What else a cluster of processes takes.
         """
-        super().__init__(kafka_settings=kafka_settings)
+        super().__init__(kafka_settings=kafka_settings, **wishes)
         self._stalling = stalling
         self._disk: Disk | None = None
 
@@ -72,6 +71,18 @@ class LocalCluster(EmbeddedCluster):
             raise Unsupported(f"the disk of {part} cannot be made to stand still")
         self._disk.stand_still(seconds)
 
+    @contextmanager
+    def frozen_disk(self) -> Iterator[None]:
+        """Let the broker's logs stand still for the length of a block.
+
+        Raises:
+            Unsupported: they have no disk of their own.
+        """
+        if self._disk is None:
+            raise Unsupported("the broker's logs cannot be made to stand still")
+        with self._disk.frozen():
+            yield
+
     def cut_log(self, topic: str, end: int) -> None:
         """Drop the batches from there on; the broker, which was killed, works out everything else anew."""
         self.kill(KAFKA)
@@ -97,18 +108,6 @@ class LocalCluster(EmbeddedCluster):
                 ends.append(header.base_offset + header.last_offset_delta + 1)
         return ends
 
-    @contextmanager
-    def frozen_disk(self) -> Iterator[None]:
-        """Let the broker's logs stand still for the length of a block.
-
-        Raises:
-            Unsupported: they have no disk of their own.
-        """
-        if self._disk is None:
-            raise Unsupported("the broker's logs cannot be made to stand still")
-        with self._disk.frozen():
-            yield
-
     def back_up_zookeeper(self) -> None:
         """Copy its directory."""
         shutil.rmtree(self._backup, ignore_errors=True)
@@ -128,34 +127,20 @@ class LocalCluster(EmbeddedCluster):
 
     def start_coordinator(  # type: ignore[override]  # by a crash point instead of a program
         self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None, ahead_s: float = 0.0
-    ) -> CoordinatorHandle:
-        """A coordinator process, perhaps with a clock of its own."""
-        clock: Mapping[str, str] = {}
+    ) -> ProcessNode:
+        """A coordinator process, perhaps with a crash point and a clock of its own."""
+        environment = {**(env or {}), **({CRASH_AT: crash_at} if crash_at else {})}
         if ahead_s:
-            folder = self.home / f"clock-{len(self._coordinators) + 1}"
+            folder = self.home / f"clock-{self._coordinators + 1}"
             folder.mkdir()
             own = FileClock(folder)
             own.set(ahead_s)
-            clock = own.environment
-        environment = {**(env or {}), **clock, **({CRASH_AT: crash_at} if crash_at else {})}
+            environment |= own.environment
         return super().start_coordinator(env=environment, program=program(environment))
 
     def keep_logs(self, folder: Path) -> None:
         """Copy them."""
         shutil.copytree(self.logs, folder)
-
-    def runs(self, part: str) -> bool:
-        """Whether a process of the part runs."""
-        cluster, _ = self._running()
-        return any(process.is_running() for process in cluster.processes(part))
-
-    def kill_coordinator(self, handle: Coordinator) -> None:
-        """As the embedded cluster does it."""
-        super().kill_coordinator(_own(handle))
-
-    def stop_coordinator(self, handle: Coordinator) -> None:
-        """As the embedded cluster does it."""
-        super().stop_coordinator(_own(handle))
 
     def coordinator(
         self, root: str, name: str, logs: Path, environment: Mapping[str, str]
@@ -169,8 +154,3 @@ class LocalCluster(EmbeddedCluster):
         clock = FileClock(logs)
         with self.coordinator(root, name, logs, clock.environment):
             yield clock
-
-
-def _own(handle: Coordinator) -> CoordinatorHandle:
-    assert isinstance(handle, CoordinatorHandle), f"{handle.name} belongs to another cluster"
-    return handle

@@ -14,8 +14,6 @@ import psutil
 from integration_tests import coordinators
 from integration_tests.backends.choice import Backend
 from integration_tests.backends.containers import ContainerCluster
-from integration_tests.backends.engine import host
-from integration_tests.backends.nodes import Broker, Node, ZooKeeper
 from integration_tests.links import Link
 from integration_tests.secured import (
     AUTHORITY,
@@ -26,12 +24,10 @@ from integration_tests.secured import (
     in_files,
     zookeeper_settings,
 )
-from rollbridge.embedded.cluster import Cluster as EmbeddedServers
-from rollbridge.embedded.plan import Wishes
-from rollbridge.embedded.ports import free_port
-from rollbridge.embedded.reaper import Reaper
-from rollbridge.embedded.servers import KAFKA, ZOOKEEPER
-from rollbridge.embedded.state import Home
+from rollbridge_devcluster.containers import ContainerNode, KafkaContainer, ZooKeeperContainer
+from rollbridge_devcluster.engine import host
+from rollbridge_devcluster.ephemeral import ProcessCluster
+from rollbridge_devcluster.state import KAFKA, ZOOKEEPER, free_port
 
 _HERE: Final = "127.0.0.1"
 """The address for which the certificates are."""
@@ -86,9 +82,6 @@ def _processes(directory: Path) -> Iterator[Secured]:
         ports.append(free_port(ports))
     kafka, controller, outer, plain, secure = ports
     inner, address = f"{_HERE}:{kafka}", f"{_HERE}:{outer}"
-    home = Home(directory / "home")
-    reaper = Reaper(home.path)
-    servers = EmbeddedServers(home)
     kafka_settings = {
         "controller.quorum.voters": f"1@{_HERE}:{controller}",
         "listeners": f"PLAINTEXT://{inner},CONTROLLER://{_HERE}:{controller},SCRAM://{address}",
@@ -97,21 +90,14 @@ def _processes(directory: Path) -> Iterator[Secured]:
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SCRAM:SASL_SSL",
         **broker_settings(str(CERTIFICATES), ["SCRAM"]),
     }
-    wishes = Wishes(
+    with ProcessCluster(
+        home=directory / "home",
         kafka_port=kafka,
         zookeeper_port=plain,
-        ephemeral=True,
-        coordinators=0,
-        kafka_heap="512m",
         kafka_settings=kafka_settings,
         zookeeper_settings={**zookeeper_settings(str(CERTIFICATES), secure), "secureClientPortAddress": _HERE},
-    )
-    servers.up(wishes, only=[ZOOKEEPER, KAFKA])
-    try:
-        yield Secured(_Processes(directory, home.logs), inner, address, f"{_HERE}:{secure}")
-    finally:
-        servers.down()
-        reaper.dismiss()
+    ) as servers:
+        yield Secured(_Processes(directory, servers.logs), inner, address, f"{_HERE}:{secure}")
 
 
 # -- containers -----------------------------------------------------------------------------------------------
@@ -147,14 +133,14 @@ class _Near:
         self._links.close()
 
 
-class _SecuredBroker(Broker):
+class _SecuredBroker(KafkaContainer):
     """Has two listeners more, which say that they are at the two addresses at which it is reached."""
 
     def __init__(self, *about: Any) -> None:
         super().__init__(*about)
         self.near: Final = _Near()
-        self._listeners |= {"SCRAM": _SCRAM, "SCRAMINSIDE": _SCRAM_INSIDE}
-        self._protocols = {"SCRAM": "SASL_SSL", "SCRAMINSIDE": "SASL_SSL"}
+        self.listeners |= {"SCRAM": _SCRAM, "SCRAMINSIDE": _SCRAM_INSIDE}
+        self.protocols = {"SCRAM": "SASL_SSL", "SCRAMINSIDE": "SASL_SSL"}
         self.publish(_SCRAM)
         _give_certificates(self, SERVER, AUTHORITY)
 
@@ -169,11 +155,11 @@ class _SecuredBroker(Broker):
         return f"{self.part}:{_SCRAM_INSIDE}"
 
     def configure(self) -> None:
-        self._advertised |= {"SCRAM": self.secured_address, "SCRAMINSIDE": self.secured_inside}
+        self.advertised |= {"SCRAM": self.secured_address, "SCRAMINSIDE": self.secured_inside}
         super().configure()
 
 
-class _SecuredZooKeeper(ZooKeeper):
+class _SecuredZooKeeper(ZooKeeperContainer):
     """Has a port for TLS more."""
 
     def __init__(self, *about: Any) -> None:
@@ -181,7 +167,7 @@ class _SecuredZooKeeper(ZooKeeper):
         self.near: Final = _Near()
         self.publish(_SECURE)
         more = [f"{key}={value}" for key, value in zookeeper_settings(_CERTIFICATES, _SECURE).items()]
-        self.with_env("ZOO_CFG_EXTRA", " ".join([self.env["ZOO_CFG_EXTRA"], *more]))
+        self.environment["ZOO_CFG_EXTRA"] = " ".join([self.environment["ZOO_CFG_EXTRA"], *more])
         _give_certificates(self, SERVER, AUTHORITY)
 
     @property
@@ -228,28 +214,28 @@ class _SecuredContainers(ContainerCluster):
         broker, zookeeper = self._secured_nodes()
         inside = replace(cluster, bootstrap_servers=broker.secured_inside, zookeeper=zookeeper.secured_inside)
         environment, secrets = in_files(inside.environment(user, f"{_CERTIFICATES}/{AUTHORITY}"), _SECRETS)
-        node = self._coordinator(user, user, cluster.root, environment)
-        node.with_command(["coordinator", _TALKATIVE])
+        node = self.new_coordinator(user, user, cluster.root, environment)
+        node.command = ["coordinator", _TALKATIVE]
         _give_certificates(node, AUTHORITY)
         for path, secret in secrets.items():
-            node.with_copy_into_container(secret.encode(), path)
-        with self._in_background(node, self._logs):
-            yield lambda: node.said("all")
+            node.files[path] = secret.encode()
+        with self.in_background(node, self._logs):
+            yield node.said
 
     def visible(self) -> Mapping[str, str]:
         """Logs, and what the engine says of the containers and of the processes in them."""
         seen = _logs(self._logs)
         for part, node in self._nodes.items():
-            seen[f"log of {part}"] = node.said("all")
+            seen[f"log of {part}"] = node.said()
             node.container.reload()
             seen[f"description of {part}"] = json.dumps(node.container.attrs)
             seen[f"processes of {part}"] = json.dumps(node.container.top())
         return seen
 
 
-def _give_certificates(node: Node, *names: str) -> None:
+def _give_certificates(node: ContainerNode, *names: str) -> None:
     for name in names:
-        node.with_copy_into_container((CERTIFICATES / name).read_bytes(), f"{_CERTIFICATES}/{name}")
+        node.files[f"{_CERTIFICATES}/{name}"] = (CERTIFICATES / name).read_bytes()
 
 
 @contextmanager

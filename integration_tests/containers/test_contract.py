@@ -14,7 +14,7 @@ from integration_tests.backends import faults
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import produce, read_all
 from integration_tests.patience import eventually
-from rollbridge.embedded import probes
+from rollbridge.doctor import probes
 from rollbridge.errors import NotFoundError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.zookeeper.session import ZooKeeperSession

@@ -119,7 +119,7 @@ def test_a_leader_of_logs_dies_while_a_coordinator_takes_over_and_nothing_is_mis
                     seen = len(teller.acknowledged)
                     eventually(lambda seen=seen: len(teller.acknowledged) > seen + MORE, "commits go on")  # type: ignore[misc]
                     ensemble.restart(broker)
-                    deposed.start_again()
+                    deposed.restart()
                     eventually(lambda topic=topic: in_sync(ensemble, topic), "the broker has caught up")  # type: ignore[misc]
             finally:
                 teller.over.set()

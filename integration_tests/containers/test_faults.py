@@ -18,18 +18,18 @@ from integration_tests.backends import faults
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import Ability, Unsupported
 from integration_tests.backends.local import LocalCluster
-from integration_tests.backends.nodes import INSIDE
 from integration_tests.kafka_tools import produce, read_all
 from integration_tests.patience import eventually
-from rollbridge.embedded import probes
+from rollbridge.doctor import probes
 from rollbridge.errors import KafkaUnavailable, NotFoundError
-from rollbridge.images.names import KAFKA
 from rollbridge.kafka.log_offsets import LogOffsets
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName
 from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_devcluster.containers import INSIDE
+from rollbridge_devcluster.image_names import KAFKA
 
 pytestmark = [pytest.mark.containers, pytest.mark.long]
 
@@ -201,7 +201,7 @@ def test_a_container_that_is_made_anew_has_its_data(ensemble: ContainerCluster, 
     produce(ensemble.bootstrap_servers, topic, [b"1"])
     node = ensemble.node(ensemble.brokers[0])
     before = node.container.id
-    node.stop_gracefully()
+    node.stop()
     node.anew()
     assert node.container.id != before
     eventually(lambda: in_sync(ensemble, topic), "all replicas are there")
@@ -281,7 +281,7 @@ def test_offsets_of_a_partition_whose_broker_is_away_are_waited_for(
                 impatient.end([topic], Isolation.READ_UNCOMMITTED, alone)
             waiting = pool.submit(patient.end, [topic], Isolation.READ_UNCOMMITTED, alone)
         finally:
-            ensemble.node(broker).start_again()
+            ensemble.restart(broker)
         assert waiting.result(120) == {topic: 0}
     with pytest.raises(NotFoundError):
         patient.end([topic], Isolation.READ_UNCOMMITTED, PARTITIONS)

@@ -99,7 +99,7 @@ def test_a_rolling_commit_over_a_segment_that_nobody_leads_holds_up_nobody_else(
             client.admin.scale(alone.name, seal=[1], ranges=[(0.0, 0.25), (0.25, 0.5)])
         assert not future.done()
     finally:
-        node.start_again()
+        node.restart()
     future.result(180)
     eventually(lambda: in_sync(ensemble, StreamName.parse(other).buffer_topic()), "the broker has caught up")
     with client.reader(alone.name, follow=False) as reader:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rollbridge
-from integration_tests.backends.containers import ContainerCluster
-from integration_tests.backends.surroundings import Said
-from rollbridge.images.names import COORDINATOR, KAFKA
+from integration_tests.backends.containers import ContainerCluster, Said
 from rollbridge.model.names import StreamName, segment_topic_pattern
+from rollbridge_devcluster.image_names import COORDINATOR, KAFKA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.backends import reaper
 from integration_tests.backends.containers import ContainerCluster
-from integration_tests.backends.engine import engine
 from integration_tests.patience import eventually
-from rollbridge.images.names import TOOLBOX
+from rollbridge.errors import EnvironmentProblem
+from rollbridge_devcluster import engine as engines
+from rollbridge_devcluster.engine import engine
+from rollbridge_devcluster.image_names import TOOLBOX
 
 HOLDER = """
 import sys
@@ -40,7 +41,7 @@ def left(label: str, value: str) -> list[str]:
 @pytest.mark.containers
 def test_a_killed_test_process_takes_its_containers_with_it() -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER % reaper.SESSION_LABEL],
+        [sys.executable, "-c", HOLDER % engines.SESSION_LABEL],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -51,43 +52,43 @@ def test_a_killed_test_process_takes_its_containers_with_it() -> None:
     with holder, holder.stdin, holder.stdout:
         session = holder.stdout.readline().strip()
         # Two servers, a coordinator and the keeper of a disk; two volumes; a network.
-        assert len(left(reaper.SESSION_LABEL, session)) == 7
+        assert len(left(engines.SESSION_LABEL, session)) == 7
         holder.kill()
-    eventually(lambda: not left(reaper.SESSION_LABEL, session), "everything is gone")
+    eventually(lambda: not left(engines.SESSION_LABEL, session), "everything is gone")
 
 
 @pytest.mark.long
 @pytest.mark.containers
 def test_what_a_dead_process_has_left_is_swept_and_nothing_else() -> None:
     dead = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = reaper.owner_of(dead.pid)
+    owner = engines.owner_of(dead.pid)
     dead.communicate()
     elsewhere = owner.replace(owner.partition("/")[0], "another-machine")
-    sessions = {who: uuid.uuid4().hex for who in (owner, elsewhere, reaper.owner_of(os.getpid()))}
+    sessions = {who: uuid.uuid4().hex for who in (owner, elsewhere, engines.owner_of(os.getpid()))}
     try:
         for who, session in sessions.items():
-            marks = {reaper.OWNER_LABEL: who, reaper.SESSION_LABEL: session}
+            marks = {engines.OWNER_LABEL: who, engines.SESSION_LABEL: session}
             engine().networks.create(f"rollbridge-test-{session}", labels=marks)
             engine().volumes.create(f"rollbridge-test-{session}", labels=marks)
             engine().containers.create(TOOLBOX, ["true"], labels=marks)
-        assert reaper.remove_stale() >= 3
-        assert {who: len(left(reaper.SESSION_LABEL, session)) for who, session in sessions.items()} == {
+        assert engines.remove_stale() >= 3
+        assert {who: len(left(engines.SESSION_LABEL, session)) for who, session in sessions.items()} == {
             who: 0 if who == owner else 3 for who in sessions
         }
     finally:
         for session in sessions.values():
-            reaper.remove(f"{reaper.SESSION_LABEL}={session}")
+            engines.remove(f"{engines.SESSION_LABEL}={session}")
 
 
 @pytest.mark.containers
 def test_a_cluster_that_cannot_start_leaves_nothing_and_shows_its_logs() -> None:
     broken = ContainerCluster(kafka_settings={"num.io.threads": "none"})
-    with pytest.raises(AssertionError, match="kafka has ended") as caught:
+    with pytest.raises(EnvironmentProblem, match="kafka ended while it was starting") as caught:
         broken.start()
     assert any("num.io.threads" in note for note in caught.value.__notes__)
-    assert left(reaper.CLUSTER_LABEL, broken.labels[reaper.CLUSTER_LABEL]) == []
+    assert left(engines.CLUSTER_LABEL, broken.labels[engines.CLUSTER_LABEL]) == []
 
 
 def test_who_is_not_known_to_be_gone_is_left_alone() -> None:
-    for owner in ("", "somebody", "host/boot/x/1", "another-machine/boot/1/1", reaper.owner_of(os.getpid())):
-        assert not reaper.is_gone(owner)
+    for owner in ("", "somebody", "host/boot/x/1", "another-machine/boot/1/1", engines.owner_of(os.getpid())):
+        assert not engines.is_gone(owner)

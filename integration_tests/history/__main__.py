@@ -13,14 +13,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from integration_tests.backends.choice import Backend
+from integration_tests.backends.choice import Backend, descriptions
 from integration_tests.backends.containers import ContainerCluster
-from integration_tests.backends.engine import descriptions, prepare
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.backends.local import LocalCluster
 from integration_tests.history.events import Fault
 from integration_tests.history.report import Report, put_section, summary
 from integration_tests.history.run import KAFKA_SETTINGS, WINDOWS, Run, running
+from rollbridge_devcluster.containers import prepare
+
 
 SECTIONS: Final = {Backend.LOCAL: "processes", Backend.DOCKER: "containers"}
 """Where the summary of each backend stands in docs/soak.md."""

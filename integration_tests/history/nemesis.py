@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.backends import faults
-from integration_tests.backends.interface import Ability, AnyCluster, Coordinator
+from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.history.events import FOREIGN
 from integration_tests.history.repairs import Restoration
 from integration_tests.history.workers import Workers
@@ -25,6 +25,7 @@ from rollbridge.errors import RollbridgeError, StreamBusy, StreamExists, StreamN
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.foreign_names import batch_of_one
 from rollbridge.model.names import StreamName
+from rollbridge_devcluster.nodes import Node
 
 COORDINATORS: Final = 2
 SESSION_S: Final = 2.0
@@ -96,7 +97,7 @@ class Nemesis:
         self._streams = streams
         self._choice = choice
         self.coordinators: list[str] = []
-        self._handles: list[Coordinator] = []
+        self._handles: list[Node] = []
         broker, server = "the broker", "ZooKeeper"
         if len(cluster.brokers) > 1:
             broker, server = "a broker", "a ZooKeeper server"

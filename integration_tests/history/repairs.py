@@ -10,8 +10,8 @@ from typing import Final
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.doctor import probes
 from rollbridge.doctor.repair import outdated_groups
-from rollbridge.embedded import probes
 from rollbridge.model.names import StreamName
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession

@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from rollbridge.config import ConnectionSettings, default_home, load_settings
-from rollbridge.embedded.state import Home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +26,9 @@ class CliContext:
     verbosity: int = 0
 
     @property
-    def home(self) -> Home:
-        """The embedded cluster that is meant."""
-        return Home(self.named_home or default_home())
+    def home(self) -> Path:
+        """The directory of the embedded cluster that is meant."""
+        return self.named_home or default_home()
 
     def settings(self) -> ConnectionSettings:
         """Where the cluster is and how to reach it.
@@ -37,7 +36,7 @@ class CliContext:
         Raises:
             ConfigError: a setting is wrong, or no cluster is named.
         """
-        return load_settings(self.flags, config_file=self.config_file, home=self.home.path)
+        return load_settings(self.flags, config_file=self.config_file, home=self.home)
 
     def answer(self, document: object, text: str) -> None:
         """Print the result: the document with ``--json``, the text otherwise."""

@@ -42,11 +42,15 @@ class _Entry:
     extra: str = ""
 
 
+_DEVCLUSTER: Final = "rollbridge_devcluster.command"
+
 COMMANDS: Final[Mapping[str, _Entry]] = {
-    "up": _Entry("rollbridge.cli.cluster", "Start Kafka, ZooKeeper and a coordinator on this machine.", "local"),
+    "up": _Entry(_DEVCLUSTER, "Start Kafka, ZooKeeper and a coordinator on this machine.", "local"),
     "status": _Entry("rollbridge.cli.status", "Show what runs, and where.", "local"),
-    "restart": _Entry("rollbridge.cli.cluster", "Stop one part of the embedded cluster and start it again.", "local"),
-    "down": _Entry("rollbridge.cli.cluster", "Stop the embedded cluster; its data is kept.", "local"),
+    "restart": _Entry(
+        "rollbridge_devcluster.command", "Stop one part of the embedded cluster and start it again.", "local"
+    ),
+    "down": _Entry(_DEVCLUSTER, "Stop the embedded cluster; its data is kept.", "local"),
     "coordinator": _Entry("rollbridge.cli.coordinator", "Run a coordinator in the foreground.", "coordinator"),
     "stream": _Entry("rollbridge.cli.stream", "Create, list, describe, scale and delete streams."),
     "txn": _Entry("rollbridge.cli.txn", "List, describe and abort transactions."),
@@ -55,7 +59,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "cas": _Entry("rollbridge.cli.cas", "Write a record if the last one is as expected."),
     "tail": _Entry("rollbridge.cli.cas", "Show the sequence number of the last record."),
     "consume": _Entry("rollbridge.cli.consume", "Read committed records."),
-    "images": _Entry("rollbridge.cli.images", "Container images: pull them, or build stand-ins.", "containers"),
+    "images": _Entry("rollbridge_devcluster.images", "Container images: pull them, or build stand-ins.", "containers"),
     "access": _Entry("rollbridge.cli.access", "Say who may use which transaction group; print Kafka ACLs."),
     "doctor": _Entry("rollbridge.cli.doctor", "Check the cluster, and say what to do."),
     "repair": _Entry("rollbridge.cli.repair", "Repair ZooKeeper after it was restored from a backup."),

@@ -12,7 +12,7 @@ import click
 from rollbridge.cli.context import CliContext
 from rollbridge.cli.exit_codes import ExitCode
 from rollbridge.config import CONFIG_VARIABLE
-from rollbridge.embedded.reachable import ClusterStatus, existing_status
+from rollbridge.doctor.probes import ClusterStatus, existing_status
 
 
 @click.command()
@@ -41,8 +41,8 @@ def _look(context: CliContext) -> ClusterStatus:
             zookeeper_security=settings.zookeeper_security,
         )
     # By name: only this needs what looks at processes.
-    embedded = import_module("rollbridge.embedded.status")
-    found: ClusterStatus = embedded.embedded_status(context.home)
+    home = import_module("rollbridge_devcluster.state").Home(context.home)
+    found: ClusterStatus = import_module("rollbridge_devcluster.cluster").Cluster(home).status()
     return found
 
 

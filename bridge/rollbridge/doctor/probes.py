@@ -1,4 +1,4 @@
-"""Whether a server answers: the questions a client would ask, with short time-outs."""
+"""Whether servers answer: the questions a client would ask, with short time-outs; what of a cluster answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from kazoo.client import KazooClient
@@ -18,11 +19,11 @@ from rollbridge.kafka.patience import Deadline
 from rollbridge.kafka.views import view_cluster
 from rollbridge.security.zookeeper import ZooKeeperSecurity
 
-_TIMEOUT_SECONDS = 2.0
+_TIMEOUT_SECONDS: Final = 2.0
 ZOOKEEPER_ROOT: Final = "/rollbridge"
-"""Where the coordinators of an embedded cluster register."""
+"""Where coordinators register unless they are told otherwise."""
 
-_quiet = logging.getLogger("rollbridge.embedded.probes.quiet")
+_quiet = logging.getLogger("rollbridge.doctor.probes.quiet")
 _quiet.disabled = True
 """That a server does not answer yet is an expected answer here, not news."""
 
@@ -99,3 +100,62 @@ def registered_coordinators(
     finally:
         client.stop()
         client.close()
+
+
+RUNNING: Final = "running"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStatus:
+    """One part of a cluster as it is now."""
+
+    part: str
+    state: str
+    """``running``, ``paused``, ``not answering``, ``died`` (it should run) or ``stopped`` (it should not)."""
+    pid: int | None = None
+    address: str | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """A whole cluster as it is now."""
+
+    bootstrap_servers: str | None
+    zookeeper: str | None
+    parts: tuple[PartStatus, ...]
+    """None of them: there never was a cluster here."""
+    home: str | None = None
+    """The directory of an embedded cluster."""
+    ephemeral: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether all parts run and answer."""
+        return bool(self.parts) and all(part.state == RUNNING for part in self.parts)
+
+
+def existing_status(
+    bootstrap_servers: str,
+    zookeeper: str,
+    zookeeper_root: str,
+    *,
+    kafka_security: Mapping[str, str],
+    zookeeper_security: Mapping[str, str],
+) -> ClusterStatus:
+    """Look at a cluster that somebody else runs."""
+    registered = registered_coordinators(zookeeper, zookeeper_root, security=zookeeper_security)
+    cluster_id = kafka_cluster_id(bootstrap_servers, security=kafka_security)
+
+    def part(name: str, address: str | None, ok: bool) -> PartStatus:
+        return PartStatus(part=name, state=RUNNING if ok else "not answering", address=address)
+
+    return ClusterStatus(
+        bootstrap_servers=bootstrap_servers,
+        zookeeper=zookeeper,
+        parts=(
+            part("kafka", bootstrap_servers, cluster_id is not None),
+            part("zookeeper", zookeeper, registered is not None),
+            *(part(f"coordinator {name}", None, True) for name, _ in sorted(registered or ())),
+        ),
+    )

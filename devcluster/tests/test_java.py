@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollbridge.embedded.java import find_java
 from rollbridge.errors import EnvironmentProblem
+from rollbridge_devcluster.java import find_java
 
 
 def fake(directory: Path, banner: str, code: int = 0) -> Path:

@@ -1,4 +1,6 @@
-"""Make sure that images are there: what is present is used; what is not is pulled if it can be, and built if not.
+"""Container images: make sure that they are there, for tests and ``compose.yaml``, and ``rollbridge images``.
+
+What is present is used; what is not is pulled if it can be, and built if not.
 
 Official images are pulled by digest, so that a tag which somebody moves brings nothing else.
 
@@ -13,17 +15,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
 
-from rollbridge.embedded.jars import default_cache
+import click
+
+from rollbridge.cli.context import CliContext
+from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.tables import table
 from rollbridge.errors import EnvironmentProblem
-from rollbridge.images import names
-from rollbridge.images.engine import Engine, Image, PullFailed
-from rollbridge.images.recipes import RECIPES, digest
-from rollbridge.images.tree import Tree
+from rollbridge_devcluster import image_names as names
+from rollbridge_devcluster.engine import Engine, Image, PullFailed
+from rollbridge_devcluster.jars import default_cache
+from rollbridge_devcluster.recipes import RECIPES, Tree, digest
 
 PULL_S: Final = 15.0
 """How long a registry may be silent before it counts as unreachable."""
@@ -61,7 +67,7 @@ def provide(
     """Make sure that these images are there, and say which they are.
 
     Args:
-        wanted: Names of :mod:`rollbridge.images.names`.
+        wanted: Names of :mod:`rollbridge_devcluster.image_names`.
         pull: Whether a registry may be asked for what is missing.
         rebuild: Build anew what rollbridge has built before, even if nothing has changed.
         report: Is told, line by line, what takes time.
@@ -87,7 +93,7 @@ def look(wanted: Sequence[str] = names.IN_USE) -> dict[str, Provided | None]:
 
 
 class Store(Protocol):
-    """Where images are: what is used of :class:`rollbridge.images.engine.Engine`, which says what each promises."""
+    """Where images are: what is used of :class:`rollbridge_devcluster.engine.Engine`, which says what each promises."""
 
     def find(self, name: str) -> Image | None: ...
     def pull(self, name: str, digest: str, patience_s: float) -> None: ...
@@ -203,3 +209,87 @@ def _one_at_a_time(report: Callable[[str], object]) -> Iterator[None]:
             report("waiting for another process that builds images")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+# -- rollbridge images --------------------------------------------------------------------------------------
+
+SHORT: Final = {
+    "kafka": names.KAFKA,
+    "zookeeper": names.ZOOKEEPER,
+    "coordinator": names.COORDINATOR,
+    "toolbox": names.TOOLBOX,
+    "python": names.PYTHON,
+}
+"""What may be asked for by name; without any, all that tests and ``compose.yaml`` use."""
+VARIABLES: Final = {names.KAFKA: "KAFKA_IMAGE", names.ZOOKEEPER: "ZOOKEEPER_IMAGE"}
+"""By which ``compose.yaml``, which names official images by digest, is told of others."""
+_NAMES = click.argument("wanted", nargs=-1, type=click.Choice(list(SHORT)), metavar="[NAME]...")
+
+
+@click.group()
+def images() -> None:
+    """Container images of Kafka, ZooKeeper and the coordinator."""
+
+
+@images.command()
+@_NAMES
+@click.option("--no-pull", is_flag=True, help="Ask no registry for what is missing.")
+@click.option("--rebuild", is_flag=True, help="Build anew what was built here, even if nothing has changed.")
+@click.pass_obj
+def build(context: CliContext, wanted: Sequence[str], no_pull: bool, rebuild: bool) -> None:
+    """Make sure that the images are there: kafka, zookeeper, coordinator and toolbox, or those that are named.
+
+    What is present is used. Official images that are missing are pulled, by digest; where that is not possible,
+    stand-ins of the same name and contract are built from pinned jars and from files of this machine. An image that was
+    not built here is never replaced.
+    """
+    provided = provide(_names(wanted), pull=not no_pull, rebuild=rebuild, report=context.tell)
+    others = [f"{VARIABLES[image.name]}={image.name}" for image in provided if _is_for_compose(image)]
+    if others:
+        context.tell(f"compose.yaml names the official images; for it to use these, set {' '.join(others)}")
+    _answer(context, provided)
+
+
+@images.command(name="list")
+@_NAMES
+@click.pass_obj
+def list_images(context: CliContext, wanted: Sequence[str]) -> ExitCode:
+    """Show which of the images are there, and which of them are official; exit code 3 if one is missing."""
+    found = look(_names(wanted))
+    present = [image for image in found.values() if image is not None]
+    _answer(context, present, [name for name, image in found.items() if image is None])
+    return ExitCode.OK if len(present) == len(found) else ExitCode.NOT_FOUND
+
+
+def _is_for_compose(image: Provided) -> bool:
+    return image.name in VARIABLES and not image.pinned
+
+
+def _names(wanted: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(SHORT[word] for word in wanted)) or names.IN_USE
+
+
+def _answer(context: CliContext, present: Sequence[Provided], missing: Sequence[str] = ()) -> None:
+    rows: list[tuple[str, ...]] = [
+        (
+            image.name,
+            image.origin,
+            _kind(image),
+            f"{image.size_bytes / 1e6:.0f} MB",
+            image.id.removeprefix("sha256:")[:12],
+        )
+        for image in present
+    ]
+    rows += [(name, "missing", "", "", "") for name in missing]
+    context.answer(
+        {"images": [asdict(image) for image in present], "missing": list(missing)},
+        table(("IMAGE", "ORIGIN", "KIND", "SIZE", "ID"), rows, right=("SIZE",)),
+    )
+
+
+def _kind(image: Provided) -> str:
+    if image.name not in names.OFFICIAL:
+        return "rollbridge"
+    if image.stand_in:
+        return "stand-in"
+    return "official" if image.pinned else "other"

@@ -1,4 +1,4 @@
-"""Commands that start, stop and restart the embedded cluster."""
+"""``rollbridge up``, ``down`` and ``restart``: the cluster of processes on this machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import click
 
 from rollbridge.cli.context import CliContext
 from rollbridge.config import HOME_VARIABLE
-from rollbridge.embedded.cluster import Cluster
-from rollbridge.embedded.plan import Wishes
-from rollbridge.embedded.servers import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER
-from rollbridge.embedded.state import Home
-from rollbridge.embedded.status import embedded_status
 from rollbridge.errors import NotFoundError
+from rollbridge_devcluster.cluster import Cluster
+from rollbridge_devcluster.state import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER, Home, Wishes
 
 _PORT = click.IntRange(1, 65535)
 
@@ -45,7 +42,7 @@ def up(
     if no_coordinator and coordinators:
         raise click.UsageError("--no-coordinator and --coordinators exclude each other")
     began = time.monotonic()
-    home = context.home
+    home = usual = Home(context.home)
     if ephemeral and context.named_home is None:
         home = Home(Path(tempfile.mkdtemp(prefix="rollbridge-")))
     wishes = Wishes(
@@ -68,7 +65,7 @@ def up(
         text += f"Up after {time.monotonic() - began:.1f} s."
     else:
         text += "Everything was running already."
-    if home != context.home:
+    if home != usual:
         text += f"\nFor other commands to find it: export {HOME_VARIABLE}={home.path}"
     context.answer(document, text)
 
@@ -80,10 +77,10 @@ def down(context: CliContext) -> None:
 
     Data is kept for the next `rollbridge up`, unless it was started with --ephemeral.
     """
-    stopped = Cluster(context.home, report=context.tell).down()
+    stopped = Cluster(Home(context.home), report=context.tell).down()
     context.answer(
-        {"home": str(context.home.path), "stopped": list(stopped)},
-        "Everything is stopped." if stopped else f"Nothing was running in {context.home.path}.",
+        {"home": str(context.home), "stopped": list(stopped)},
+        "Everything is stopped." if stopped else f"Nothing was running in {context.home}.",
     )
 
 
@@ -92,13 +89,12 @@ def down(context: CliContext) -> None:
 @click.pass_obj
 def restart(context: CliContext, part: str) -> None:
     """Stop one part of the embedded cluster and start it again, on the same data and address."""
-    status = embedded_status(context.home)
-    if part not in (known := [each.part for each in status.parts]):
+    cluster = Cluster(Home(context.home), report=context.tell)
+    if part not in (known := [each.part for each in cluster.status().parts]):
         raise NotFoundError(
-            f"there is no {part} in {context.home.path}"
+            f"there is no {part} in {context.home}"
             + (f", only {', '.join(known)}" if known else "; `rollbridge up` starts a cluster")
         )
-    cluster = Cluster(context.home, report=context.tell)
-    cluster.stop_part(part)
+    cluster.node(part).stop()
     cluster.up(only=[part])
     context.answer({"restarted": part}, f"{part} answers again.")

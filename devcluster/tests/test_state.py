@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollbridge.embedded.plan import Wishes, decide, refuse_foreign_directory
-from rollbridge.embedded.ports import free_port, is_free
-from rollbridge.embedded.state import Home, Ports, State
 from rollbridge.errors import EnvironmentProblem
+from rollbridge_devcluster.state import Home, Ports, State, Wishes, decide, free_port, is_free, refuse_foreign_directory
 
 
 @pytest.fixture

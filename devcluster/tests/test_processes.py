@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rollbridge.embedded import processes
+from rollbridge_devcluster import processes
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
@@ -100,7 +100,7 @@ def test_signals_to_a_process_that_is_gone_do_nothing(start: Start, tmp_path: Pa
 
 def test_this_process_is_never_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "from pathlib import Path; from rollbridge.embedded import processes; import sys;"
+        "from pathlib import Path; from rollbridge_devcluster import processes; import sys;"
         "print(processes.find(Path(sys.argv[1])))"
     )
     environment = {**os.environ, processes.MARK: f"a@{tmp_path.resolve()}"}

@@ -17,10 +17,11 @@ import pytest
 
 from rollbridge.cli.main import main
 from rollbridge.errors import EnvironmentProblem
-from rollbridge.images import host, names, recipes
-from rollbridge.images.engine import Image, PullFailed
-from rollbridge.images.provide import Origin, Provider
-from rollbridge.images.tree import Tree
+from rollbridge_devcluster import image_names as names
+from rollbridge_devcluster import recipes
+from rollbridge_devcluster.engine import Image, PullFailed
+from rollbridge_devcluster.images import Origin, Provider
+from rollbridge_devcluster.recipes import Tree
 
 ROOT = Path(__file__).parents[2]
 LDD = """\
@@ -45,7 +46,7 @@ def packed(tree: Tree) -> bytes:
 
 
 def test_libraries_are_those_that_ldd_found() -> None:
-    assert host.libraries(LDD) == {
+    assert recipes.libraries(LDD) == {
         "/opt/python/lib/libpython3.11.so.1.0",
         "/lib/x86_64-linux-gnu/libc.so.6",
         "/lib64/ld-linux-x86-64.so.2",
@@ -63,11 +64,11 @@ def test_libraries_are_those_that_ldd_found() -> None:
     ],
 )
 def test_directories_that_are_links_in_an_image_hold_nothing(here: str, there: str) -> None:
-    assert host.in_image(here) == there
+    assert recipes.in_image(here) == there
 
 
 def test_a_program_needs_the_libraries_that_its_libraries_need() -> None:
-    needed = host.needed_by([Path("/bin/sh"), ROOT / "README.md"])
+    needed = recipes.needed_by([Path("/bin/sh"), ROOT / "README.md"])
     assert any(library.name.startswith("libc.so") for library in needed)
     assert all(library.is_absolute() for library in needed)
 
@@ -97,7 +98,7 @@ def test_a_tree_is_packed_the_same_each_time_and_belongs_to_root(tmp_path: Path)
 
 
 def test_the_toolbox_is_a_root_file_system() -> None:
-    tree = host.toolbox()
+    tree = recipes.toolbox()
     found = members(tree)
     assert {"usr/bin/bash", "usr/bin/sleep", "etc/passwd", "tmp"} <= found.keys()
     assert found["lib64"].linkname == "usr/lib64"
@@ -106,7 +107,7 @@ def test_the_toolbox_is_a_root_file_system() -> None:
 
 @pytest.mark.long
 def test_the_python_of_an_image_has_neither_tests_nor_packages_of_this_machine() -> None:
-    files = host.python().files
+    files = recipes.python().files
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     assert {f"usr/local/bin/{name}", f"usr/local/lib/{name}/os.py"} <= files.keys()
     assert any(path.endswith(".whl") and "/pip-" in path for path in files), "ensurepip's"
@@ -211,7 +212,7 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         return replace(recipes.RECIPES[name], inputs=read, context=lambda _: Tree(), labels=dict)
 
     changed_recipes = {name: changed(name) for name in recipes.RECIPES}
-    monkeypatch.setattr("rollbridge.images.provide.RECIPES", changed_recipes)
+    monkeypatch.setattr("rollbridge_devcluster.images.RECIPES", changed_recipes)
     return given
 
 
@@ -335,9 +336,9 @@ def test_without_an_engine_one_line_says_so(tmp_path: Path) -> None:
 
 def test_without_dockers_library_the_error_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
-    monkeypatch.delitem(sys.modules, "rollbridge.images.engine")
+    monkeypatch.delitem(sys.modules, "rollbridge_devcluster.engine")
     with pytest.raises(EnvironmentProblem, match=re.escape("pip install 'rollbridge[containers]'")):
-        importlib.import_module("rollbridge.images.engine")
+        importlib.import_module("rollbridge_devcluster.engine")
 
 
 def test_an_image_that_nobody_knows_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rollbridge.embedded.jars import REPOSITORY_VARIABLE, ChecksumMismatch, Jar, JarCache, read_lock
 from rollbridge.errors import EnvironmentProblem
+from rollbridge_devcluster.jars import REPOSITORY_VARIABLE, ChecksumMismatch, Jar, JarCache, read_lock
 
 GOOD = {f"org/example/{name}/1.0/{name}-1.0.jar": name.encode() * 100_000 for name in ("alpha", "beta", "gamma")}
 ALPHA = "org/example/alpha/1.0/alpha-1.0.jar"

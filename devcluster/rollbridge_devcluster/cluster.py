@@ -1,0 +1,252 @@
+"""Start, look at and stop a cluster of processes: bring what runs in line with what is wanted.
+
+``up`` starts only what does not run, so it is also how a part that died comes back. Whoever changes a cluster holds
+its lock, and the operating system is asked what runs (``rollbridge_devcluster.processes``), so repeated, concurrent and
+half-failed starts are no special cases.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psutil
+
+from rollbridge.doctor.probes import RUNNING, ClusterStatus, PartStatus
+from rollbridge.errors import EnvironmentProblem
+from rollbridge_devcluster import processes
+from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.java import find_java
+from rollbridge_devcluster.nodes import STOP_S, KafkaProcess, PortLost, ProcessNode, process_node
+from rollbridge_devcluster.state import (
+    COORDINATOR_PREFIX,
+    KAFKA,
+    ZOOKEEPER,
+    Home,
+    Ports,
+    State,
+    Wishes,
+    decide,
+    refuse_foreign_directory,
+)
+
+_log = logging.getLogger(__name__)
+
+_UNDO_S: Final = 5.0
+_PORT_ATTEMPTS: Final = 3
+_NOTHING: Final = State(kafka_cluster_id="", ports=Ports(kafka=0, kafka_controller=0, zookeeper=0), coordinators=0)
+
+Report = Callable[[str], object]
+"""Is told, in a line each, what happens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What ``up`` found and did."""
+
+    state: State
+    parts: tuple[str, ...]
+    """What this call started, in this order; nothing when all was running."""
+
+
+class Cluster:
+    """The cluster in one directory."""
+
+    def __init__(self, home: Home, cache: JarCache | None = None, report: Report = lambda line: None) -> None:
+        self.home = home
+        self._cache = cache or JarCache.default()
+        self._report = report
+        self._nodes: dict[str, ProcessNode] = {}
+
+    def up(self, wishes: Wishes | None = None, *, only: Sequence[str] | None = None, **coordinator: Any) -> Started:
+        """Promise that everything (or the parts in ``only``) runs and answers when this returns.
+
+        If it fails, whatever it started is stopped again; what ran before goes on running.
+
+        Args:
+            wishes: What is asked for.
+            only: These parts.
+            coordinator: ``environment`` and ``program`` of coordinators, as
+                :class:`~rollbridge_devcluster.nodes.CoordinatorProcess` takes them.
+
+        Raises:
+            EnvironmentProblem: Java or the jars are missing, a port is in use, a server does not start.
+        """
+        wishes = wishes or Wishes()
+        refuse_foreign_directory(self.home, wishes)
+        with self._locked():
+            for attempt in range(_PORT_ATTEMPTS):
+                try:
+                    return self._up(wishes, only, coordinator)
+                except PortLost as exc:
+                    # Only a port that nobody asked for may be another one next time.
+                    asked = (wishes.kafka_port, wishes.zookeeper_port)
+                    if attempt == _PORT_ATTEMPTS - 1 or any(asked):
+                        raise
+                    _log.info("trying other ports: %s", exc)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _up(self, wishes: Wishes, only: Sequence[str] | None, coordinator: Mapping[str, Any]) -> Started:
+        running = set(processes.find(self.home.path))
+        before = self.home.load()
+        state = decide(self.home, before, wishes, running)
+        if before is not None and _addresses(before) != _addresses(state):
+            # A server that died comes back elsewhere; coordinators that still run know only the old address.
+            self._stop(coordinators_of(running), _UNDO_S)
+            running = set(processes.find(self.home.path))
+        if state != before:
+            self.home.save(state)
+        wanted = [ZOOKEEPER, KAFKA, *coordinator_parts(state)]
+        missing = [part for part in (wanted if only is None else only) if part not in running]
+        started: list[str] = []
+        try:
+            self._start(missing, state, coordinator, started)
+            if only is None:
+                for part in (KAFKA, ZOOKEEPER, *coordinators_of(running)):
+                    if part in running:  # its start may not have been waited for
+                        process_node(self.home, state, part, self._cache).await_answer()
+        except BaseException:
+            self._stop(started, _UNDO_S)
+            if not running:
+                self.home.save(state.stopped())
+            raise
+        return Started(state=state, parts=tuple(started))
+
+    def _start(self, parts: Sequence[str], state: State, coordinator: Mapping[str, Any], started: list[str]) -> None:
+        """Start the named parts, those together that need none of each other, and return when all of them answer."""
+        for directory in (self.home.logs, self.home.scratch):
+            directory.mkdir(parents=True, exist_ok=True)
+        # ZooKeeper first: it starts while Kafka's storage is still being formatted.
+        servers = [part for part in (ZOOKEEPER, KAFKA) if part in parts]
+        if servers:
+            find_java()
+            self._cache.ensure(ZOOKEEPER, KAFKA)
+        for together in (servers, [part for part in parts if part not in (ZOOKEEPER, KAFKA)]):
+            began = time.monotonic()
+            nodes = []
+            for part in together:
+                options = coordinator if part.startswith(COORDINATOR_PREFIX) else {}
+                node = self._nodes[part] = process_node(self.home, state, part, self._cache, **options)
+                started.append(part)
+                nodes.append(node.start())
+            for node in nodes:
+                node.await_answer()
+                self._report(f"{node.part} answers after {time.monotonic() - began:.1f} s")
+
+    def node(self, part: str) -> ProcessNode:
+        """The node of a part, whether it runs or not, and whichever process has started it."""
+        if part not in self._nodes:
+            self._nodes[part] = process_node(self.home, self.home.load() or _NOTHING, part, self._cache)
+        return self._nodes[part]
+
+    def down(self) -> tuple[str, ...]:
+        """Promise that nothing of the cluster runs when this returns; names what it stopped.
+
+        Raises:
+            EnvironmentProblem: a process cannot be ended.
+        """
+        if not self.home.path.is_dir():
+            return ()
+        with self._locked():
+            running = list(processes.find(self.home.path))
+            state = self._load_if_readable()
+            # An ephemeral cluster need not be left in order, unless its broker records classes for the next ones.
+            broker = KafkaProcess(self.home, state or _NOTHING, self._cache)
+            hurry = state is not None and state.ephemeral and not broker.is_recording
+            self._stop(running, 0 if hurry else STOP_S)
+            if left := processes.find(self.home.path):
+                pids = ", ".join(f"{part} (process {p.pid})" for part, found in left.items() for p in found)
+                raise EnvironmentProblem(f"still there even after SIGKILL: {pids}")
+            shutil.rmtree(self.home.scratch, ignore_errors=True)
+            if state is not None and state.ephemeral:
+                shutil.rmtree(self.home.path)
+            elif state is not None and state.running:
+                self.home.save(state.stopped())
+        return tuple(running)
+
+    def _stop(self, parts: Iterable[str], patience_s: float) -> None:
+        """Stop parts so that none loses what it needs before itself: coordinators, Kafka, ZooKeeper."""
+        named = set(parts) & set(processes.find(self.home.path))
+        state = self._load_if_readable() or _NOTHING
+        if others := sorted(named - {KAFKA, ZOOKEEPER}):
+            # Together, since each may take a while.
+            found = processes.find(self.home.path)
+            processes.stop([process for part in others for process in found.get(part, ())], patience_s)
+        for part in (KAFKA, ZOOKEEPER):
+            if part in named:
+                process_node(self.home, state, part, self._cache).stop(patience_s)
+        for part in [*others, *(part for part in (KAFKA, ZOOKEEPER) if part in named)]:
+            self._report(f"{part} stopped")
+
+    def _load_if_readable(self) -> State | None:
+        try:
+            return self.home.load()
+        except EnvironmentProblem as exc:
+            _log.warning("%s", exc)
+            return None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        waiting = f"waiting for another rollbridge command that is changing {self.home.path}"
+        with self.home.locked(lambda: self._report(waiting)):
+            yield
+
+    # -- what runs and answers now ----------------------------------------------------------------------
+
+    def status(self) -> ClusterStatus:
+        """Look at the cluster.
+
+        Raises:
+            EnvironmentProblem: its state file is not readable.
+        """
+        state = self.home.load()
+        if state is None:
+            return ClusterStatus(bootstrap_servers=None, zookeeper=None, parts=(), home=str(self.home.path))
+        running = processes.find(self.home.path)
+        addresses = {KAFKA: state.bootstrap_servers, ZOOKEEPER: state.zookeeper}
+        parts = [
+            PartStatus(
+                part=part,
+                state=self._state_of(part, running.get(part), state),
+                pid=running[part][0].pid if part in running else None,
+                address=addresses.get(part),
+                log=str(self.home.logs / f"{part}.log"),
+            )
+            for part in dict.fromkeys([KAFKA, ZOOKEEPER, *coordinator_parts(state), *coordinators_of(running)])
+        ]
+        return ClusterStatus(
+            bootstrap_servers=state.bootstrap_servers,
+            zookeeper=state.zookeeper,
+            parts=tuple(parts),
+            home=str(self.home.path),
+            ephemeral=state.ephemeral,
+        )
+
+    def _state_of(self, part: str, found: Sequence[psutil.Process] | None, state: State) -> str:
+        if not found:
+            return "died" if state.running else "stopped"
+        try:
+            if found[0].status() == psutil.STATUS_STOPPED:
+                return "paused"
+        except psutil.NoSuchProcess:
+            return "died"
+        return RUNNING if process_node(self.home, state, part, self._cache).answers() else "not answering"
+
+
+def coordinator_parts(state: State) -> list[str]:
+    """The coordinators that belong to a cluster."""
+    return [f"{COORDINATOR_PREFIX}{number + 1}" for number in range(state.coordinators)]
+
+
+def coordinators_of(running: Iterable[str]) -> list[str]:
+    """The coordinators among some parts, in order."""
+    return sorted(part for part in running if part.startswith(COORDINATOR_PREFIX))
+
+
+def _addresses(state: State) -> tuple[str, str]:
+    return state.bootstrap_servers, state.zookeeper

@@ -1,0 +1,284 @@
+"""Clusters of their own for a test run or a demo: real servers, gone without a trace afterwards.
+
+::
+
+    with ProcessCluster() as cluster:
+        coordinator = cluster.start_coordinator()
+        ... rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper) ...
+        cluster.restart("kafka")
+        cluster.kill_coordinator(coordinator)
+
+What such a cluster can do is the same on each runtime, and is done by its nodes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rollbridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge_devcluster.cluster import Cluster
+from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.nodes import COORDINATOR_PROGRAM, Node, ProcessNode
+from rollbridge_devcluster.reaper import Reaper
+from rollbridge_devcluster.state import COORDINATOR_PREFIX, KAFKA, LOOPBACK, ZOOKEEPER, Home, State, Wishes, free_port
+
+
+class EphemeralCluster(ABC):
+    """Brokers and ZooKeeper servers, and coordinators as they are asked for.
+
+    Nodes are known by the name of their part: ``kafka`` and ``zookeeper``, or ``kafka-1``, ``zookeeper-1`` and so on
+    where there are several. It cannot outlive this process, however that ends. Usable as a context manager; not safe
+    for use from several threads at once.
+    """
+
+    brokers: Sequence[str]
+    """Names of the brokers' parts."""
+    zookeepers: Sequence[str]
+    """Names of the ZooKeeper servers' parts."""
+
+    def __init__(self) -> None:
+        self._coordinators = 0
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start all servers and return when they answer.
+
+        Raises:
+            EnvironmentProblem: something is missing on this machine, or a server does not start; nothing is left, and
+                notes of the error have what the servers said.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop everything and remove the data; harmless when nothing runs."""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.stop()
+
+    # -- where things are -------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def bootstrap_servers(self) -> str:
+        """Kafka's address for clients on this machine; it stays the same over restarts."""
+
+    @property
+    @abstractmethod
+    def zookeeper(self) -> str:
+        """ZooKeeper's address for clients on this machine; it stays the same over restarts."""
+
+    @property
+    @abstractmethod
+    def kafka_cluster_id(self) -> str:
+        """The id that Kafka gives for itself."""
+
+    @abstractmethod
+    def node(self, part: str) -> Node:
+        """The node of a part.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+
+    # -- faults -----------------------------------------------------------------------------------------
+
+    def runs(self, part: str) -> bool:
+        """Whether a part runs."""
+        return self.node(part).runs()
+
+    def kill(self, part: str) -> None:
+        """SIGKILL a part, and return when it is gone.
+
+        Raises:
+            NotFoundError: it does not run.
+        """
+        self.node(part).kill()
+
+    def pause(self, part: str) -> None:
+        """Let a part stand still: its connections stay open and nothing answers.
+
+        Raises:
+            NotFoundError: it does not run.
+        """
+        self.node(part).pause()
+
+    def resume(self, part: str) -> None:
+        """The end of a pause."""
+        self.node(part).resume()
+
+    @contextmanager
+    def paused(self, part: str) -> Iterator[None]:
+        """Pause a part for the length of a block."""
+        with self.node(part).paused():
+            yield
+
+    def restart(self, part: str, *, gracefully: bool = True) -> None:
+        """Stop a part if it runs, start it again on the same data and address, and return when it answers."""
+        self.node(part).restart(gracefully=gracefully)
+
+    @abstractmethod
+    def add_listener(self, name: str, advertised: str) -> str:
+        """Have the only broker listen at one more address, where it says that it is at ``advertised``; restarts it.
+
+        Whoever connects there through a proxy at ``advertised`` stays on that way.
+
+        Args:
+            name: Of the listener, in capital letters.
+            advertised: ``host:port``.
+        """
+
+    # -- coordinators -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start_coordinator(self, *, env: Mapping[str, str] | None = None) -> Node:
+        """Start one more coordinator, with these environment variables, and return when it has registered."""
+
+    def next_coordinator(self) -> str:
+        """Return a name for one more coordinator."""
+        self._coordinators += 1
+        return f"{COORDINATOR_PREFIX}{self._coordinators}"
+
+    def kill_coordinator(self, coordinator: Node) -> None:
+        """SIGKILL a coordinator and return when it is gone; harmless when it is already."""
+        if coordinator.alive:
+            coordinator.kill()
+
+    def stop_coordinator(self, coordinator: Node) -> None:
+        """Ask a coordinator to end, and return when it has."""
+        coordinator.stop()
+
+
+class ProcessCluster(EphemeralCluster):
+    """One Kafka broker and one ZooKeeper as child processes, with data in a temporary directory."""
+
+    brokers = (KAFKA,)
+    zookeepers = (ZOOKEEPER,)
+
+    def __init__(
+        self,
+        *,
+        kafka_settings: Mapping[str, str] | None = None,
+        kafka_heap: str = "512m",
+        short_lived: bool = True,
+        home: Path | None = None,
+        **wishes: Any,
+    ) -> None:
+        """Only notes what is wanted; ``start`` starts it.
+
+        Args:
+            kafka_settings: Broker settings on top of our defaults.
+            kafka_heap: As after ``-Xmx``.
+            short_lived: False for measurements: the JVM compiles for speed, and starts more slowly.
+            home: A directory that does not exist yet; a temporary one by default.
+            wishes: What else :class:`~rollbridge_devcluster.state.Wishes` has.
+        """
+        super().__init__()
+        self._wishes = Wishes(
+            ephemeral=True,
+            coordinators=0,
+            short_lived=short_lived,
+            kafka_heap=kafka_heap,
+            kafka_settings=dict(kafka_settings or {}),
+            **wishes,
+        )
+        self._home = home
+        self._cluster: Cluster | None = None
+        self._state: State | None = None
+        self._reaper: Reaper | None = None
+
+    def start(self) -> Self:
+        if self._cluster is not None:
+            return self
+        home = Home(self._home or Path(tempfile.mkdtemp(prefix="rollbridge-")))
+        self._reaper = Reaper("home", str(home.path))
+        self._cluster = Cluster(home, JarCache.default())
+        try:
+            self._state = self._start_servers(self._cluster, self._wishes)
+        except BaseException as exc:
+            if isinstance(exc, RollbridgeError):
+                # The logs are about to go.
+                for log in sorted(home.logs.glob("*")):
+                    exc.add_note(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
+            self.stop()
+            raise
+        return self
+
+    def _start_servers(self, cluster: Cluster, wishes: Wishes) -> State:
+        """Start both servers; returns when they answer."""
+        return cluster.up(wishes).state
+
+    def stop(self) -> None:
+        if self._cluster is not None:
+            self._cluster.down()
+        if self._reaper is not None:
+            self._reaper.dismiss()
+        self._cluster = self._state = self._reaper = None
+        self._coordinators = 0
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self._running()[1].bootstrap_servers
+
+    @property
+    def zookeeper(self) -> str:
+        return self._running()[1].zookeeper
+
+    @property
+    def kafka_cluster_id(self) -> str:
+        return self._running()[1].kafka_cluster_id
+
+    @property
+    def home(self) -> Path:
+        """The temporary directory; with ``ROLLBRIDGE_HOME`` set to it, the command line finds this cluster."""
+        return self._running()[0].home.path
+
+    @property
+    def logs(self) -> Path:
+        """The directory with what the servers say."""
+        return self._running()[0].home.logs
+
+    def node(self, part: str) -> ProcessNode:
+        return self._running()[0].node(part)
+
+    def add_listener(self, name: str, advertised: str) -> str:
+        cluster, state = self._running()
+        ports = state.ports
+        address = f"{LOOPBACK}:{free_port()}"
+        plain, controller = f"{LOOPBACK}:{ports.kafka}", f"{LOOPBACK}:{ports.kafka_controller}"
+        settings = {
+            **state.kafka_settings,
+            "listeners": f"PLAINTEXT://{plain},CONTROLLER://{controller},{name}://{address}",
+            "advertised.listeners": f"PLAINTEXT://{plain},{name}://{advertised}",
+            "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,{name}:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+        }
+        cluster.node(KAFKA).stop()
+        # Asked for by number, so that a port that is lost is an error and not another address.
+        wishes = Wishes(kafka_port=ports.kafka, zookeeper_port=ports.zookeeper, kafka_settings=settings)
+        self._state = cluster.up(wishes, only=[KAFKA]).state
+        return address
+
+    def start_coordinator(
+        self, *, env: Mapping[str, str] | None = None, program: Sequence[str] = COORDINATOR_PROGRAM
+    ) -> ProcessNode:
+        """Start one more coordinator; ``program`` is what Python is to run."""
+        cluster, _ = self._running()
+        part = self.next_coordinator()
+        cluster.up(only=[part], environment=env, program=program)
+        return cluster.node(part)
+
+    def _running(self) -> tuple[Cluster, State]:
+        if self._cluster is None or self._state is None:
+            raise EnvironmentProblem("the cluster of processes is not started")
+        return self._cluster, self._state

@@ -1,0 +1,356 @@
+"""Where a cluster lives, what is decided about it, and the state file by which every command finds it.
+
+The state file holds what was decided (addresses, identity, how many coordinators), not what runs: the operating system
+is asked that each time (``rollbridge_devcluster.processes``), so a stale file can mislead nobody.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import random
+import re
+import socket
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from rollbridge.config import ADDRESSES_FILE, ADDRESSES_FORMAT
+from rollbridge.errors import EnvironmentProblem
+
+KAFKA: Final = "kafka"
+ZOOKEEPER: Final = "zookeeper"
+COORDINATOR_PREFIX: Final = "coordinator-"
+
+_HEAP: Final = re.compile(r"[1-9][0-9]*[kKmMgG]")
+
+# -- ports ---------------------------------------------------------------------------------------------------
+
+LOOPBACK: Final = "127.0.0.1"
+"""The servers have no authentication, so they listen nowhere else."""
+
+_RANGE: Final = range(20_000, 32_768)
+"""Below the range that Linux takes for outgoing connections: while a broker is down, its clients try to connect to
+its port, and one of those connections could otherwise get that very port as its own and keep the broker away."""
+
+_rng: Final = random.SystemRandom()
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this loopback port now."""
+    with socket.socket() as probe:
+        # As the servers do: a connection that lingers in TIME_WAIT is no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+            # Binding alone succeeds beside a listener on all addresses.
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def free_port(taken: Iterable[int] = ()) -> int:
+    """A loopback port that nobody listens on, and that is not one of ``taken``."""
+    for port in _rng.sample(_RANGE, 500):
+        if port not in taken and is_free(port):
+            return port
+    raise EnvironmentProblem(
+        f"none of 500 ports tried between {_RANGE.start} and {_RANGE.stop - 1} is free on {LOOPBACK}"
+    )
+
+
+def demand_port(port: int, purpose: str) -> int:
+    """Promise that a port that was asked for by number is free.
+
+    Raises:
+        EnvironmentProblem: somebody listens there.
+    """
+    if not is_free(port):
+        raise EnvironmentProblem(
+            f"port {port} for {purpose} is in use; stop what listens there, or leave the port out to get a free one"
+        )
+    return port
+
+
+# -- what is decided -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The loopback ports of the servers."""
+
+    kafka: int
+    kafka_controller: int
+    zookeeper: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What is decided about a development cluster."""
+
+    kafka_cluster_id: str
+    """22 characters, as Kafka formats ids."""
+    ports: Ports
+    coordinators: int
+    """How many coordinators belong to the cluster."""
+    ephemeral: bool = False
+    """The whole directory goes when the cluster stops."""
+    short_lived: bool = False
+    """The servers start faster and need less memory, but are slower in the long run."""
+    kafka_heap: str = "1g"
+    """As after ``-Xmx``."""
+    kafka_settings: Mapping[str, str] = field(default_factory=dict)
+    """Broker settings on top of ours."""
+    zookeeper_settings: Mapping[str, str] = field(default_factory=dict)
+    """ZooKeeper's settings on top of ours."""
+    running: bool = False
+    """Somebody started it and nobody stopped it since; a part may have died nevertheless."""
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Kafka's address."""
+        return f"{LOOPBACK}:{self.ports.kafka}"
+
+    @property
+    def zookeeper(self) -> str:
+        """ZooKeeper's address."""
+        return f"{LOOPBACK}:{self.ports.zookeeper}"
+
+    def stopped(self) -> Self:
+        """The same cluster after it was stopped."""
+        return replace(self, running=False)
+
+    def to_json(self) -> str:
+        """The content of the state file; the addresses stand in it for programs in other languages."""
+        document = {
+            "format": ADDRESSES_FORMAT,
+            "bootstrap_servers": self.bootstrap_servers,
+            "zookeeper": self.zookeeper,
+            **asdict(self),
+        }
+        return json.dumps(document, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            ValueError: it is not that.
+        """
+        document: Any = json.loads(text)
+        if not isinstance(document, dict) or document.get("format") != ADDRESSES_FORMAT:
+            raise ValueError(f"it does not say that its format is {ADDRESSES_FORMAT}")
+        try:
+            return cls(
+                kafka_cluster_id=document["kafka_cluster_id"],
+                ports=Ports(**document["ports"]),
+                coordinators=document["coordinators"],
+                ephemeral=document["ephemeral"],
+                short_lived=document["short_lived"],
+                kafka_heap=document["kafka_heap"],
+                kafka_settings=dict(document["kafka_settings"]),
+                zookeeper_settings=dict(document.get("zookeeper_settings", {})),
+                running=document["running"],
+            )
+        except (KeyError, TypeError) as exc:
+            raise ValueError(f"a field is missing or unknown: {exc}") from exc
+
+
+def write_privately(path: Path, text: str) -> None:
+    """Write a file that nobody else may read, since settings of servers may hold passwords."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The directory of one cluster."""
+
+    path: Path
+
+    @property
+    def state_file(self) -> Path:
+        """What is decided."""
+        return self.path / ADDRESSES_FILE
+
+    @property
+    def logs(self) -> Path:
+        """What the servers say."""
+        return self.path / "logs"
+
+    @property
+    def scratch(self) -> Path:
+        """Temporary files of the servers."""
+        return self.path / "tmp"
+
+    def of(self, server: str) -> Path:
+        """Configuration and data of one server."""
+        return self.path / server
+
+    def load(self) -> State | None:
+        """Read the state file; ``None`` when there never was a cluster here.
+
+        Raises:
+            EnvironmentProblem: the file cannot be read or is no state file.
+        """
+        try:
+            return State.from_json(self.state_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as exc:
+            raise EnvironmentProblem(
+                f"{self.state_file} is not readable as the state of an embedded cluster: {exc}; "
+                f"move {self.path} away to start afresh"
+            ) from exc
+
+    def save(self, state: State) -> State:
+        """Replace the state file atomically."""
+        part = self.state_file.with_suffix(f".{os.getpid()}")
+        write_privately(part, state.to_json())
+        os.replace(part, self.state_file)
+        return state
+
+    @contextmanager
+    def locked(self, waiting: Callable[[], object]) -> Iterator[None]:
+        """Let one command at a time change this cluster; calls ``waiting`` once if another one is at it.
+
+        Raises:
+            EnvironmentProblem: the directory cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / "lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
+        except OSError as exc:
+            raise EnvironmentProblem(f"{self.path} cannot be written: {exc}; choose another --home") from exc
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+# -- what a cluster should be: what is asked for now, on top of what was decided before ----------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a start is asked for; ``None`` keeps what the cluster has, or the default for a new one."""
+
+    kafka_port: int | None = None
+    """Default: the one it had if that is still free, else any free one. So for ZooKeeper's."""
+    zookeeper_port: int | None = None
+    coordinators: int | None = None
+    """Default 1."""
+    ephemeral: bool | None = None
+    """Remove everything when the cluster stops. Default no."""
+    short_lived: bool | None = None
+    """Servers that start faster and need less memory, but are slower in the long run. Default as ``ephemeral``."""
+    kafka_heap: str | None = None
+    """As after ``-Xmx``. Default 1g."""
+    kafka_settings: Mapping[str, str] | None = None
+    """Broker settings on top of ours. Default none."""
+    zookeeper_settings: Mapping[str, str] | None = None
+    """ZooKeeper's settings on top of ours. Default none."""
+
+
+def refuse_foreign_directory(home: Home, wishes: Wishes) -> None:
+    """Promise that an ephemeral cluster, which removes its directory in the end, removes nothing of anybody else.
+
+    Raises:
+        EnvironmentProblem: something else is in the directory.
+    """
+    if not wishes.ephemeral or not home.path.is_dir():
+        return
+    state = home.load()
+    # A start that runs at the same time has at least its lock there, and perhaps a state file half-written.
+    strangers = [path for path in home.path.iterdir() if path.stem not in ("lock", home.state_file.stem)]
+    if state is None and strangers:
+        raise EnvironmentProblem(
+            f"{home.path} is not empty, and an ephemeral cluster removes its directory when it stops; "
+            "name one that does not exist yet"
+        )
+    if state is not None and not state.ephemeral:
+        raise EnvironmentProblem(
+            f"{home.path} holds a cluster whose data is kept; leave --ephemeral out or name another --home"
+        )
+
+
+def decide(home: Home, before: State | None, wishes: Wishes, running: Collection[str]) -> State:
+    """The state that the cluster should have from now on.
+
+    Raises:
+        EnvironmentProblem: a port that is asked for is in use, or cannot be changed because its server runs.
+    """
+    if wishes.kafka_heap is not None and not _HEAP.fullmatch(wishes.kafka_heap):
+        raise EnvironmentProblem(
+            f"{wishes.kafka_heap!r} is no heap size: a number with k, m or g is expected, such as 512m"
+        )
+    state = before or State(
+        kafka_cluster_id=_stored_cluster_id(home) or new_cluster_id(),
+        ports=Ports(kafka=0, kafka_controller=0, zookeeper=0),
+        coordinators=1,
+        ephemeral=bool(wishes.ephemeral),
+        short_lived=bool(wishes.ephemeral),
+    )
+    changes = {
+        name: value
+        for name in ("coordinators", "short_lived", "kafka_heap", "kafka_settings", "zookeeper_settings")
+        if (value := getattr(wishes, name)) is not None
+    }
+    ports = _ports(state.ports, wishes, running)
+    return replace(state, running=True, ports=ports, **changes)
+
+
+def _ports(before: Ports, wishes: Wishes, running: Collection[str]) -> Ports:
+    """A server that runs keeps its port; one that is asked for must be free; others stay if they still are."""
+    asked_for = {port for port in (wishes.kafka_port, wishes.zookeeper_port) if port is not None}
+    taken: set[int] = set(asked_for)
+
+    def choose(server: str, purpose: str, port: int, asked: int | None) -> int:
+        if server in running:
+            if asked not in (None, port):
+                raise EnvironmentProblem(
+                    f"{purpose} runs on port {port} already; stop the cluster with `rollbridge down` first "
+                    f"to have it on port {asked}"
+                )
+            chosen = port
+        elif asked is not None:
+            chosen = demand_port(asked, purpose)
+        elif port and port not in taken and is_free(port):
+            chosen = port
+        else:
+            chosen = free_port(taken)
+        taken.add(chosen)
+        return chosen
+
+    return Ports(
+        kafka=choose(KAFKA, "Kafka", before.kafka, wishes.kafka_port),
+        kafka_controller=choose(KAFKA, "Kafka's controller", before.kafka_controller, None),
+        zookeeper=choose(ZOOKEEPER, "ZooKeeper", before.zookeeper, wishes.zookeeper_port),
+    )
+
+
+def _stored_cluster_id(home: Home) -> str | None:
+    """The id in Kafka's data, for a state file that was lost."""
+    meta = home.of(KAFKA) / "data" / "meta.properties"
+    if not meta.exists():
+        return None
+    found = re.search(r"^cluster\.id=(\S+)$", meta.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else None
+
+
+def new_cluster_id() -> str:
+    """A random id as Kafka writes them: 16 bytes in URL-safe base64, not starting like an option."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        if not text.startswith("-"):
+            return text
