@@ -160,7 +160,7 @@ def _codes(exit_code: int) -> list[str]:
 
 def _errors(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:
     """The errors of the package itself: what tests and examples derive is nobody's exit code."""
-    if base.__module__.startswith("rollbridge."):
+    if base.__module__.startswith(("rollbridge.", "rollbridge_devcluster.")):
         yield base
     for error in base.__subclasses__():
         yield from _errors(error)

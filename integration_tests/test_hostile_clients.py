@@ -27,7 +27,6 @@ import rollbridge
 from integration_tests import coordinators
 from integration_tests.adapter_tools import await_settled
 from integration_tests.backends.choice import Backend
-from integration_tests.backends.secured import secured_cluster
 from integration_tests.command_line import run_cli
 from integration_tests.coordinators import controller_epoch, until
 from integration_tests.history.checks import find_faults
@@ -38,7 +37,7 @@ from integration_tests.history.notebook import Notebook
 from integration_tests.history.tasks import Task
 from integration_tests.hostile import WAYS, Plan
 from integration_tests.patience import PATIENCE_S, await_exit, eventually
-from integration_tests.secured import Secured, kafka_security, password, zookeeper_security
+from integration_tests.secured import Secured, kafka_security, password, secured_cluster, zookeeper_security
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.model import paths

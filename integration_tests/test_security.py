@@ -22,7 +22,6 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 import rollbridge
 from integration_tests.backends import choice
-from integration_tests.backends.secured import secured_cluster
 from integration_tests.clients import read_and_commit, until
 from integration_tests.command_line import Answer, run_cli
 from integration_tests.secured import (
@@ -33,6 +32,7 @@ from integration_tests.secured import (
     kafka_security,
     listening,
     password,
+    secured_cluster,
     zookeeper_security,
 )
 from rollbridge.client.transaction import Transaction
