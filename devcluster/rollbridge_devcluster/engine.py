@@ -65,15 +65,19 @@ def engine() -> docker.DockerClient:
     Raises:
         EnvironmentProblem: none answers.
     """
+    return _connected(_CALL_S, "no container engine answers")
+
+
+def _connected(silence_s: int, otherwise: str) -> docker.DockerClient:
     with warnings.catch_warnings():
         # The library forgets to close its socket when nobody answers.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
-            return docker.from_env(timeout=_CALL_S)  # which asks it for its version
+            return docker.from_env(timeout=silence_s)  # which asks it for its version
         except DockerException as exc:
-            reason = str(exc)
+            reason = _said(exc)
         gc.collect()
-    raise EnvironmentProblem(f"no container engine answers: {reason}")
+    raise EnvironmentProblem(f"{otherwise}: {reason}")
 
 
 @cache
@@ -211,9 +215,7 @@ class Engine:
         Raises:
             EnvironmentProblem: no engine answers.
         """
-        with _translated("no Docker engine answers"):
-            self._client = docker.from_env(timeout=BUILD_S)
-            self._client.ping()
+        self._client = _connected(BUILD_S, "no Docker engine answers")
 
     def __enter__(self) -> Self:
         return self

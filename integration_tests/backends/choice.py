@@ -26,6 +26,7 @@ from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.backends.local import LocalCluster
 from rollbridge.errors import RollbridgeError
 from rollbridge_devcluster.containers import prepare
+from rollbridge_devcluster.engine import engine
 from rollbridge_devcluster.image_names import IN_USE, OFFICIAL
 from rollbridge_devcluster.images import look
 
@@ -97,6 +98,7 @@ def descriptions() -> Iterator[str]:
     Raises:
         EnvironmentProblem: no engine answers.
     """
+    engine()
     for name, image in look(IN_USE).items():
         if image is None:
             yield f"{name}: missing"
