@@ -10,6 +10,7 @@ import click
 
 from rollbridge.cli.context import CliContext
 from rollbridge.config import HOME_VARIABLE
+from rollbridge.doctor.probes import ClusterStatus
 from rollbridge.errors import NotFoundError
 from rollbridge_devcluster.cluster import Cluster
 from rollbridge_devcluster.state import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER, Home, Wishes
@@ -68,6 +69,11 @@ def up(
     if home != usual:
         text += f"\nFor other commands to find it: export {HOME_VARIABLE}={home.path}"
     context.answer(document, text)
+
+
+def look(home: Path) -> ClusterStatus:
+    """What of the cluster in a directory runs and answers, for ``rollbridge status``."""
+    return Cluster(Home(home)).status()
 
 
 @click.command()

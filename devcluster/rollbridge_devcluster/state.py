@@ -16,7 +16,7 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -146,18 +146,9 @@ class State:
         document: Any = json.loads(text)
         if not isinstance(document, dict) or document.get("format") != ADDRESSES_FORMAT:
             raise ValueError(f"it does not say that its format is {ADDRESSES_FORMAT}")
+        known = {field.name: document[field.name] for field in fields(cls) if field.name in document}
         try:
-            return cls(
-                kafka_cluster_id=document["kafka_cluster_id"],
-                ports=Ports(**document["ports"]),
-                coordinators=document["coordinators"],
-                ephemeral=document["ephemeral"],
-                short_lived=document["short_lived"],
-                kafka_heap=document["kafka_heap"],
-                kafka_settings=dict(document["kafka_settings"]),
-                zookeeper_settings=dict(document.get("zookeeper_settings", {})),
-                running=document["running"],
-            )
+            return cls(**{**known, "ports": Ports(**known["ports"])})
         except (KeyError, TypeError) as exc:
             raise ValueError(f"a field is missing or unknown: {exc}") from exc
 

@@ -41,8 +41,7 @@ def _look(context: CliContext) -> ClusterStatus:
             zookeeper_security=settings.zookeeper_security,
         )
     # By name: only this needs what looks at processes.
-    home = import_module("rollbridge_devcluster.state").Home(context.home)
-    found: ClusterStatus = import_module("rollbridge_devcluster.cluster").Cluster(home).status()
+    found: ClusterStatus = import_module("rollbridge_devcluster.command").look(context.home)
     return found
 
 
