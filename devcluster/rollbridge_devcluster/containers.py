@@ -341,10 +341,7 @@ class ZooKeeperContainer(ContainerNode):
 
 
 class CoordinatorContainer(ContainerNode):
-    """A coordinator of the project's image; it keeps nothing, so it has no volume.
-
-    ``registers_as`` is the name under which it registers.
-    """
+    """A coordinator of the project's image; it keeps nothing, so it has no volume."""
 
     def __init__(
         self,
@@ -359,8 +356,12 @@ class CoordinatorContainer(ContainerNode):
         super().__init__(COORDINATOR, part, network, labels, init=True)
         self._registered = registered
         self._before: frozenset[tuple[str, int]] = frozenset()
-        self.registers_as: Final = name
+        self._name = name
         self.environment = {**environment, "ROLLBRIDGE_COORDINATOR_NAME": name}
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     def start(self) -> Self:
         self._before = self._registered()
@@ -368,7 +369,7 @@ class CoordinatorContainer(ContainerNode):
 
     def answers(self) -> bool:
         """Whether it has registered in ZooKeeper since it was started."""
-        return any(name == self.registers_as for name, _ in self._registered() - self._before)
+        return any(name == self._name for name, _ in self._registered() - self._before)
 
 
 def variable_of(key: str) -> str:

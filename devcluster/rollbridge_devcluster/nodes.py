@@ -46,7 +46,7 @@ class Node(ABC):
 
     @property
     def name(self) -> str:
-        """The same."""
+        """The same; of a coordinator in a container, as which it registers."""
         return self.part
 
     # -- each runtime -----------------------------------------------------------------------------------

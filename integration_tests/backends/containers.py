@@ -298,7 +298,7 @@ class ContainerCluster(containers.ContainerCluster, AnyCluster):
         self._nodes[node.part] = node
         try:
             node.start()
-            with _logged(node, logs / f"{node.registers_as}.log"):
+            with _logged(node, logs / f"{node.name}.log"):
                 yield
                 node.stop()
         finally:
