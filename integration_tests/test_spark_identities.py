@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration_tests.backends.choice import Backend
-from integration_tests.backends.secured import secured_cluster
 from integration_tests.clients import until
 from integration_tests.command_line import run_cli
-from integration_tests.secured import Secured, kafka_security, password, zookeeper_security
+from integration_tests.secured import Secured, kafka_security, password, secured_cluster, zookeeper_security
 from integration_tests.spark_driver import await_batch, start_numbers
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName, StreamName

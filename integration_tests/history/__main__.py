@@ -22,7 +22,6 @@ from integration_tests.history.report import Report, put_section, summary
 from integration_tests.history.run import KAFKA_SETTINGS, WINDOWS, Run, running
 from rollbridge_devcluster.containers import prepare
 
-
 SECTIONS: Final = {Backend.LOCAL: "processes", Backend.DOCKER: "containers"}
 """Where the summary of each backend stands in docs/soak.md."""
 
