@@ -12,7 +12,7 @@ from benchmarks.harness import OURS, Better, Experiment, Measure, Measured, Row
 from benchmarks.native import DEFAULTS, NO_LINGER, NativeProducer, commit_once
 from benchmarks.site import Pair, Site, records
 from benchmarks.small import percentiles
-from rollbridge.cas.future import CasFuture
+from rollbridge.cas.request import CasFuture
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError
 from rollbridge.model.cas import Scope

@@ -29,7 +29,7 @@ from rollbridge.kafka.clients import producer_config
 from rollbridge.kafka.snapshots import SnapshotReader
 from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, encode_abort, pack_bundle
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import (
     GroupName,
     StreamName,
@@ -37,7 +37,7 @@ from rollbridge.model.names import (
     snapshot_segments_topic,
     snapshot_topic,
 )
-from rollbridge_coordinator.shell.control_batch import control_batches
+from rollbridge_coordinator.shell.frames import control_batches
 from rollbridge_coordinator.state.snapshots import Marks, Snapshots, SnapshotSettings
 
 REPLAY: Final = "replay of the buffer"

@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 import rollbridge  # so that every module with error classes is loaded
-from rollbridge.cli.exit_codes import MEANINGS
+from rollbridge.cli.common import MEANINGS
 from rollbridge.cli.main import rollbridge as command_line
 from rollbridge.errors import RollbridgeError
 from rollbridge.model.transaction import TRANSITIONS, Event, Move, Reply, State

@@ -16,9 +16,9 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import until
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import StreamName, parse_segment_topic
-from rollbridge.model.sequence import DLSN, RECORD_HEADER, unpack_record_header
+from rollbridge.model.sn import DLSN, RECORD_HEADER, unpack_record_header
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 

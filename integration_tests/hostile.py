@@ -25,11 +25,11 @@ from integration_tests.hostile_content import Content
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.appender import TransactionalAppender
-from rollbridge.kafka.foreign_names import batch_of_one
+from rollbridge.kafka.committed import batch_of_one
 from rollbridge.model import paths
 from rollbridge.model.control import decode_control
 from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey, unpack_header
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.zookeeper.errors import ZooKeeperDenied
 from rollbridge.zookeeper.session import ZooKeeperSession

@@ -16,7 +16,7 @@ from typing import Any, Final
 import rollbridge_schemas
 from rollbridge.kafka.batches import BatchBuilder, Compression, framed
 from rollbridge.model.frames import HEADER, MAGIC, VERSION, FrameHeader, FrameKind, pack_bundle
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.requests import RequestKind
 
 Message = tuple[bytes | None, bytes | None]

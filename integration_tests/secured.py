@@ -35,7 +35,7 @@ from integration_tests.backends.choice import Backend
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.links import Link
 from rollbridge.config import ConnectionSettings
-from rollbridge.model.rights import Resource, Right
+from rollbridge.model.access import Resource, Right
 from rollbridge_devcluster.containers import ContainerNode, KafkaContainer, ZooKeeperContainer
 from rollbridge_devcluster.engine import host
 from rollbridge_devcluster.ephemeral import ProcessCluster

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import psutil
 from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
-from rollbridge.client.shared import SharedClient
+from rollbridge.client.cooperative import SharedClient
 from rollbridge.spark.datasource import RollbridgeSource
 
 if TYPE_CHECKING:

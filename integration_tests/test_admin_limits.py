@@ -18,11 +18,10 @@ from integration_tests.coordinators import controller_epoch
 from rollbridge.errors import InvalidRequestError, StreamNotFound
 from rollbridge.model import paths
 from rollbridge.model.epochs import EpochCause, EpochRecord, Segment
-from rollbridge.model.identifiers import Epoch, SegmentId
+from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.nodes import CreateNode
-from rollbridge.model.records import StreamState, epoch_to_json
+from rollbridge.model.records import CreateNode, StreamState, epoch_to_json
 from rollbridge.model.requests import Request, RequestKind
 from rollbridge.zookeeper.metadata import Metadata
 

@@ -13,7 +13,7 @@ from integration_tests.adapter_tools import TIMESTAMP, await_settled, batch_of, 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import ConfigError, CorruptDataError
-from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.appender import State, TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.errors import (
     AppendRefusedError,
@@ -23,7 +23,6 @@ from rollbridge.kafka.errors import (
 )
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.pipeline import Addressed
-from rollbridge.kafka.states import State
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 Opener = Callable[..., TransactionalAppender]

@@ -17,7 +17,7 @@ from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import eventually
-from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.appender import State, TransactionalAppender
 from rollbridge.kafka.coordination import Coordination, RequestRefused, Standing
 from rollbridge.kafka.errors import (
     AppendRefusedError,
@@ -28,7 +28,6 @@ from rollbridge.kafka.errors import (
 )
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.pipeline import Producer, Session
-from rollbridge.kafka.states import State
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 Opener = Callable[..., TransactionalAppender]

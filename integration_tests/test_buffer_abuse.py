@@ -16,7 +16,7 @@ from rollbridge.errors import CoordinatorUnavailable, TransactionAborted
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import StreamName
 from rollbridge.zookeeper.errors import UnknownWriteError
 

@@ -15,7 +15,7 @@ import rollbridge
 from integration_tests.clients import Site
 from integration_tests.patience import PATIENCE_S
 from rollbridge import ANY, DLSN, EMPTY, SN
-from rollbridge.cas.contention import Contention
+from rollbridge.cas.request import Contention
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import (
     CasWriteError,
@@ -27,10 +27,10 @@ from rollbridge.errors import (
     StreamNotFound,
     TransactionIdOutOfOrder,
 )
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges, position_of_key
 from rollbridge.model.names import StreamName
-from rollbridge.model.token import Token
+from rollbridge.model.sn import Token
 from rollbridge.zookeeper.catalog import Catalog
 
 

@@ -16,12 +16,12 @@ from integration_tests.clients import Site, until
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import PATIENCE_S
 from rollbridge import DLSN, EMPTY
-from rollbridge.cas.slots import take_slot, transactional_ids
+from rollbridge.cas.session import take_slot, transactional_ids
 from rollbridge.errors import CasOutcomeUnknown, CasWriteError, UnavailableError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.model import paths
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 from rollbridge.zookeeper.session import ZooKeeperSession
 

@@ -25,8 +25,8 @@ from integration_tests.cas_worker import Line, Task, read_notes, work
 from integration_tests.clients import Site, until
 from integration_tests.histories import ANY, Answer, Operation, Stored, Write, find_fault
 from integration_tests.patience import PATIENCE_S
-from rollbridge.cas.round import Patience, Round, RoundResult
-from rollbridge.cas.segment_log import SegmentLog
+from rollbridge.cas.append import Patience, Round, RoundResult
+from rollbridge.cas.tail import SegmentLog
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError, InvalidRequestError
 from rollbridge.kafka.appender import TransactionalAppender
@@ -34,7 +34,7 @@ from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.fetch import LogReader, Stretch
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.model.cas import Accepted, Verdict
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import StreamName, parse_segment_topic
 from rollbridge.model.paths import cas_slots

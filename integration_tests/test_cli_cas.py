@@ -9,7 +9,7 @@ import pytest
 import rollbridge
 from integration_tests.clients import Site
 from integration_tests.command_line import Cli
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import ExitCode
 
 
 @pytest.fixture

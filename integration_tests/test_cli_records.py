@@ -16,7 +16,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.patience import PATIENCE_S
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import ExitCode
 from rollbridge.kafka.clients import producer_config
 
 

@@ -14,7 +14,7 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.patience import eventually
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import ExitCode
 from rollbridge.errors import TransactionAborted
 
 

@@ -12,8 +12,8 @@ import rollbridge
 from integration_tests.clients import Site
 from integration_tests.patience import eventually
 from rollbridge.errors import InvalidRequestError, TransactionClosed, TransactionCommitted, TransactionNotFound
-from rollbridge.model.identifiers import TransactionId, split_local_sequence
-from rollbridge.model.sequence import unpack_record_header
+from rollbridge.model.ids import TransactionId, split_local_sequence
+from rollbridge.model.sn import unpack_record_header
 
 WORKER = """
 import pickle, sys

@@ -13,8 +13,8 @@ from integration_tests.clients import Site, place_of, until
 from rollbridge.errors import InvalidNameError, StreamNotFound
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.epochs import EpochCause
-from rollbridge.model.sequence import DLSN
-from rollbridge_coordinator.state.topics import segment_topic_spec
+from rollbridge.model.sn import DLSN
+from rollbridge_coordinator.state.streams import segment_topic_spec
 
 
 def test_a_transaction_that_outlives_scales_keeps_the_order_of_every_key(

@@ -21,7 +21,7 @@ from rollbridge.errors import (
     TransactionClosed,
     TransactionNotFound,
 )
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import StreamName
 
 

@@ -11,10 +11,10 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from rollbridge.config import load_settings
 from rollbridge.doctor.checks import find
-from rollbridge.doctor.gather import gather
+from rollbridge.doctor.facts import gather
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import marks_from_json
 from rollbridge.zookeeper.session import ZooKeeperSession

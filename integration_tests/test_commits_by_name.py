@@ -11,7 +11,7 @@ import rollbridge
 from integration_tests.clients import Site, until
 from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.test_consumer import GROWN, Group, take, values
-from rollbridge.consumer.message import Message
+from rollbridge.consumer.records import Message
 from rollbridge.errors import InvalidRequestError
 from rollbridge.model.lineage import lineage
 from rollbridge.model.names import StreamName

@@ -22,7 +22,7 @@ from confluent_kafka import (
 import rollbridge
 from integration_tests.clients import Site, until
 from integration_tests.grown_streams import KEYS, grow, write
-from rollbridge.consumer.message import Message
+from rollbridge.consumer.records import Message
 from rollbridge.errors import (
     ConfigError,
     ConflictError,

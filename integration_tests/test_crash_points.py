@@ -22,7 +22,7 @@ from rollbridge.model import paths
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control
 from rollbridge.model.epochs import EpochHistory, check_chain
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.sequence import RECORD_HEADER, unpack_record_header
+from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 

@@ -16,7 +16,7 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.command_line import Cli
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import ExitCode
 from rollbridge.errors import CoordinatorUnavailable
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
@@ -99,11 +99,11 @@ def test_what_a_new_leader_needs_is_looked_at(
             with b.transaction(str(stream)) as transaction:
                 transaction.write(str(stream), key=b"k", value=b"v")
             until(lambda: indexes in topics.topic_ids([indexes]))  # the first is taken at once
-    monkeypatch.setattr("rollbridge.doctor.durability.LATE", timedelta(0))
+    monkeypatch.setattr("rollbridge.doctor.checks.LATE", timedelta(0))
     assert patient.findings() == {}, "the leader says that its snapshots take an hour"
     # When nobody leads any more, nothing is put right, and the defaults are what is expected.
     patient.site.stop_coordinator()
-    monkeypatch.setattr("rollbridge.doctor.durability.DEFAULTS", Coordinator(1_000, 0))
+    monkeypatch.setattr("rollbridge.doctor.checks.DEFAULTS", Coordinator(1_000, 0))
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
     producer.produce(group.terminated_topic, b"no record", b"somebody")
     producer.flush()

@@ -16,7 +16,7 @@ from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import Relay, until
 from rollbridge.errors import CasWriteError, InvalidRequestError, TransactionRefused, TruncatedError
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 from rollbridge.model.position import ReadPosition
 from rollbridge.model.sn import ANY, EMPTY

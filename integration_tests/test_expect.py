@@ -21,14 +21,14 @@ from rollbridge.errors import (
     TransactionRefused,
 )
 from rollbridge.kafka.appender import TransactionalAppender
-from rollbridge.kafka.foreign_names import batch_of_one
+from rollbridge.kafka.committed import batch_of_one
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.conditions import CONDITIONS_MAX
-from rollbridge.model.course import Course
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.lineage import Course
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import DLSN
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.outlook import Outlook
 from rollbridge_coordinator.state.effects import Found, Query, Span, Undecided

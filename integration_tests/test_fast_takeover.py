@@ -16,7 +16,7 @@ from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator, has_lost_the_lead, until
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.nodes import DeleteNode
+from rollbridge.model.records import DeleteNode
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.state.succession import first_choice

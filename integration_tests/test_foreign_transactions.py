@@ -25,10 +25,10 @@ from integration_tests.crashing import STOP_AT
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.test_paused_leaders import is_stopped
 from rollbridge.doctor.checks import epochs
-from rollbridge.doctor.gather import gather
+from rollbridge.doctor.facts import gather
 from rollbridge.errors import StreamBusy, StreamNotFound, TransactionAborted
+from rollbridge.model.changes import SUSPENDED
 from rollbridge.model.epochs import EpochRecord
-from rollbridge.model.faults import SUSPENDED
 from rollbridge.model.names import StreamName
 
 OPTIONS = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)

@@ -10,11 +10,10 @@ from confluent_kafka import Consumer, TopicPartition
 from integration_tests.adapter_tools import batch_of, read_values
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually
-from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.appender import State, TransactionalAppender
 from rollbridge.kafka.clients import consumer_config
 from rollbridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.states import State
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.group_offsets import GroupMember
 

@@ -35,10 +35,9 @@ from integration_tests.history.events import (
 )
 from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import even_ranges, position_of_key
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import sequence_bases
+from rollbridge.model.sn import DLSN, sequence_bases
 
 ORDERS, PAYMENTS = "s/orders", "s/payments"
 KEYS = [

@@ -41,11 +41,11 @@ from integration_tests.secured import Secured, kafka_security, password, secured
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.model import paths
+from rollbridge.model.access import coordinator as coordinators_rights
+from rollbridge.model.access import writer
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.rights import coordinator as coordinators_rights
-from rollbridge.model.rights import writer
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 ATTACK_S: Final = 120.0

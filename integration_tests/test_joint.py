@@ -11,7 +11,7 @@ import pytest
 
 import rollbridge
 from integration_tests.clients import Site, header_of
-from rollbridge.client.joint import JointEnding
+from rollbridge.client.cooperative import JointEnding
 from rollbridge.errors import (
     AlreadyAborted,
     ConflictError,
@@ -23,8 +23,8 @@ from rollbridge.errors import (
     TransactionNotFound,
 )
 from rollbridge.model import paths
-from rollbridge.model.identifiers import split_local_sequence
-from rollbridge.model.joint import SERIES_KEPT_MS, JointContent
+from rollbridge.model.cooperative import SERIES_KEPT_MS, JointContent
+from rollbridge.model.ids import split_local_sequence
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 

@@ -13,10 +13,10 @@ from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import ConnectionLostError, KafkaUnavailable, UnsupportedBrokerError
 from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.kafka.wire import Connection
 
 EVERYTHING = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
 

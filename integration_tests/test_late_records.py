@@ -23,7 +23,7 @@ from integration_tests.clients import Site
 from integration_tests.coordinators import Relay, until
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.doctor.checks import find
-from rollbridge.doctor.gather import gather
+from rollbridge.doctor.facts import gather
 from rollbridge.kafka.clients import producer_config
 from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec

@@ -12,7 +12,7 @@ from integration_tests.clients import Site
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator, until
 from rollbridge.errors import TransactionAborted, TransactionNotFound
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import StreamName
 
 

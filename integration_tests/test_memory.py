@@ -23,7 +23,7 @@ from rollbridge.errors import TransactionAborted
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession

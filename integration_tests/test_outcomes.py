@@ -33,7 +33,7 @@ from rollbridge.errors import (
 )
 from rollbridge.model import paths
 from rollbridge.model.control import FENCED, ControlRecord, decode_control
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import Group
 from rollbridge.zookeeper.session import ZooKeeperSession

@@ -23,10 +23,10 @@ from integration_tests.coordinators import controller_epoch, coordinator, has_lo
 from integration_tests.crashing import STOP_AT
 from integration_tests.patience import PATIENCE_S
 from rollbridge.doctor.checks import orphans
-from rollbridge.doctor.gather import gather
+from rollbridge.doctor.facts import gather
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName
 
 OPTIONS = rollbridge.ClientOptions(admin_timeout_s=60)

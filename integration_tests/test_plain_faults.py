@@ -22,14 +22,14 @@ from rollbridge.errors import (
     OutcomeUnknown,
     StreamNotFound,
 )
+from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import NotAuthorizedError
-from rollbridge.kafka.idempotent import new_producer_id
 from rollbridge.kafka.metadata import Broker, Cluster
-from rollbridge.kafka.patience import Deadline
+from rollbridge.kafka.pipeline import new_producer_id
+from rollbridge.kafka.retry import Deadline
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.kafka.wire import Connection
 from rollbridge.model.names import StreamName
-from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import DLSN
 from rollbridge.writer import PlainFuture, StreamWriter, WriterOptions
 
 

@@ -23,8 +23,7 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.names import StreamName
-from rollbridge.model.sequence import DLSN, TRANSACTION_ID_HEADER
-from rollbridge.model.sn import SN, pack_transaction_id
+from rollbridge.model.sn import DLSN, SN, TRANSACTION_ID_HEADER, pack_transaction_id
 from rollbridge.writer import WriterOptions
 
 

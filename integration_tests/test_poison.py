@@ -29,7 +29,7 @@ from rollbridge import connection
 from rollbridge.errors import RollbridgeError, TransactionAborted
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.topics import TopicSpec
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 
 if TYPE_CHECKING:

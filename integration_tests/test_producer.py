@@ -10,7 +10,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, M
 
 import rollbridge
 from integration_tests.clients import Site, headers_of, until
-from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import DLSN
 from rollbridge.model.transaction import State
 
 Reports = list[tuple[KafkaError | None, rollbridge.ProducedMessage]]

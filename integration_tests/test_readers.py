@@ -22,15 +22,15 @@ from rollbridge.consumer import reader as reading
 from rollbridge.consumer.records import Preview, Record
 from rollbridge.errors import CorruptDataError, InvalidRequestError, StreamNotFound, TruncatedError
 from rollbridge.kafka.appender import TransactionalAppender
-from rollbridge.kafka.foreign_names import batch_of_one
-from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.committed import batch_of_one
+from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import LATE_HEADER
 from rollbridge.model.names import StreamName
 from rollbridge.model.position import ReadPosition
 from rollbridge.model.reading import ReadingPlan
-from rollbridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER
+from rollbridge.model.sn import RECORD_HEADER, TRANSACTION_ID_HEADER
 
 STRANGERS = 30
 

@@ -10,11 +10,10 @@ from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.errors import AppendRefusedError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, ControlKind, ControlRecord
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
-from rollbridge_coordinator.shell.consumers import read_commit_log, read_orders
-from rollbridge_coordinator.shell.control_batch import control_batches
-from rollbridge_coordinator.state.topics import commit_log_topic_spec
+from rollbridge_coordinator.shell.frames import control_batches, read_commit_log, read_orders
+from rollbridge_coordinator.state.streams import commit_log_topic_spec
 
 
 def batch_of(counter: int, size: int) -> bytes:

@@ -16,7 +16,7 @@ from integration_tests.coordinators import coordinator
 from rollbridge.cli.main import main
 from rollbridge.config import load_settings
 from rollbridge.doctor.checks import find
-from rollbridge.doctor.gather import gather
+from rollbridge.doctor.facts import gather
 from rollbridge.errors import RollbridgeError, StreamNotFound
 from rollbridge.zookeeper.session import ZooKeeperSession
 

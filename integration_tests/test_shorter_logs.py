@@ -18,22 +18,22 @@ from integration_tests.clients import Site
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.spark_tools import options_of
 from rollbridge import EMPTY, SN
-from rollbridge.cas.segment_log import SegmentLog
+from rollbridge.cas.tail import SegmentLog
 from rollbridge.errors import CasWriteError, TransactionRefused, TruncatedError
 from rollbridge.kafka import tail
 from rollbridge.kafka.batches import complete_batches, parse_header
 from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError, LogReader
-from rollbridge.kafka.idempotent import OwnBatches
-from rollbridge.kafka.log_offsets import LogOffsets
 from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.pipeline import OwnBatches
 from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.course import Course
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
+from rollbridge.model.lineage import Course
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.spark import source, transactions
 from rollbridge.spark.columns import schema_of
-from rollbridge.spark.offsets import LogOffset, StreamOffset
+from rollbridge.spark.planning import LogOffset, StreamOffset
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.outlook import Outlook
 from rollbridge_coordinator.state.effects import Found, Query

@@ -13,7 +13,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import ExitCode
 from rollbridge.config import ConnectionSettings
 from rollbridge.kafka.clients import producer_config
 from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader

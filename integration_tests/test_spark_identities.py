@@ -15,8 +15,8 @@ from integration_tests.command_line import run_cli
 from integration_tests.secured import Secured, kafka_security, password, secured_cluster, zookeeper_security
 from integration_tests.spark_driver import await_batch, start_numbers
 from rollbridge.model import paths
+from rollbridge.model.access import coordinator, writer
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.rights import coordinator, writer
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 pytest.importorskip("pyspark")

@@ -19,13 +19,13 @@ from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import eventually
 from integration_tests.spark_tools import options_of
-from rollbridge.client.options import ClientOptions
+from rollbridge.client.runtime import ClientOptions
 from rollbridge.errors import GroupMismatchError, InvalidRequestError, KafkaUnavailable, RollbridgeError, TruncatedError
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 from rollbridge.spark import source, transactions
-from rollbridge.spark.source_driver import DriverConnection
-from rollbridge.spark.source_options import read_source
+from rollbridge.spark.settings import read_source
+from rollbridge.spark.source import DriverConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -27,8 +27,8 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka.appender import TransactionalAppender
-from rollbridge.kafka.log_offsets import LogOffsets
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import StreamName
 from rollbridge.model.synchronizer import MARK_HEADER

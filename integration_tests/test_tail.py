@@ -18,9 +18,9 @@ from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.tail import AT_ONCE, Tail, TailMessage
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.buffered import FrameRef
 from rollbridge.model.frames import PieceKey
-from rollbridge_coordinator.shell.consumers import FrameReader
+from rollbridge.model.pieces import FrameRef
+from rollbridge_coordinator.shell.frames import FrameReader
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge.cas.lookup import StreamLogs
+from rollbridge.cas.tail import StreamLogs
 from rollbridge.consumer import group as membership
 from rollbridge.errors import (
     CasOutcomeUnknown,
@@ -28,15 +28,14 @@ from rollbridge.errors import (
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.buffered import FrameRef
-from rollbridge.model.course import Course
 from rollbridge.model.frames import PieceKey
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.lineage import Course
 from rollbridge.model.names import StreamName
+from rollbridge.model.pieces import FrameRef
 from rollbridge.model.position import ReadPosition
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import ANY, EMPTY, SN
-from rollbridge_coordinator.shell.consumers import FrameReader
+from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
+from rollbridge_coordinator.shell.frames import FrameReader
 
 SETTINGS = {
     "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": "100",

@@ -20,7 +20,7 @@ from confluent_kafka import TopicPartition
 
 from integration_tests.kafka_tools import create_topic, produce, read_all
 from integration_tests.patience import eventually
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import ExitCode
 from rollbridge.doctor import probes
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.state import free_port

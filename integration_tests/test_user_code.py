@@ -12,7 +12,7 @@ import pytest
 
 import rollbridge
 from integration_tests.patience import PATIENCE_S
-from rollbridge.calls.user_code import CHUNK, next_chunk
+from rollbridge.calls import CHUNK, next_chunk
 from rollbridge.errors import InvalidRequestError
 
 Rows = Iterator[tuple[bytes, bytes]]

@@ -12,19 +12,26 @@ import pytest
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
 from integration_tests.patience import PATIENCE_S
-from rollbridge.calls.within import answers_within
+from rollbridge.calls import answers_within
 from rollbridge.errors import CoordinatorUnavailable, CorruptDataError, WrongClusterError
 from rollbridge.model import paths
-from rollbridge.model.counters import counter_of
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.expiry import without_epochs
-from rollbridge.model.foundation import Foundation
-from rollbridge.model.identifiers import Epoch, SegmentId, TransactionId
+from rollbridge.model.epochs import EpochHistory, Foundation
+from rollbridge.model.ids import Epoch, SegmentId, TransactionId, counter_of
 from rollbridge.model.keyspace import even_ranges, ranges_of
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.nodes import CreateNode, DeleteNode, SetNode
-from rollbridge.model.records import Cluster, Group, StreamConfig, TransactionRecord, Truncation, epoch_to_json
+from rollbridge.model.records import (
+    Cluster,
+    CreateNode,
+    DeleteNode,
+    Group,
+    SetNode,
+    StreamConfig,
+    TransactionRecord,
+    Truncation,
+    epoch_to_json,
+)
 from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.truncation import without_epochs
 from rollbridge.zookeeper.errors import UnknownWriteError
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession

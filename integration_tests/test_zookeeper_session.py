@@ -16,7 +16,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import RollbridgeError, ZooKeeperUnavailable
-from rollbridge.model.nodes import (
+from rollbridge.model.records import (
     ROOT_CHARACTERS_MAX,
     CheckNode,
     CreateNode,
@@ -33,8 +33,7 @@ from rollbridge.zookeeper.errors import (
     UnknownWriteError,
     ZooKeeperRefused,
 )
-from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
-from rollbridge.zookeeper.values import REQUEST_BYTES_MAX
+from rollbridge.zookeeper.session import REQUEST_BYTES_MAX, SessionState, ZooKeeperSession
 from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX
 from rollbridge_devcluster.state import free_port
 

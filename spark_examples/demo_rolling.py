@@ -16,7 +16,7 @@ from typing import Final
 
 import click
 
-from rollbridge.cli.lineage_svg import lineage_svg
+from rollbridge.cli.tables import lineage_svg
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import RollbridgeError
 from rollbridge.model.epochs import EpochHistory

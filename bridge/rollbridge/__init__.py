@@ -19,62 +19,54 @@ from typing import TYPE_CHECKING
 from rollbridge.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rollbridge.cas.future import CasFuture
+    from rollbridge.cas.request import CasFuture
     from rollbridge.cas.synchronizer import Synchronizer
     from rollbridge.cas.writer import CasWriter
     from rollbridge.client.admin import Admin, StreamDescription
-    from rollbridge.client.joint import JointTicket, JointTransaction
-    from rollbridge.client.options import ClientOptions
+    from rollbridge.client.cooperative import JointTicket, JointTransaction, SharedClient
+    from rollbridge.client.futures import WriteFuture
+    from rollbridge.client.recovery import ResumedTransaction
     from rollbridge.client.results import CommitResult, Outcome, PartHandle, TransactionStory
-    from rollbridge.client.resumed import ResumedTransaction
-    from rollbridge.client.shared import SharedClient
-    from rollbridge.client.slots import WriteFuture
+    from rollbridge.client.runtime import ClientOptions
     from rollbridge.client.transaction import AbortFuture, CommitFuture, Transaction
     from rollbridge.client.writing import Part
     from rollbridge.connection import Bridge, connect
     from rollbridge.consumer.consumer import Consumer
-    from rollbridge.consumer.message import Message
     from rollbridge.consumer.reader import Reader
-    from rollbridge.consumer.records import Batch, Record
+    from rollbridge.consumer.records import Batch, Message, Record
     from rollbridge.consumer.transactions import CommittedTransaction, TransactionReader
-    from rollbridge.model.identifiers import SegmentId, TransactionId
+    from rollbridge.model.ids import SegmentId, TransactionId
     from rollbridge.model.names import GroupName, StreamName
     from rollbridge.model.position import LogPosition, ReadPosition
-    from rollbridge.model.sequence import DLSN
-    from rollbridge.model.sn import ANY, EMPTY, SN
+    from rollbridge.model.sn import ANY, DLSN, EMPTY, SN, Token
     from rollbridge.model.synchronizer import Codec
-    from rollbridge.model.token import Token
     from rollbridge.producer import ProducedMessage, Producer
     from rollbridge.writer import PlainFuture, StreamWriter, WriterOptions
 
 # They are imported when they are first used: Spark starts several processes for each query, which need few of them.
 _NAMES = {
-    "rollbridge.client.admin": "Admin StreamDescription",
-    "rollbridge.cas.future": "CasFuture",
+    "rollbridge.cas.request": "CasFuture",
+    "rollbridge.cas.synchronizer": "Synchronizer",
     "rollbridge.cas.writer": "CasWriter",
-    "rollbridge.client.slots": "WriteFuture",
-    "rollbridge.client.joint": "JointTicket JointTransaction",
-    "rollbridge.client.options": "ClientOptions",
+    "rollbridge.client.admin": "Admin StreamDescription",
+    "rollbridge.client.cooperative": "JointTicket JointTransaction SharedClient",
+    "rollbridge.client.futures": "WriteFuture",
+    "rollbridge.client.recovery": "ResumedTransaction",
     "rollbridge.client.results": "CommitResult Outcome PartHandle TransactionStory",
-    "rollbridge.client.resumed": "ResumedTransaction",
-    "rollbridge.client.shared": "SharedClient",
+    "rollbridge.client.runtime": "ClientOptions",
     "rollbridge.client.transaction": "AbortFuture CommitFuture Transaction",
     "rollbridge.client.writing": "Part",
     "rollbridge.connection": "Bridge connect",
     "rollbridge.consumer.consumer": "Consumer",
-    "rollbridge.consumer.message": "Message",
-    "rollbridge.consumer.records": "Batch Record",
-    "rollbridge.model.identifiers": "SegmentId TransactionId",
+    "rollbridge.consumer.reader": "Reader",
+    "rollbridge.consumer.records": "Batch Message Record",
+    "rollbridge.consumer.transactions": "CommittedTransaction TransactionReader",
+    "rollbridge.model.ids": "SegmentId TransactionId",
     "rollbridge.model.names": "GroupName StreamName",
     "rollbridge.model.position": "LogPosition ReadPosition",
-    "rollbridge.model.sequence": "DLSN",
-    "rollbridge.model.sn": "ANY EMPTY SN",
+    "rollbridge.model.sn": "ANY DLSN EMPTY SN Token",
     "rollbridge.model.synchronizer": "Codec",
-    "rollbridge.model.token": "Token",
     "rollbridge.producer": "ProducedMessage Producer",
-    "rollbridge.consumer.reader": "Reader",
-    "rollbridge.cas.synchronizer": "Synchronizer",
-    "rollbridge.consumer.transactions": "CommittedTransaction TransactionReader",
     "rollbridge.writer": "PlainFuture StreamWriter WriterOptions",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

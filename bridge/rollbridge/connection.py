@@ -18,27 +18,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rollbridge.calls.forks import check, hold, is_gone
-from rollbridge.calls.timeouts import Timeout, as_seconds
-from rollbridge.calls.within import answers_within
-from rollbridge.cas.channel import Channels
-from rollbridge.cas.shape import Shape
+from rollbridge.calls import Timeout, answers_within, as_seconds
+from rollbridge.cas.dispatch import Channels
+from rollbridge.cas.router import Shape
 from rollbridge.cas.synchronizer import Synchronizer
 from rollbridge.cas.writer import CasWriter
 from rollbridge.client.admin import Admin
-from rollbridge.client.commit_line import CommitLines
-from rollbridge.client.counters import GroupCounters
-from rollbridge.client.housekeeping import Housekeeper
-from rollbridge.client.introduction import find_cluster_id, own_name
-from rollbridge.client.options import ClientOptions
+from rollbridge.client.cooperative import SharedClient
+from rollbridge.client.futures import FrameLimits
+from rollbridge.client.identity import ClientSessions, CommitLines, GroupCounters, find_cluster_id, own_name
 from rollbridge.client.outcomes import OutcomeTail
-from rollbridge.client.planner import Planner
 from rollbridge.client.recovery import Resumer, Resuming
-from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.runtime import ClientOptions, Housekeeper, Plan, Planner, Runtime
 from rollbridge.client.sender import Sender
-from rollbridge.client.sessions import ClientSessions
-from rollbridge.client.shared import SharedClient
-from rollbridge.client.slots import FrameLimits
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import Part
 from rollbridge.config import ConnectionSettings, load_settings
@@ -54,23 +46,23 @@ from rollbridge.errors import (
     TransactionClosed,
     TransactionNotFound,
 )
-from rollbridge.kafka.log_offsets import LogOffsets
-from rollbridge.kafka.patience import Deadline
+from rollbridge.forks import check, hold, is_gone
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.retry import Deadline
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import BeginFrame
-from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName, check_client_name
 from rollbridge.model.position import StartLike
 from rollbridge.model.records import TransactionRecord
 from rollbridge.model.synchronizer import Codec, Machine, S, U
 from rollbridge.model.transaction import State
+from rollbridge.writer.accumulator import WriterOptions
 from rollbridge.writer.engine import Engine
-from rollbridge.writer.options import WriterOptions
 from rollbridge.writer.writer import StreamWriter
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge.zookeeper.values import SessionState
+from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 

@@ -95,8 +95,7 @@ from rollbridge.model.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rollbridge.model.sn import SN
-    from rollbridge.model.token import Token
+    from rollbridge.model.sn import SN, Token
 
 CAS_WRITE_EXCEPTION: Final = 525
 """Status code of a conditional write that was refused, as DistributedLog's proposal numbers it."""

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.buffered import Partition
 from rollbridge.model.frames import (
     BeginFrame,
     FrameHeader,
@@ -19,7 +18,8 @@ from rollbridge.model.frames import (
     buffer_partition,
     encode_abort,
 )
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.pieces import Partition
 
 STREAMS = ("s/a", "s/b", "s/c")
 

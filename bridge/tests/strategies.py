@@ -7,11 +7,10 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.identifiers import COUNTER_MAX, EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+from rollbridge.model.ids import COUNTER_MAX, EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import EMPTY, LONG_MAX, SN
+from rollbridge.model.sn import DLSN, EMPTY, LONG_MAX, SN
 
 NAME_CHARACTERS = "ABCXYZabcxyz0123456789_-"
 

@@ -9,7 +9,7 @@ import pytest
 from kazoo.security import Permissions
 
 from rollbridge.model import names, paths
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.zookeeper.access import GRANTED
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")

@@ -7,9 +7,9 @@ import itertools
 import pytest
 from kio.schema.errors import ErrorCode
 
-from rollbridge.kafka import codes
-from rollbridge.kafka.codes import Meaning, meaning
-from rollbridge.kafka.states import AFTER, PERMISSIONS, Operation, Permission, Result, State
+from rollbridge.kafka import errors as codes
+from rollbridge.kafka.appender import AFTER, PERMISSIONS, Operation, Permission, Result, State
+from rollbridge.kafka.errors import Meaning, meaning
 
 
 def test_every_state_says_something_to_every_operation() -> None:

@@ -7,12 +7,11 @@ import pytest
 from bridge.tests.buffers import STREAMS, Buffer, check_batch, fold_all
 from rollbridge.errors import InvalidTransitionError
 from rollbridge.model import buffer as buffer_module
-from rollbridge.model.ages import DEADLINES_MIN
 from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.buffered import CACHED_PRICE
 from rollbridge.model.control import EXPIRED
 from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.pieces import CACHED_PRICE, DEADLINES_MIN
 from rollbridge.model.transaction import State
 
 A, B = STREAMS[:2]

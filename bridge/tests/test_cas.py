@@ -24,12 +24,11 @@ from rollbridge.model.cas import (
     judge,
     place_of,
 )
-from rollbridge.model.course import Course
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import ANY, EMPTY, SN, sequence_bases
+from rollbridge.model.lineage import Course
+from rollbridge.model.sn import ANY, DLSN, EMPTY, SN, sequence_bases
 
 WHOLE = EpochHistory.create([KeyRange(0.0, 1.0)], 0)
 HALVES = WHOLE.with_records(WHOLE.plan_scale([0], [KeyRange(0.0, 0.5), KeyRange(0.5, 1.0)], 1)).with_sealed_ends(

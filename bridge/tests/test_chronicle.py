@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bridge.tests.buffers import Buffer
-from rollbridge.model import chronicle as chronicle_module
-from rollbridge.model.chronicle import Chronicle
-from rollbridge.model.identifiers import TransactionId
-from rollbridge.model.transaction import State
+from rollbridge.model import transaction as chronicle_module
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.transaction import Chronicle, State
 
 
 def lines(buffer: Buffer) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import ExitCode
 from rollbridge.cli.main import main
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import ExitCode
 from rollbridge.cli.main import main, rollbridge
 
 

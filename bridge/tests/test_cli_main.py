@@ -12,8 +12,7 @@ import pytest
 
 from rollbridge import errors
 from rollbridge.cli import main as cli
-from rollbridge.cli.context import CliContext
-from rollbridge.cli.exit_codes import MEANINGS, ExitCode
+from rollbridge.cli.common import MEANINGS, CliContext, ExitCode
 from rollbridge.cli.main import COMMANDS, main
 
 

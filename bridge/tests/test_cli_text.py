@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories
-from rollbridge.cli import values
+from rollbridge.cli import records as values
 from rollbridge.cli.produce import LINE_BYTES_MAX, lines, split
 from rollbridge.cli.records import FIELDS, json_line, line_of
 from rollbridge.cli.stream import divide, history_table
@@ -23,9 +23,9 @@ from rollbridge.cli.tables import counted, duration, moment, printable, table
 from rollbridge.consumer.records import Origin, Record, record_of
 from rollbridge.errors import InvalidRangesError, InvalidRequestError, RecordTooLargeError
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges
-from rollbridge.model.sequence import DLSN, RECORD_HEADER, pack_record_header
+from rollbridge.model.sn import DLSN, RECORD_HEADER, pack_record_header
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rollbridge.client.counters import CounterSupply
+from rollbridge.client.identity import CounterSupply
 from rollbridge.errors import ZooKeeperUnavailable
 
 

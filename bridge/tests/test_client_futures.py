@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbridge.client.frame_writer import PartWriter
-from rollbridge.client.futures import Completion
+from rollbridge.client.futures import Completion, FrameLimits, WriteFuture
 from rollbridge.client.results import CommitResult, PartHandle, Piece, find_ends
-from rollbridge.client.slots import FrameLimits, WriteFuture
 from rollbridge.errors import (
     IncompleteError,
     OutcomeUnknown,
@@ -26,12 +25,12 @@ from rollbridge.errors import (
 )
 from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord, Placement, Run
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId, TransactionId, local_sequence
+from rollbridge.model.ids import SegmentId, TransactionId, local_sequence
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.routing import Route
-from rollbridge.model.sequence import DLSN
+from rollbridge.model.sn import DLSN
 
 ID = TransactionId.of(1, 7)
 ORDERS = "sales/orders"

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
-from rollbridge.model.identifiers import Epoch, SegmentId
+from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_hash
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig

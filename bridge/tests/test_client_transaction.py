@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from rollbridge.client.commit_line import CommitLines
-from rollbridge.client.futures import Completion
+from rollbridge.client.futures import Completion, FrameLimits
+from rollbridge.client.identity import CommitLines
 from rollbridge.client.results import PartHandle, Piece
 from rollbridge.client.runtime import Plan, Runtime
-from rollbridge.client.slots import FrameLimits
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import Part
 from rollbridge.errors import (
@@ -40,7 +39,7 @@ from rollbridge.model.frames import (
     unpack_bundle,
     unpack_header,
 )
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig

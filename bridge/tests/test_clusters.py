@@ -9,7 +9,7 @@ import pytest
 
 from rollbridge.errors import KafkaUnavailable
 from rollbridge.kafka.metadata import Clusters
-from rollbridge.kafka.patience import Deadline
+from rollbridge.kafka.retry import Deadline
 
 
 class Kept:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.buffered import BufferedTransaction
 from rollbridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitLines, CommitOrder, order_of
 from rollbridge.model.control import FENCED, FORSAKEN, OVERTAKEN
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort, unpack_header
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.transaction import State
 
 STREAM = "s/a"

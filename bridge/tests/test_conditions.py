@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import rollbridge_schemas
 from bridge.tests.strategies import sns
-from rollbridge.client.conditions import with_condition
+from rollbridge.client.runtime import with_condition
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, RefusedCondition, StreamCondition

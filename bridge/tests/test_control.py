@@ -13,7 +13,7 @@ from bridge.tests.strategies import segment_ids, sns, stream_names, times_ms, tr
 from rollbridge.errors import CorruptDataError
 from rollbridge.model.conditions import RefusedCondition
 from rollbridge.model.control import ControlKind, ControlRecord, Run, add_run, decode_control
-from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.ids import SegmentId, TransactionId
 
 int32 = st.integers(0, (1 << 31) - 1)
 runs = st.builds(Run, int32, times_ms, times_ms)

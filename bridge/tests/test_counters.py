@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.model.commit_order import CONNECTION_MAX
-from rollbridge.model.counters import (
-    COUNT_MAX,
+from rollbridge.model.ids import (
+    COUNTER_MAX,
     JUMP,
     NUMBER_MAX,
     SHARED_MAX,
@@ -17,13 +17,14 @@ from rollbridge.model.counters import (
     STRIDE,
     GroupCounter,
     Note,
+    TransactionId,
     counter_of,
     need_number,
     parse_number,
     shared_count,
     split_counter,
 )
-from rollbridge.model.identifiers import COUNTER_MAX, TransactionId
+from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import Group
 from rollbridge.model.snapshots import COUNTER_SHOWN_MAX, shown_counter

@@ -22,7 +22,7 @@ from rollbridge.doctor.facts import (
 from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import Epoch, TransactionId
+from rollbridge.model.ids import Epoch, TransactionId
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
 from rollbridge.model.records import Coordinator, Group, StreamConfig, StreamState, TransactionRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from rollbridge.kafka.compacted import is_end
+from rollbridge.kafka.snapshots import is_end
 
 
 def record(offset: int) -> Message:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bridge.tests.strategies import histories, partitions
 from rollbridge.errors import InvalidRangesError, InvalidRequestError
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment, check_chain
-from rollbridge.model.identifiers import Epoch, SegmentId
+from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_key
 
 positions = st.floats(0.0, 1.0, exclude_max=True)

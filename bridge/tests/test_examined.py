@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge.model.examined import Examined, Seen
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import SN
+from rollbridge.model.conditions import Examined, Seen
+from rollbridge.model.sn import DLSN, SN
 
 KEYS = [b"a", b"b", b"c", b"d"]
 

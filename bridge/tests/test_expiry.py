@@ -10,23 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories
-from rollbridge.cli.lineage_svg import lineage_svg
 from rollbridge.cli.stream import history_table
+from rollbridge.cli.tables import lineage_svg
 from rollbridge.errors import ConflictError, CorruptDataError, InvalidRequestError, TruncatedError
 from rollbridge.model.cas import place_of
-from rollbridge.model.course import Course
-from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
-from rollbridge.model.expiry import EPOCHS_AT_ONCE, SEGMENTS_AT_ONCE, first_needed, step_towards, without_epochs
-from rollbridge.model.foundation import Foundation
-from rollbridge.model.identifiers import Epoch, SegmentId
+from rollbridge.model.epochs import EpochCause, EpochHistory, Foundation, check_chain
+from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.lineage import lineage
+from rollbridge.model.lineage import Course, lineage
+from rollbridge.model.reader_group import Reset, decide, wanted
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.records import Truncation, epoch_from_json, epoch_to_json
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sharing import Reset, decide, wanted
-from rollbridge.model.sn import ANY, EMPTY, SN, sequence_bases
-from rollbridge.model.truncation import consistent, floors_of, frontier, removable
+from rollbridge.model.sn import ANY, DLSN, EMPTY, SN, sequence_bases
+from rollbridge.model.truncation import (
+    EPOCHS_AT_ONCE,
+    SEGMENTS_AT_ONCE,
+    consistent,
+    first_needed,
+    floors_of,
+    frontier,
+    removable,
+    step_towards,
+    without_epochs,
+)
 from rollbridge.writer.lanes import Course as LaneCourse
 
 LONG_AGO = 1_000_000

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import pytest
 
 from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.buffered import BufferedTransaction
 from rollbridge.model.control import FENCED, owner_of, resumed_reason
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.transaction import State
 
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"

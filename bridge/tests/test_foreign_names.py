@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, Compression, Record, parse_header, read_records
-from rollbridge.kafka.committed import committed_records
-from rollbridge.kafka.foreign_names import _parse, batch_of_one, is_plain, read_any_records
+from rollbridge.kafka.committed import _parse, batch_of_one, committed_records, is_plain, read_any_records
 
 contents = st.none() | st.binary(max_size=300)
 names = st.text(max_size=8)

@@ -12,18 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollbridge.client.frame_writer import PartWriter
-from rollbridge.client.futures import Completion
-from rollbridge.client.slots import FRAME_BYTES_MIN, FrameLimits
+from rollbridge.client.futures import FRAME_BYTES_MIN, Completion, FrameLimits
 from rollbridge.errors import BackpressureError, InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
 from rollbridge.kafka.batches import Compression, Record, read_records, validate_frame
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_header
-from rollbridge.model.identifiers import TransactionId, local_sequence
+from rollbridge.model.ids import TransactionId, local_sequence
 from rollbridge.model.keyspace import even_ranges, position_of_key
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, StreamConfig
 from rollbridge.model.routing import Route
-from rollbridge.model.sequence import RECORD_HEADER, unpack_record_header
+from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
 
 ID = TransactionId.of(3, 99)
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"

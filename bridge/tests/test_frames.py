@@ -30,8 +30,8 @@ from rollbridge.model.frames import (
     unpack_bundle,
     unpack_header,
 )
-from rollbridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
-from rollbridge.model.terminated import RETAIN_DEFAULT
+from rollbridge.model.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from rollbridge.model.outcomes import RETAIN_DEFAULT
 
 int32 = st.integers(0, (1 << 31) - 1)
 headers = st.builds(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import segment_ids, transaction_ids
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model.identifiers import (
+from rollbridge.model.ids import (
     COUNT_MAX,
     COUNTER_MAX,
     EPOCH_MAX,

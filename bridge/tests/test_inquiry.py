@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rollbridge.client.inquiry import of_client
+from rollbridge.client.outcomes import of_client
 from rollbridge.errors import OutcomeExpired
-from rollbridge.model.identifiers import TransactionId
-from rollbridge.model.known import KnownTransaction
-from rollbridge.model.transaction import State
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.transaction import KnownTransaction, State
 
 
 def test_an_id_says_nothing_of_the_transaction_of_another_client() -> None:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge.model.identifiers import TransactionId
-from rollbridge.model.joint import (
+from rollbridge.model.cooperative import (
     FORMER_MAX,
     SERIES_KEPT_MS,
     STEPS,
@@ -24,6 +23,7 @@ from rollbridge.model.joint import (
     decide_again,
     decide_step,
 )
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.records import ClientSession, next_session
 
 EARLIER, OURS = 7, 8

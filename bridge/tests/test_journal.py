@@ -9,11 +9,11 @@ import pytest
 
 from rollbridge.model import journal as journals
 from rollbridge.model import paths
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.journal import DELETED, lost
 from rollbridge.model.late import LateNotes, LateSegment
-from rollbridge.model.lives import Former
 from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.position import Former
 from rollbridge.model.records import Group, Retention, StreamConfig, StreamState, Truncation
 
 GROUP, NAME = GroupName("sales", "main"), StreamName("sales", "orders")

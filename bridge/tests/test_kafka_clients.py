@@ -18,8 +18,8 @@ from rollbridge.kafka.clients import (
     library_logger,
     producer_config,
 )
+from rollbridge.kafka.errors import ERROR_CLASSES, kafka_error, translate
 from rollbridge.kafka.metadata import Broker, Isolation, parse_bootstrap
-from rollbridge.kafka.translate import ERROR_CLASSES, kafka_error, translate
 from rollbridge.security.kafka import SECURITY_KEYS, Security
 
 SERVERS = "localhost:9092"

@@ -6,15 +6,14 @@ import threading
 
 import pytest
 
-from rollbridge.cas.answer import Answer
-from rollbridge.cas.lane import Lane
-from rollbridge.cas.request import Request
+from rollbridge.cas.dispatch import Lane
+from rollbridge.cas.request import Answer, Request
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError
 from rollbridge.model.cas import Scope
-from rollbridge.model.course import Course
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.lineage import Course
 from rollbridge.model.sn import ANY, EMPTY
 
 COURSE = Course(EpochHistory.create([KeyRange(0.0, 1.0)], 0), 0.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, position_of_key
 from rollbridge.model.late import Forwarding, LateNotes, LateSegment, heir_of
 

@@ -44,14 +44,14 @@ ENVIRONMENT = {
     "rollbridge_devcluster.jars": "the Maven repository",
     "rollbridge_devcluster.java": "JAVA_HOME",
     "rollbridge_devcluster.processes": "what daemons inherit",
-    "rollbridge.spark.workers": "Spark's own variable for its workers",
+    "rollbridge.spark.worker": "Spark's own variable for its workers",
     "rollbridge_coordinator.config": "settings of a coordinator",
     "rollbridge_coordinator.healthcheck": "the same",
 }
 """Modules that read environment variables, and which. None of them is for tests."""
 DEADLY = {"_exit", "abort", "kill", "killpg", "pthread_kill", "raise_signal", "SIGKILL", "SIGSTOP"}
 ENDS_PROCESSES = {
-    "rollbridge_coordinator.shell.ending": "a coordinator that was asked to end does, whatever server it waits for",
+    "rollbridge_coordinator.shell.daemon": "a coordinator that was asked to end does, whatever server it waits for",
     "rollbridge_devcluster.nodes": "faults of daemons of the development cluster",
     "rollbridge_devcluster.processes": "the same, and those that do not end when they are asked to",
     "rollbridge_devcluster.containers": "the same, in containers",
@@ -230,4 +230,6 @@ def test_the_checks_find_what_they_are_for() -> None:
     assert circles({"a": {"b"}, "b": set()}) == []
     assert longest_chain({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == ["a", "b", "c"]
     assert names_in(ast.parse("os.kill(0, signal.SIGKILL)\nfrom os import _exit")) == {"kill", "SIGKILL", "_exit"}
-    assert list(imports_of(ast.parse("def f():\n    from rollbridge.kafka import wire"))) == ["rollbridge.kafka.wire"]
+    assert list(imports_of(ast.parse("def f():\n    from rollbridge.kafka import wire"))) == [
+        "rollbridge.kafka.connection"
+    ]

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rollbridge.cas.lookup import StreamLogs
+from rollbridge.cas.tail import StreamLogs
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.model.course import Course
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.expiry import without_epochs
 from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.lineage import Course
 from rollbridge.model.names import StreamName
 from rollbridge.model.sn import ANY, EMPTY, SN
+from rollbridge.model.truncation import without_epochs
 
 STREAM = StreamName.parse("scope/stream")
 KEY = b"k"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.tests.test_client_transaction import ORDERS, PAYMENTS, Bench
-from rollbridge.client.manifest_room import (
+from rollbridge.client.frame_writer import (
     ManifestRoom,
     check_parts,
     condition_bytes,
@@ -22,10 +22,9 @@ from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.frames import FrameKind, Manifest, PieceKey, decode_manifest
 from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.identifiers import COUNT_MAX
+from rollbridge.model.ids import COUNT_MAX
 from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import ANY, EMPTY, SN
+from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
 
 BIG = st.integers(0, (1 << 31) - 1)
 LONG = st.integers(0, (1 << 63) - 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import group_names, segment_ids, stream_names, transaction_ids
 from rollbridge.errors import InvalidNameError
-from rollbridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+from rollbridge.model.ids import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
 from rollbridge.model.names import (
     TOPIC_NAME_MAX,
     GroupName,

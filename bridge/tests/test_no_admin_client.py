@@ -2,7 +2,7 @@
 
 Some of its requests end the process by a failed assertion when their broker goes away, and others dial a dead broker
 again without pause. Whatever it could be asked goes over connections of our own instead: ``rollbridge.kafka.topics``,
-``log_offsets``, ``views``, ``rollbridge.kafka.group_commits``.
+``log_offsets``, ``views``, ``rollbridge.kafka.groups``.
 """
 
 from __future__ import annotations

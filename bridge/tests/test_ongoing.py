@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.buffered import FrameRef
 from rollbridge.model.frames import BeginFrame, PieceKey
-from rollbridge.model.identifiers import COUNT_MAX, COUNTER_MAX, TransactionId
+from rollbridge.model.ids import COUNT_MAX, COUNTER_MAX, TransactionId
 from rollbridge.model.ongoing import (
     FRAME_BYTES,
     OngoingTransaction,
@@ -23,6 +22,7 @@ from rollbridge.model.ongoing import (
     is_ongoing,
     ongoing_keys,
 )
+from rollbridge.model.pieces import FrameRef
 from rollbridge.model.snapshots import Snapshot, index_keys
 
 PARTITION = ("sales.orders.transaction-buffer", 1)

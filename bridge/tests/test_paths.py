@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import group_names, stream_names, transaction_ids
 from rollbridge.model import paths
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 
 STREAM, GROUP = StreamName("sales", "orders"), GroupName("sales", "eu")

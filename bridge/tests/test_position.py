@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import group_names, segment_ids, stream_names
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.position import At, Earliest, Latest, LogPosition, ReadPosition, Since, StartLike, parse_start
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import SN
+from rollbridge.model.sn import DLSN, SN
 
 ORDERS = StreamName("sales", "orders")
 A, B = SegmentId.of(3, 4), SegmentId.of(0, 12)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bridge.tests.buffers import STREAMS, begin_frame, check_batch
 from rollbridge.model.frames import FrameHeader, FrameKind, encode_abort, pack_bundle
-from rollbridge.model.identifiers import TransactionId
-from rollbridge.model.preview import ENDED_MAX, PreviewFold, aborted_in
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.reading import ENDED_MAX, PreviewFold, aborted_in
 
 STREAM = STREAMS[0]
 BUFFER = (f"{STREAM}-buffer", 0)

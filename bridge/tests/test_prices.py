@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from bridge.tests.buffers import Buffer, World, begin_frame, fold_all, new_fold, worlds
 from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.buffered import (
+from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.commit_order import CommitLines, CommitOrder
+from rollbridge.model.conditions import StreamCondition
+from rollbridge.model.fences import CLIENTS_MAX, OWNERS_MAX
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
+from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from rollbridge.model.pieces import (
     CACHED_PRICE,
     FRAME_PRICE,
     PIECE_PRICE,
@@ -22,13 +29,6 @@ from rollbridge.model.buffered import (
     HeldFrames,
     begin_price,
 )
-from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.commit_order import CommitLines, CommitOrder
-from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.fences import CLIENTS_MAX, OWNERS_MAX
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from rollbridge.model.sn import EMPTY
 from rollbridge.model.transaction import State
 

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from rollbridge import errors
-from rollbridge.client.options import ClientOptions
+from rollbridge.client.runtime import ClientOptions
 from rollbridge.errors import (
     BackpressureError,
     ConfigError,
@@ -24,7 +24,7 @@ from rollbridge.errors import (
     TransactionExpired,
 )
 from rollbridge.model import errors as model_errors
-from rollbridge.producer.faults import as_kafka_error, kafka_exceptions
+from rollbridge.producer.messages import as_kafka_error, kafka_exceptions
 from rollbridge.producer.settings import ProducerSettings
 
 WITHOUT_A_COUNTERPART = {"RollbridgeError", "CorruptDataError", "EnvironmentProblem", "ZooKeeperOutdated"}

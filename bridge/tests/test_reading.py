@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bridge.tests.strategies import histories
 from rollbridge.errors import ConflictError, InvalidRequestError
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.reading import ReadingPlan
 

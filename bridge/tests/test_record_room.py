@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from bridge.tests.buffers import Buffer
 from bridge.tests.test_client_transaction import ORDERS, Bench
 from bridge.tests.test_frame_writer import Frames, route_to, writer_for
+from rollbridge.client.futures import FRAME_BYTES_MIN, FrameLimits
 from rollbridge.client.results import PartHandle, Piece
-from rollbridge.client.slots import FRAME_BYTES_MIN, FrameLimits
 from rollbridge.errors import CorruptDataError, TransactionTooLargeError
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.model.buffer import BufferLimits
@@ -35,10 +35,9 @@ from rollbridge.model.frames import (
     PieceKey,
     decode_manifest,
 )
-from rollbridge.model.identifiers import COUNTER_MAX, EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+from rollbridge.model.ids import COUNTER_MAX, EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
 from rollbridge.model.names import TOPIC_NAME_MAX
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import EMPTY, SN
+from rollbridge.model.sn import DLSN, EMPTY, SN
 from rollbridge.model.transaction import State
 
 OFFSET_MAX = (1 << 63) - 1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import group_names, histories, partitions, stream_names, times_ms, transaction_ids
 from rollbridge.errors import CorruptDataError
+from rollbridge.model.changes import Committing, Roll, Scaling
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.records import (
     Cluster,
@@ -25,7 +26,6 @@ from rollbridge.model.records import (
     epoch_to_json,
 )
 from rollbridge.model.requests import Answer, Request, RequestKind
-from rollbridge.model.under_way import Committing, Roll, Scaling
 
 int32 = st.integers(0, (1 << 31) - 1)
 text = st.text(max_size=10)

@@ -6,8 +6,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from rollbridge.errors import ConflictError, InvalidRequestError, KafkaUnavailable, NotFoundError
-from rollbridge.kafka.errors import NotAuthorizedError
-from rollbridge.kafka.translate import is_definite, refusal
+from rollbridge.kafka.errors import NotAuthorizedError, is_definite, refusal
 
 
 @pytest.mark.parametrize(

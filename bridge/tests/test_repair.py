@@ -9,25 +9,27 @@ import pytest
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
-from rollbridge.model.counters import SHARED_MAX
+from rollbridge.model.changes import Committing, Roll, Scaling
 from rollbridge.model.epochs import EpochCause, EpochRecord, Segment
-from rollbridge.model.identifiers import Epoch, SegmentId, TransactionId
-from rollbridge.model.journal import highest_number
+from rollbridge.model.ids import SHARED_MAX, Epoch, SegmentId, TransactionId
+from rollbridge.model.journal import COUNTER_JUMP, VERSION_JUMP, GroupEvidence, Step, highest_number, plan
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.late import LateNotes, LateSegment
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode, bytes_of
 from rollbridge.model.records import (
     ClientSession,
     ControllerEpoch,
+    CreateNode,
+    DeleteNode,
     Group,
+    NodeOperation,
     Retention,
+    SetNode,
     StreamConfig,
     Truncation,
+    bytes_of,
     epoch_to_json,
 )
-from rollbridge.model.repair import COUNTER_JUMP, VERSION_JUMP, GroupEvidence, Step, plan
-from rollbridge.model.under_way import Committing, Roll, Scaling
 
 GROUP = GroupName("sales", "main")
 STREAM, YOUNG, GONE = (StreamName("sales", name) for name in ("orders", "young", "gone"))

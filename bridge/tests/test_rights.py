@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.rights import (
+from rollbridge.model.access import (
     Resource,
     Right,
     compactor,
@@ -15,6 +14,7 @@ from rollbridge.model.rights import (
     reader,
     writer,
 )
+from rollbridge.model.names import GroupName, StreamName
 
 ORDERS = StreamName("sales", "orders")
 GROUP = GroupName("sales")

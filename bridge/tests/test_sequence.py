@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from bridge.tests.strategies import histories, segment_ids, transaction_ids
 from rollbridge.errors import InvalidRequestError
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId, TransactionId
-from rollbridge.model.sequence import DLSN, HEADER_VALUE_BYTES, pack_record_header, unpack_record_header
+from rollbridge.model.ids import SegmentId, TransactionId
+from rollbridge.model.sn import DLSN, HEADER_VALUE_BYTES, pack_record_header, unpack_record_header
 
 offsets = st.integers(0, (1 << 63) - 1)
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from bridge.tests.strategies import histories
 from rollbridge.errors import ConflictError
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.sharing import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
+from rollbridge.model.reader_group import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
 
 DONE, WAITS, READ, READ_NEW, NO_OFFSET = Standing
 

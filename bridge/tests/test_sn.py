@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from bridge.tests.strategies import histories, longs, sns
 from rollbridge.errors import InvalidRequestError
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.sequence import DLSN
 from rollbridge.model.sn import (
     ANY,
+    DLSN,
     EMPTY,
     LONG_MAX,
     SN,

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 import rollbridge_schemas
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import snapshots
-from rollbridge.model.aborted import ID_BYTES_IN_MEMORY, AbortedTransactions, SegmentCache
-from rollbridge.model.identifiers import COUNTER_MAX, TransactionId
+from rollbridge.model.ids import COUNTER_MAX, TransactionId
 from rollbridge.model.snapshots import (
+    ID_BYTES_IN_MEMORY,
+    AbortedTransactions,
+    SegmentCache,
     SegmentIndex,
     Snapshot,
     SnapshotSegment,

@@ -7,13 +7,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollbridge.kafka.batches import BatchBuilder, Compression, parse_header, read_records
-from rollbridge.model.identifiers import PART_MAX, TransactionId
-from rollbridge.model.sequence import RECORD_HEADER, pack_record_header
+from rollbridge.model.ids import PART_MAX, TransactionId
+from rollbridge.model.sn import RECORD_HEADER, pack_record_header
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
 
-from rollbridge.spark.sink_batches import Rows, batch_bytes, encode_batch, encode_headers  # noqa: E402 - needs pyarrow
+from rollbridge.spark.sink_records import Rows, batch_bytes, encode_batch, encode_headers  # noqa: E402 - needs pyarrow
 
 TRANSACTION = TransactionId.of(3, 1 << 70)
 NOW_MS = 1_790_000_000_000

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from rollbridge.spark import garbage
+from rollbridge.spark import worker as garbage
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rollbridge.spark.prompt import Prompt, promptly
+from rollbridge.spark.worker import Prompt, promptly
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="acknowledgements can be asked for on Linux only")
 

@@ -17,14 +17,17 @@ from rollbridge.consumer.records import OWN_HEADERS
 from rollbridge.errors import ConfigError, CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import BatchBuilder, Compression, read_records, stamp
 from rollbridge.kafka.committed import AbortedSpan
-from rollbridge.model.identifiers import SegmentId, TransactionId
-from rollbridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER, pack_record_header, unpack_record_header
-from rollbridge.model.sn import pack_transaction_id
-from rollbridge.spark.column_arrays import record_batch
-from rollbridge.spark.columns import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, schema_of
-from rollbridge.spark.portions import Place
-from rollbridge.spark.runs import Runs
-from rollbridge.spark.source_records import committed_end, parse
+from rollbridge.model.ids import SegmentId, TransactionId
+from rollbridge.model.sn import (
+    RECORD_HEADER,
+    TRANSACTION_ID_HEADER,
+    pack_record_header,
+    pack_transaction_id,
+    unpack_record_header,
+)
+from rollbridge.spark.columns import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, record_batch, schema_of
+from rollbridge.spark.planning import Place
+from rollbridge.spark.source_records import Runs, committed_end, parse
 
 TRANSACTIONAL, LOG_APPEND_TIME = 0x10, 0x08
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,15 +11,14 @@ import pytest
 from xxhash import xxh64_intdigest
 
 from rollbridge.client.frame_writer import PartWriter
-from rollbridge.client.futures import Completion
+from rollbridge.client.futures import Completion, FrameLimits, Lane
 from rollbridge.client.results import PartHandle
-from rollbridge.client.slots import FrameLimits, Lane
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError, RowRefused
 from rollbridge.kafka.batches import Compression, read_records
+from rollbridge.model.cooperative import JointContent
 from rollbridge.model.frames import FrameHeader, unpack_header
-from rollbridge.model.identifiers import TransactionId
-from rollbridge.model.joint import JointContent
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import HASH_SEED
 from rollbridge.model.names import GroupName
 from rollbridge.model.routing import Route, hash_bounds
@@ -28,13 +27,27 @@ from rollbridge.zookeeper.errors import ZooKeeperDenied
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
 
-from rollbridge.spark.kept import Kept  # noqa: E402 - needs pyspark
 from rollbridge.spark.settings import OptionReader, SparkSettings, read_settings  # noqa: E402
-from rollbridge.spark.sink import PartitionWritten, _commit, batch_writer, stream_writer  # noqa: E402
-from rollbridge.spark.sink_columns import Columns  # noqa: E402
-from rollbridge.spark.sink_content import PartitionReader  # noqa: E402
-from rollbridge.spark.sink_work import BATCH_ID, QUERY_ID, RUN_ID, Work, work_of_job, work_of_query  # noqa: E402
-from rollbridge.spark.sink_writer import PartitionWriter  # noqa: E402
+from rollbridge.spark.sink import (  # noqa: E402
+    BATCH_ID,
+    QUERY_ID,
+    RUN_ID,
+    PartitionWritten,
+    Work,
+    _commit,
+    batch_writer,
+    stream_writer,
+    work_of_job,
+    work_of_query,
+)
+from rollbridge.spark.sink_records import (
+    Columns,
+    PartitionReader,
+)
+from rollbridge.spark.sink_task import (
+    Kept,
+    PartitionWriter,
+)
 
 NEEDED = {"kafka.bootstrap.servers": "k:9092", "zookeeper": "z:2181", "stream": "sales/orders"}
 STREAMS = ("sales/orders", "sales/items")
@@ -421,7 +434,7 @@ def test_a_time_that_is_not_named_is_no_part_of_a_row(monkeypatch: pytest.Monkey
     rows = pa.RecordBatch.from_pydict({"key": ["k"], "value": [b"v"], "timestamp": pa.nulls(1, pa.timestamp("us"))})
     found = set()
     for now_s in (1_000.0, 2_000.0):
-        monkeypatch.setattr("rollbridge.spark.sink_content.time.time", lambda now_s=now_s: now_s)
+        monkeypatch.setattr("rollbridge.spark.sink_records.time.time", lambda now_s=now_s: now_s)
         found |= {content(rows, columns=Columns(1, 0, None, 2, None)), content(rows)}
     assert len(found) == 2, "one for each of both shapes"
 

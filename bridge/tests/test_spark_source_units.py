@@ -12,8 +12,8 @@ from bridge.tests.strategies import group_names, longs, segment_ids, stream_name
 from rollbridge.errors import ConfigError, InvalidRequestError
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.position import LogPosition, ReadPosition
-from rollbridge.spark.offsets import LogOffset, StreamOffset
-from rollbridge.spark.source_options import Kind, read_source
+from rollbridge.spark.planning import LogOffset, StreamOffset
+from rollbridge.spark.settings import Kind, read_source
 from rollbridge.spark.transactions import read_log_settings
 
 NEEDED = {"kafka.bootstrap.servers": "localhost:9092", "zookeeper": "localhost:2181", "stream": "sales/orders"}

@@ -12,9 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bridge.tests.strategies import segment_ids
 from rollbridge.errors import CorruptDataError, InvalidRequestError, TruncatedError
-from rollbridge.model.identifiers import SegmentId
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import EMPTY, SN
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.sn import DLSN, EMPTY, SN
 from rollbridge.model.synchronizer import (
     MARK_HEADER,
     Codec,

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import dlsns, sns
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import SN
-from rollbridge.model.token import Token
+from rollbridge.model.sn import DLSN, SN, Token
 
 tokens = st.builds(
     Token, st.binary(min_size=16, max_size=16), st.none() | st.binary(max_size=20), sns, st.none() | dlsns

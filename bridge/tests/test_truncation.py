@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbridge.errors import InvalidRequestError, UnavailableError
-from rollbridge.model.course import Course
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges, ranges_of
-from rollbridge.model.sharing import Reset, Standing, decide, wanted
+from rollbridge.model.lineage import Course
+from rollbridge.model.reader_group import Reset, Standing, decide, wanted
 from rollbridge.model.truncation import (
     ancestors,
     consistent,

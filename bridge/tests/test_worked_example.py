@@ -12,7 +12,7 @@ import pytest
 
 from rollbridge.errors import InvalidRequestError
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
-from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import StreamName
 

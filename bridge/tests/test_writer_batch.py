@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from rollbridge.errors import ConfigError, KafkaUnavailable
 from rollbridge.kafka.batches import read_records
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges, position_of_key
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import SN
-from rollbridge.writer.accumulator import Batch, PlainFuture
+from rollbridge.model.sn import DLSN, SN
+from rollbridge.writer.accumulator import Batch, PlainFuture, WriterOptions
 from rollbridge.writer.lanes import Course, Lane
-from rollbridge.writer.options import WriterOptions
 
 
 class Home:

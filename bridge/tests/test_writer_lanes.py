@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.writer.lanes import SEQUENCE_MAX, TRANSITIONS, Course, Event, Lane, Parcel, Phase, following
 

@@ -9,7 +9,7 @@ from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 
 from rollbridge.errors import ConfigError, RollbridgeError, ZooKeeperUnavailable
-from rollbridge.model.nodes import ROOT_CHARACTERS_MAX, CheckNode, CreateNode, NodeOperation, SetNode
+from rollbridge.model.records import ROOT_CHARACTERS_MAX, CheckNode, CreateNode, NodeOperation, SetNode
 from rollbridge.zookeeper.errors import (
     NodeExists,
     NodeMissing,

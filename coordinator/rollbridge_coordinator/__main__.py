@@ -9,8 +9,7 @@ import click
 
 from rollbridge.errors import RollbridgeError
 from rollbridge_coordinator.config import load_coordinator_settings
-from rollbridge_coordinator.shell.daemon import Daemon
-from rollbridge_coordinator.shell.ending import end_on_signals, leave
+from rollbridge_coordinator.shell.daemon import Daemon, end_on_signals, leave
 from rollbridge_coordinator.shell.interpreter import Hook
 
 logger = logging.getLogger(__name__)

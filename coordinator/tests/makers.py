@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.buffered import BufferedTransaction
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
 from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import even_ranges, ranges_of
 from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import StreamConfig
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.streams import StreamState

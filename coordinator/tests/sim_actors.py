@@ -17,7 +17,6 @@ from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import WRITE_BYTES_MAX, Blocked, Fenced, Gone, Record, World, shard
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.buffered import BufferedTransaction, Partition
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord
@@ -33,21 +32,22 @@ from rollbridge.model.frames import (
     encode_abort,
 )
 from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.pieces import BufferedTransaction, Partition
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.requests import Request, RequestKind
-from rollbridge_coordinator.procedures.agenda import work
 from rollbridge_coordinator.procedures.journal import check_again
+from rollbridge_coordinator.procedures.loop import work
 from rollbridge_coordinator.procedures.takeover import finish_pending, take_over
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
-from rollbridge_coordinator.state.late import LateWatch
 from rollbridge_coordinator.state.metrics import Op
 from rollbridge_coordinator.state.snapshots import SnapshotSettings
-from rollbridge_coordinator.state.tail import WarmTail
+from rollbridge_coordinator.state.upkeep import LateWatch
+from rollbridge_coordinator.state.warm import WarmTail
 
 LEASE_MS = 4_000
 NEVER_MS = 1 << 60

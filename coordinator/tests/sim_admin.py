@@ -16,8 +16,7 @@ from rollbridge.model import paths
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.nodes import NodeOperation, SetNode
-from rollbridge.model.records import StreamConfig, epoch_to_json
+from rollbridge.model.records import NodeOperation, SetNode, StreamConfig, epoch_to_json
 from rollbridge.model.requests import Answer, Request, RequestKind
 
 ADMIN_DEFECTS = ("denying-successor", "unbounded-multi", "stubborn-request")

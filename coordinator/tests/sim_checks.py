@@ -15,10 +15,10 @@ from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Record, World
 from rollbridge.model.control import FENCED, ControlKind, ControlRecord
 from rollbridge.model.epochs import check_chain
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.journal import split
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.terminated import decode_terminated
+from rollbridge.model.outcomes import decode_terminated
 
 
 def faults(

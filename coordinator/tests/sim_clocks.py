@@ -9,7 +9,7 @@ from coordinator.tests.sim_actors import Attempt
 from coordinator.tests.sim_world import World
 from rollbridge.model.control import EXPIRED, ControlRecord
 from rollbridge.model.frames import FrameKind, unpack_header
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 
 RETENTION_MS = 2_500

@@ -9,12 +9,11 @@ from coordinator.tests.sim_world import Record, World
 from rollbridge.errors import UnavailableError
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.conditions import RefusedCondition, StreamCondition
-from rollbridge.model.course import Course
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import position_of
+from rollbridge.model.lineage import Course
 from rollbridge.model.names import StreamName
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import EMPTY, SN
+from rollbridge.model.sn import DLSN, EMPTY, SN
 
 
 def rows_of(world: World, stream: StreamName, history: EpochHistory, position: float) -> Iterator[tuple[SN, Record]]:

@@ -8,15 +8,14 @@ from functools import lru_cache
 
 from coordinator.tests.sim_world import World
 from rollbridge.model import paths
-from rollbridge.model.course import Course
+from rollbridge.model.changes import work_from_json
 from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.expiry import without_epochs
 from rollbridge.model.frames import FrameKind, decode_begin, unpack_header
+from rollbridge.model.lineage import Course
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.nodes import DeleteNode, NodeOperation, SetNode
-from rollbridge.model.records import Truncation, epoch_from_json
+from rollbridge.model.records import DeleteNode, NodeOperation, SetNode, Truncation, epoch_from_json
 from rollbridge.model.sn import sequence_bases
-from rollbridge.model.under_way import work_from_json
+from rollbridge.model.truncation import without_epochs
 
 
 @lru_cache(maxsize=1 << 12)

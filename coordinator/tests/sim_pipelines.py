@@ -14,7 +14,7 @@ from coordinator.tests.sim_world import World
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.control import FORSAKEN, ControlKind, ControlRecord
 from rollbridge.model.frames import FrameHeader, FrameKind, encode_abort, unpack_header
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import StreamName
 
 UNDER_WAY_MAX = 6

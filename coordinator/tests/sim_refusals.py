@@ -13,12 +13,12 @@ from coordinator.tests.sim_actors import Attempt
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
 from rollbridge.model import paths
-from rollbridge.model.buffered import FrameRef
+from rollbridge.model.changes import SUSPENDED, StreamFault
 from rollbridge.model.control import ControlRecord
-from rollbridge.model.faults import SUSPENDED, StreamFault
 from rollbridge.model.late import LateRecord
 from rollbridge.model.names import StreamName, is_segment_topic, parse_segment_topic
-from rollbridge.model.nodes import CreateNode, NodeOperation, SetNode
+from rollbridge.model.pieces import FrameRef
+from rollbridge.model.records import CreateNode, NodeOperation, SetNode
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.faults import LEADERLESS
 

@@ -10,7 +10,7 @@ from coordinator.tests.sim_world import World
 from rollbridge.errors import OutcomeExpired
 from rollbridge.model import paths
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import ClientSession
 from rollbridge.model.requests import Answer, Request, RequestKind

@@ -15,8 +15,8 @@ from rollbridge.model.ongoing import choose_ongoing, ongoing_keys
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.snapshots import choose, index_keys
 from rollbridge_coordinator.state.effects import LogSummary
-from rollbridge_coordinator.state.places import Place, log_start
-from rollbridge_coordinator.state.tail import WarmTail
+from rollbridge_coordinator.state.snapshots import Place, log_start
+from rollbridge_coordinator.state.warm import WarmTail
 
 STANDBY_DEFECTS = ("dirty-standby", "deaf-standby", "credulous-standby")
 """It follows rounds that were not committed; misses that transactions were aborted; hears whoever asks for an end."""

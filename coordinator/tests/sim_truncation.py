@@ -10,11 +10,11 @@ from coordinator.tests.sim_world import World
 from rollbridge.model import paths
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import unpack_header
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
+from rollbridge.model.reader_group import Reset, Standing, decide
 from rollbridge.model.records import Retention, Truncation
 from rollbridge.model.requests import Request, RequestKind
-from rollbridge.model.sharing import Reset, Standing, decide
 
 GROUP = "auditor"
 

@@ -15,19 +15,17 @@ from itertools import pairwise
 from typing import Any
 
 from rollbridge.model import paths
-from rollbridge.model.buffered import FrameRef
 from rollbridge.model.cas import Scope
 from rollbridge.model.commit_order import LineKey
+from rollbridge.model.conditions import ForeignTransaction, Leaderless
 from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.foreign import ForeignTransaction, Leaderless
 from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import LateRecord
 from rollbridge.model.names import GroupName
-from rollbridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
-from rollbridge.model.records import Truncation
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import ANY, EMPTY, SN
+from rollbridge.model.pieces import FrameRef
+from rollbridge.model.records import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode, Truncation
+from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
 from rollbridge_coordinator.state import effects as fx
 
 

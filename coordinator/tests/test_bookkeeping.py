@@ -7,8 +7,8 @@ import pytest
 from coordinator.tests.makers import GROUP
 from coordinator.tests.test_refused_rolls import Scene
 from rollbridge.model import paths
-from rollbridge.model.identifiers import TransactionId
-from rollbridge.model.joint import JointState, JointWork, SharedSession
+from rollbridge.model.cooperative import JointState, JointWork, SharedSession
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.records import ClientSession
 
 UNKNOWN, OTHER = TransactionId.of(0, 1 << 40), TransactionId.of(0, 1 << 41)

@@ -11,13 +11,13 @@ from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.test_faults import run
 from coordinator.tests.test_refused_rolls import ORDERS, OTHER, Scene
 from rollbridge.model import paths
-from rollbridge.model.nodes import CreateNode
-from rollbridge_coordinator.procedures.chores import undertake
-from rollbridge_coordinator.procedures.mending import TOPICS_AT_ONCE, mend_active
+from rollbridge.model.records import CreateNode
+from rollbridge_coordinator.procedures.loop import undertake
 from rollbridge_coordinator.procedures.requests import handle_requests
+from rollbridge_coordinator.procedures.suspended import TOPICS_AT_ONCE, mend_active
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.housekeeping import REST_FIRST_MS, REST_MAX_MS, Housekeeping
 from rollbridge_coordinator.state.steps import Steps
+from rollbridge_coordinator.state.upkeep import REST_FIRST_MS, REST_MAX_MS, Housekeeping
 
 
 def test_what_was_refused_rests_ever_longer_until_it_is_done() -> None:

@@ -7,17 +7,15 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from coordinator.tests.makers import Bench
-from rollbridge.model.buffered import BufferedTransaction
 from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.changes import Roll
 from rollbridge.model.conditions import RefusedCondition, StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.identifiers import SegmentId
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import ANY, EMPTY, SN
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.pieces import BufferedTransaction
+from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
 from rollbridge.model.transaction import State
-from rollbridge.model.under_way import Roll
-from rollbridge_coordinator.procedures.conditions import TRIES
-from rollbridge_coordinator.procedures.merge import merge_direct
+from rollbridge_coordinator.procedures.merge import TRIES, merge_direct
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.planning import DirectRound, RollingRound, plan_round
 

@@ -19,14 +19,14 @@ from coordinator.tests.test_restored_simulation import CountingClient
 from coordinator.tests.test_simulation import BUFFER_PARTITIONS, GROUP, STREAMS, Run
 from rollbridge.model import paths
 from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
-from rollbridge.model.counters import COUNT_MAX, NOT_GIVEN_OUT, Note, counter_of, parse_number
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, buffer_partition
-from rollbridge.model.identifiers import COUNTER_MAX, TransactionId
+from rollbridge.model.ids import COUNTER_MAX, NOT_GIVEN_OUT, Note, TransactionId, counter_of, parse_number
+from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
 from rollbridge.model.journal import split
-from rollbridge.model.nodes import SetNode
-from rollbridge.model.records import Group
-from rollbridge.model.terminated import decode_terminated
-from rollbridge_coordinator.procedures import agenda, counters
+from rollbridge.model.outcomes import decode_terminated
+from rollbridge.model.records import Group, SetNode
+from rollbridge_coordinator.procedures import counters
+from rollbridge_coordinator.procedures import loop as agenda
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.steps import Steps, read_counter, read_node, write
 

@@ -11,14 +11,14 @@ from coordinator.tests.sim_world import World
 from rollbridge.errors import CorruptDataError, ZooKeeperOutdated
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.counters import COUNT_MAX, JUMP, NOT_GIVEN_OUT, SHARED_MAX, STRIDE, Note, counter_of
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
-from rollbridge.model.identifiers import COUNTER_MAX, TransactionId
+from rollbridge.model.ids import COUNTER_MAX, JUMP, NOT_GIVEN_OUT, SHARED_MAX, STRIDE, Note, TransactionId, counter_of
+from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import Group
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.counters import check_given, keep_counter, look_at_counter, open_counter
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.steps import Steps
 

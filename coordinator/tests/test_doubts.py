@@ -14,10 +14,10 @@ import pytest
 from coordinator.tests.makers import Bench
 from coordinator.tests.test_refused_rolls import ORDERS, OTHER, Scene
 from rollbridge.model.control import ControlKind
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import is_segment_topic
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.doubts import UNKNOWN_MAX, Doubts
+from rollbridge_coordinator.state.faults import UNKNOWN_MAX, Doubts
 
 
 class Unknown(Exception):

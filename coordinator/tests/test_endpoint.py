@@ -17,10 +17,8 @@ import pytest
 from rollbridge.errors import ConfigError, EnvironmentProblem
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.healthcheck import VARIABLE, check
-from rollbridge_coordinator.shell.endpoint import Endpoint
-from rollbridge_coordinator.shell.metrics_file import MetricsBoard, MetricsFile
-from rollbridge_coordinator.state.health import Vitals, faults
-from rollbridge_coordinator.state.metrics import coordinator_lines, joined, process_lines, standby_lines
+from rollbridge_coordinator.shell.endpoint import Endpoint, MetricsBoard, MetricsFile
+from rollbridge_coordinator.state.metrics import Vitals, coordinator_lines, faults, joined, process_lines, standby_lines
 from rollbridge_devcluster.state import free_port
 
 SAMPLE = re.compile(r'[a-z_]+(\{([a-z_]+="([^"\\\n]|\\["\\n])*",?)+\})? -?[0-9.e+]+')

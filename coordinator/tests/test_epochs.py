@@ -10,16 +10,24 @@ import pytest
 
 from coordinator.tests.makers import Bench
 from rollbridge.model import paths
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
-from rollbridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
-from rollbridge.model.records import Mark, Retention, Truncation
+from rollbridge.model.records import (
+    CheckNode,
+    CreateNode,
+    DeleteNode,
+    Mark,
+    NodeOperation,
+    Retention,
+    SetNode,
+    Truncation,
+)
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import Request, RequestKind
 from rollbridge_coordinator.procedures import retention
-from rollbridge_coordinator.procedures.epochs import drop_epochs
+from rollbridge_coordinator.procedures.streams import drop_epochs
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.planning import Refusal, RollingRound, plan_round
 from rollbridge_coordinator.state.streams import StreamState
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from coordinator.tests.makers import Bench
-from rollbridge.model.buffered import BufferedTransaction
-from rollbridge.model.faults import SUSPENDED, StreamFault
+from rollbridge.model.changes import SUSPENDED, StreamFault
 from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.merge import items_of, merge_direct
 from rollbridge_coordinator.procedures.refusals import Items, absorb, give_up_waiting
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.faults import Faults
-from rollbridge_coordinator.state.housekeeping import REST_FIRST_MS, REST_MAX_MS
 from rollbridge_coordinator.state.planning import targets
 from rollbridge_coordinator.state.steps import Steps
+from rollbridge_coordinator.state.upkeep import REST_FIRST_MS, REST_MAX_MS
 
 ORDERS, OTHER = "sales/orders", "sales/other"
 NOW_MS = 10_000

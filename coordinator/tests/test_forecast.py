@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollbridge.model.buffered import FrameRef
 from rollbridge.model.frames import PieceKey
-from rollbridge_coordinator.state.forecast import BYTES_MAX, PATIENCE_MAX, Forecast
+from rollbridge.model.pieces import FrameRef
+from rollbridge_coordinator.state.group import BYTES_MAX, PATIENCE_MAX, Forecast
 
 
 def frame(records: int, size: int = 100) -> FrameRef:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.tests.test_faults import run
-from rollbridge.model.foreign import ForeignTransaction
-from rollbridge_coordinator.procedures.foreign import LOOK_AGAIN_MS, LOOK_SOON_MS, look_again
+from rollbridge.model.conditions import ForeignTransaction
+from rollbridge_coordinator.procedures.suspended import LOOK_AGAIN_MS, LOOK_SOON_MS, look_again
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.group import Wait
 

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from coordinator.tests.makers import Bench
 from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.changes import Scaling, StreamFault
 from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.faults import StreamFault
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort, pack_bundle
 from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.identifiers import COUNTER_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from rollbridge.model.ids import COUNTER_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from rollbridge.model.names import StreamName
 from rollbridge.model.sn import EMPTY
 from rollbridge.model.transaction import State
-from rollbridge.model.under_way import Scaling
 from rollbridge_coordinator.state.group import Suspended, Wait
 from rollbridge_coordinator.state.planning import (
     DirectRound,

@@ -12,13 +12,13 @@ import pytest
 from coordinator.tests.makers import Bench
 from coordinator.tests.test_faults import run
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.late import Forwarding, LateNotes, LateRecord
 from rollbridge_coordinator.procedures.late import look_behind
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.late import GAP_MAX_MS, LateWatch
+from rollbridge_coordinator.state.upkeep import GAP_MAX_MS, LateWatch
 
 S0 = SegmentId.of(0, 0)
 WATCH_MS = 20 * 60 * 1000

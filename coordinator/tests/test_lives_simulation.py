@@ -22,11 +22,10 @@ from rollbridge.model import paths
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.nodes import CreateNode, NodeOperation
-from rollbridge.model.records import Group, StreamConfig, StreamState
+from rollbridge.model.records import CreateNode, Group, NodeOperation, StreamConfig, StreamState
 from rollbridge.model.requests import Request, RequestKind
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import StaleStateError
 
 GROUP = GroupName("sales")
 ORDERS = StreamName("sales", "orders")

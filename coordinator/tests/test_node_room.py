@@ -13,17 +13,19 @@ from hypothesis import strategies as st
 from coordinator.tests.makers import Bench
 from rollbridge.errors import InvalidRequestError
 from rollbridge.model import paths
+from rollbridge.model.changes import Committing, Roll, Scaling, ids_beside
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
 from rollbridge.model.frames import STREAMS_MAX
-from rollbridge.model.identifiers import EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, Epoch, SegmentId, TransactionId
+from rollbridge.model.ids import EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, Epoch, SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.late import NOTED_MAX, LateNotes
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.nodes import CreateNode, bytes_of
 from rollbridge.model.records import (
     SEGMENTS_MAX,
+    CreateNode,
     Mark,
     Truncation,
+    bytes_of,
     bytes_of_epoch,
     check_segments,
     epoch_to_json,
@@ -31,11 +33,10 @@ from rollbridge.model.records import (
     marks_to_json,
 )
 from rollbridge.model.requests import Request, RequestKind
-from rollbridge.model.under_way import Committing, Roll, Scaling, ids_beside
 from rollbridge_coordinator.procedures.retention import REMOVED_BYTES
 from rollbridge_coordinator.state.group import LeaderSettings
 from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX, RollingRound, plan_round
-from rollbridge_coordinator.state.retention import marks_that_fit
+from rollbridge_coordinator.state.upkeep import marks_that_fit
 
 LONG_MAX = (1 << 63) - 1
 ZOOKEEPER_BYTES = 1024 * 1024

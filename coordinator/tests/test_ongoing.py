@@ -7,7 +7,7 @@ import pytest
 from coordinator.tests.sim_actors import settings_of
 from coordinator.tests.test_snapshots import INDEXES, STREAMS, Bench
 from rollbridge.model.ongoing import TRANSACTION_BYTES, decode_ongoing, is_ongoing, ongoing_keys
-from rollbridge_coordinator.state import ongoing
+from rollbridge_coordinator.state import group as ongoing
 from rollbridge_coordinator.state.metrics import Op
 from rollbridge_coordinator.state.snapshots import PartitionSnapshots
 

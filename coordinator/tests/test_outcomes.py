@@ -12,18 +12,17 @@ from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.sim_world import World
 from rollbridge.errors import InvalidRequestError, OutcomeExpired, TransactionNotFound, TransactionPreserverClosed
 from rollbridge.model import paths
-from rollbridge.model.buffered import BufferedTransaction
 from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.identifiers import TransactionId
-from rollbridge.model.joint import JointState, JointWork, SharedSession
+from rollbridge.model.cooperative import JointState, JointWork, SharedSession
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.outcomes import GONE
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import ClientSession, Group
 from rollbridge.model.requests import Answer, Request, RequestKind
-from rollbridge.model.terminated import GONE
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
-from rollbridge_coordinator.procedures.questions import answer_questions, put_question
-from rollbridge_coordinator.procedures.requests import handle_requests
-from rollbridge_coordinator.procedures.sessions import KEPT_MS, WORK_KEPT_MS, forget_sessions, load_sessions
+from rollbridge_coordinator.procedures.requests import answer_questions, handle_requests, put_question
+from rollbridge_coordinator.procedures.upkeep import KEPT_MS, WORK_KEPT_MS, forget_sessions, load_sessions
 from rollbridge_coordinator.state.effects import ReadChildren, ReadNodes
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.preserver import Absence

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from coordinator.tests.makers import Bench
-from rollbridge.model.foreign import Leaderless
+from rollbridge.model.changes import Roll
+from rollbridge.model.conditions import Leaderless
 from rollbridge.model.transaction import State
-from rollbridge.model.under_way import Roll
 from rollbridge_coordinator.state.group import HeldRoll, LeaderSettings, Wait
 from rollbridge_coordinator.state.planning import (
     DirectRound,

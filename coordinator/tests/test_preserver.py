@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.identifiers import COUNTER_MAX, TransactionId
-from rollbridge.model.terminated import GONE, RETAIN_DEFAULT, Terminated, decode_terminated, encode_terminated
+from rollbridge.model.ids import COUNTER_MAX, TransactionId
+from rollbridge.model.outcomes import GONE, RETAIN_DEFAULT, Terminated, decode_terminated, encode_terminated
 from rollbridge_coordinator.state.preserver import (
     ITEMS_HARMLESS,
     RECORD_BYTES_MAX,

@@ -16,10 +16,10 @@ from rollbridge.kafka.errors import (
     TopicMismatchError,
     TopicNotFound,
 )
-from rollbridge.model.buffered import FrameRef
 from rollbridge.model.frames import PieceKey
-from rollbridge_coordinator.shell.frame_feed import FrameFeed
-from rollbridge_coordinator.shell.refusals import refusal
+from rollbridge.model.pieces import FrameRef
+from rollbridge_coordinator.shell.frames import FrameFeed
+from rollbridge_coordinator.shell.interpreter import refusal
 from rollbridge_coordinator.state import effects as fx
 
 SEAL = fx.Seal(("t",))

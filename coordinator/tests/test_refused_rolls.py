@@ -21,15 +21,14 @@ from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
 from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import Group, Retention
 from rollbridge.model.requests import Answer, Request, RequestKind
 from rollbridge.model.sn import ANY
 from rollbridge_coordinator.procedures import rolling
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.errors import StaleStateError
-from rollbridge_coordinator.state.faults import SEAL_TIMEOUT
+from rollbridge_coordinator.state.faults import SEAL_TIMEOUT, StaleStateError
 
 GROUP = GroupName("sales")
 ORDERS, OTHER = StreamName("sales", "orders"), StreamName("sales", "other")

@@ -20,12 +20,12 @@ from rollbridge.errors import CorruptDataError, ZooKeeperOutdated
 from rollbridge.model import journal as journals
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind
-from rollbridge.model.counters import COUNT_MAX, counter_of, parse_number, shared_count
 from rollbridge.model.frames import FrameKind, decode_begin, unpack_header
-from rollbridge.model.journal import epochs_of, split
+from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
+from rollbridge.model.ids import counter_of, parse_number, shared_count
+from rollbridge.model.journal import GroupEvidence, Step, epochs_of, plan, split
 from rollbridge.model.names import parse_segment_topic
 from rollbridge.model.records import ControllerEpoch, Group
-from rollbridge.model.repair import GroupEvidence, Step, plan
 from rollbridge_coordinator.procedures import counters, takeover
 from rollbridge_coordinator.state.steps import Steps
 

@@ -6,11 +6,16 @@ import pytest
 
 from rollbridge.errors import InvalidRequestError
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges, ranges_of
 from rollbridge.model.records import RETENTION_GROUPS_MAX, Mark, Retention, marks_from_json, marks_to_json
-from rollbridge_coordinator.state.housekeeping import Housekeeping
-from rollbridge_coordinator.state.retention import MARKS_PER_LIMIT, ByteCounter, is_mark_due, place_to_truncate
+from rollbridge_coordinator.state.upkeep import (
+    MARKS_PER_LIMIT,
+    ByteCounter,
+    Housekeeping,
+    is_mark_due,
+    place_to_truncate,
+)
 
 A, B = SegmentId.of(0, 0), SegmentId.of(1, 1)
 DAY_MS = 24 * 3600 * 1000

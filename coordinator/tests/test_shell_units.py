@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from rollbridge.errors import ConfigError
 from rollbridge.kafka.batches import BatchBuilder, parse_header, read_records
-from rollbridge.model.buffered import FrameRef
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control
 from rollbridge.model.frames import PieceKey
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
+from rollbridge.model.pieces import FrameRef
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.shell.control_batch import BATCH_BYTES_MAX, control_batches
-from rollbridge_coordinator.shell.frame_feed import FrameFeed
+from rollbridge_coordinator.shell.frames import BATCH_BYTES_MAX, FrameFeed, control_batches
 from rollbridge_coordinator.state.succession import first_choice
 
 

@@ -33,14 +33,13 @@ from coordinator.tests.sim_truncation import (
 )
 from coordinator.tests.sim_world import WRITE_BYTES_MAX, Fenced, Gone, Inside, Record, World
 from rollbridge.model import paths
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
-from rollbridge.model.nodes import NodeOperation
-from rollbridge.model.records import Group, Truncation
+from rollbridge.model.records import Group, NodeOperation, Truncation
 from rollbridge.model.requests import Request, RequestKind
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.effects import Refused
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import StaleStateError
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]

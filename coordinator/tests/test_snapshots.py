@@ -19,7 +19,7 @@ from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
 from rollbridge.model import paths
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import (
     GroupName,
     StreamName,
@@ -31,9 +31,10 @@ from rollbridge.model.ongoing import is_ongoing
 from rollbridge.model.records import Group
 from rollbridge.model.requests import Request, RequestKind
 from rollbridge.model.snapshots import decode_snapshot
-from rollbridge_coordinator.procedures import restore, upkeep
-from rollbridge_coordinator.shell.metrics_file import MetricsFile, leader_lines
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.procedures import takeover as restore
+from rollbridge_coordinator.procedures import upkeep
+from rollbridge_coordinator.shell.endpoint import MetricsFile, leader_lines
+from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.metrics import Op, count_lines
 
 GROUP = GroupName("sales")

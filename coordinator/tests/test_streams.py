@@ -13,22 +13,18 @@ from coordinator.tests.sim_world import Entry, World
 from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamRecreated
 from rollbridge.model import paths
 from rollbridge.model.cas import Condition, Scope, holds
-from rollbridge.model.course import Course
 from rollbridge.model.epochs import EpochHistory, check_chain
-from rollbridge.model.expiry import without_epochs
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.lineage import lineage
-from rollbridge.model.lives import FORMER_MAX, UNSEEN_RECORDS, Former, former_among
+from rollbridge.model.lineage import Course, lineage
 from rollbridge.model.names import StreamName
+from rollbridge.model.position import FORMER_MAX, UNSEEN_RECORDS, Former, former_among
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.records import StreamConfig, StreamState
 from rollbridge.model.requests import Request, RequestKind
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import EMPTY, SN, sequence_bases
-from rollbridge.model.truncation import floors_of
-from rollbridge_coordinator.procedures.deletion import delete_further, delete_stream
-from rollbridge_coordinator.procedures.streams import create_stream
+from rollbridge.model.sn import DLSN, EMPTY, SN, sequence_bases
+from rollbridge.model.truncation import floors_of, without_epochs
+from rollbridge_coordinator.procedures.streams import create_stream, delete_further, delete_stream
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state import streams
 from rollbridge_coordinator.state.steps import Steps

@@ -13,12 +13,12 @@ import pytest
 from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.fences import Fences
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.snapshots import Snapshot
 from rollbridge_coordinator.state.effects import LogSummary
 from rollbridge_coordinator.state.metrics import standby_lines
-from rollbridge_coordinator.state.places import Place, log_start
-from rollbridge_coordinator.state.tail import WarmTail
+from rollbridge_coordinator.state.snapshots import Place, log_start
+from rollbridge_coordinator.state.warm import WarmTail
 
 STREAM = "sales/orders"
 PARTITION = ("sales.orders.transaction-buffer", 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from rollbridge_coordinator.state.times import SPREAD_MAX_MS, Times
+from rollbridge_coordinator.state.succession import SPREAD_MAX_MS, Times
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from coordinator.tests.makers import Bench
 from rollbridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame, FrameHeader, FrameKind
-from rollbridge.model.identifiers import TransactionId
-from rollbridge.model.nodes import CreateNode
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.records import CreateNode
 from rollbridge.zookeeper.session import REQUEST_BYTES_MAX
 from rollbridge_coordinator.procedures.upkeep import RECORDS_PER_WRITE, record_long
 from rollbridge_coordinator.state.effects import AppendControl, CommitRound, Write

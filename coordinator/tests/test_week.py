@@ -9,7 +9,7 @@ from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_truncation import audit, history_of
 from coordinator.tests.test_simulation import GROUP, STREAMS, Run
 from rollbridge.model import paths
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.records import Retention, Truncation
 from rollbridge.model.requests import Request, RequestKind
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rollbridge.cli.context import CliContext
+from rollbridge.cli.common import CliContext
 from rollbridge.config import HOME_VARIABLE
 from rollbridge.doctor.probes import ClusterStatus
 from rollbridge.errors import NotFoundError

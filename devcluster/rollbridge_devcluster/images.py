@@ -22,8 +22,7 @@ from typing import Final, Protocol
 
 import click
 
-from rollbridge.cli.context import CliContext
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import CliContext, ExitCode
 from rollbridge.cli.tables import table
 from rollbridge.errors import EnvironmentProblem
 from rollbridge_devcluster import image_names as names

@@ -22,8 +22,8 @@ from integration_tests.kafka_tools import produce, read_all
 from integration_tests.patience import eventually
 from rollbridge.doctor import probes
 from rollbridge.errors import KafkaUnavailable, NotFoundError
-from rollbridge.kafka.log_offsets import LogOffsets
 from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName

@@ -28,12 +28,11 @@ from integration_tests.history.events import (
     Shrunk,
 )
 from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
-from rollbridge.model.course import Course
 from rollbridge.model.epochs import check_chain
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import sequence_bases
+from rollbridge.model.lineage import Course
+from rollbridge.model.sn import DLSN, sequence_bases
 
 OVERRUN_S: Final = 6.0
 """By how much a call may overrun its time-out here: one second is promised, the rest is for a machine that is busy."""

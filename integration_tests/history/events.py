@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rollbridge.model.control import ControlRecord
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 
 Line = dict[str, Any]
 

@@ -12,7 +12,7 @@ from integration_tests.history.events import Row, StreamState
 from rollbridge.consumer.records import source_of
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.control import ControlRecord, decode_control
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession

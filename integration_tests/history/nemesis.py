@@ -23,7 +23,7 @@ from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
 from rollbridge.errors import RollbridgeError, StreamBusy, StreamExists, StreamNotFound, UnavailableError
 from rollbridge.kafka.appender import TransactionalAppender
-from rollbridge.kafka.foreign_names import batch_of_one
+from rollbridge.kafka.committed import batch_of_one
 from rollbridge.model.names import StreamName
 from rollbridge_devcluster.nodes import Node
 

@@ -25,7 +25,7 @@ from integration_tests.history.events import (
 )
 from integration_tests.history.tasks import Task
 from integration_tests.patience import PATIENCE_S
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 
 _ENVIRONMENT = {**os.environ, "PYTHONFAULTHANDLER": "1"}
 

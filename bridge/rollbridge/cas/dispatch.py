@@ -8,25 +8,35 @@ come to nothing.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, assert_never
+from weakref import WeakKeyDictionary
 
-from rollbridge.cas.contention import Contention
-from rollbridge.cas.engine import EnginePool
-from rollbridge.cas.lane import Lane
-from rollbridge.cas.lookup import StreamLogs
-from rollbridge.cas.request import Request
-from rollbridge.cas.round import ROUND_BYTES_MAX, Committed, Judged, NotWritten, Round, RoundResult, Unclear, find_write
-from rollbridge.cas.round import patience as round_patience
-from rollbridge.cas.segment_log import WaitedTooLong
-from rollbridge.cas.shape import Shape
-from rollbridge.cas.slots import IDS_PER_SLOT
+from rollbridge.cas.append import (
+    ROUND_BYTES_MAX,
+    Committed,
+    Judged,
+    NotWritten,
+    Round,
+    RoundResult,
+    Unclear,
+    find_write,
+)
+from rollbridge.cas.append import patience as round_patience
+from rollbridge.cas.request import Contention, Request
+from rollbridge.cas.router import Shape
+from rollbridge.cas.session import IDS_PER_SLOT, EnginePool, take_slot
+from rollbridge.cas.tail import StreamLogs, WaitedTooLong
+from rollbridge.config import ConnectionSettings
 from rollbridge.errors import (
     CasOutcomeUnknown,
     CasWriteError,
@@ -36,9 +46,94 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError, TopicNotFound
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Cluster
 from rollbridge.model.cas import Accepted, Entry, Falling, Mates, Refused, Scope
-from rollbridge.model.identifiers import SegmentId
-from rollbridge.model.sequence import DLSN
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.names import StreamName
+from rollbridge.model.sn import DLSN
+from rollbridge.zookeeper.catalog import Catalog
+from rollbridge.zookeeper.session import ZooKeeperSession
+
+# --------------------------------------------------------------------------------------------------------------------
+# A lane: the conditional writes of one connection that wait for one segment, and whose turn it is.
+# Whoever finds the lane free carries out rounds until its own write has its answer, then wakes the one whose write is
+# first. Writes keep the order in which each writer began them. Where several writers of the connection contend, they
+# win in turn.
+
+
+WAITING_MAX: Final = 64
+"""Most writes behind a round that are looked at when it is decided."""
+_ROOM_S: Final = 0.001
+
+
+class Lane:
+    """What waits for one segment. Anybody may :meth:`put`; all else is for whoever holds ``lock``."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Request] = deque()
+        self.lock = threading.Lock()
+        self.contention = Contention()
+        self.scheduled = False
+        self._wins = itertools.count(1)
+        self._last_win: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._due: object = None
+        self._came = threading.Event()
+
+    @property
+    def contended(self) -> bool:
+        """Whether writers of this lane have just been refused because of each other."""
+        return self._due is not None
+
+    def put(self, request: Request) -> None:
+        """Add a write at the end."""
+        self.queue.append(request)
+        if request.owner is self._due:
+            self._came.set()
+
+    def waiting(self) -> list[Request]:
+        """The writes that wait, oldest first, but not more than some."""
+        # By index, since others may append meanwhile; nobody else removes.
+        return [self.queue[place] for place in range(min(len(self.queue), WAITING_MAX))]
+
+    def take_out(self, refused: Iterable[Request]) -> list[Request]:
+        """Remove writes that are refused without a round of their own; whoever won longest ago is first.
+
+        That one is also waited for before the next round, since the winner, who has its answer at the same time, would
+        be first again and again.
+        """
+        order = sorted(refused, key=self._longest_ago)
+        for request in order:
+            self.queue.remove(request)
+        self._came.clear()
+        self._due = order[0].owner if order else None
+        return order
+
+    def won(self, owner: object) -> None:
+        """A round of a writer was committed."""
+        self._last_win[owner] = next(self._wins)
+
+    def take_turns(self) -> None:
+        """Put first whoever won longest ago of those who contend here."""
+        if self._due is None:
+            return
+        turn = self._of_due()
+        if turn is None and self._came.wait(_ROOM_S):
+            turn = self._of_due()
+        if turn is not None:
+            self.queue.remove(turn)
+            self.queue.appendleft(turn)
+
+    def _longest_ago(self, request: Request) -> int:
+        return self._last_win.get(request.owner, 0)
+
+    def _of_due(self) -> Request | None:
+        for request in self.waiting():
+            # One that expects another that waits here, too, has to stay behind it.
+            if request.owner is self._due and not request.awaited({}):
+                return request
+        return None
+
 
 logger = logging.getLogger(__name__)
 
@@ -358,3 +453,104 @@ def _drain(lane: Lane) -> list[Request]:
 def _fail(batch: Sequence[Request], fault: RollbridgeError) -> None:
     for request in batch:
         request.done.set_exception(fault)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What the conditional writers of one connection and stream share: a slot with its ids, and one dispatcher.
+
+
+_ANSWER_TIMEOUT_S: Final = 20.0
+
+
+class Channel:
+    """Made by :class:`Channels`."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        catalog: Catalog,
+        session: ZooKeeperSession,
+        stream: StreamName,
+        *,
+        timeout_s: float,
+        transaction_timeout_s: float,
+    ) -> None:
+        answer_timeout_s = min(timeout_s, _ANSWER_TIMEOUT_S)
+        self.shape: Final = Shape(catalog, session, stream)
+        self._pool = EnginePool(
+            settings,
+            stream,
+            lambda: take_slot(session, stream, settings.client_name),
+            transaction_timeout_ms=int(transaction_timeout_s * 1000),
+            retry_timeout_ms=int(answer_timeout_s * 1000),
+        )
+        self.dispatcher: Final = Dispatcher(
+            self._pool,
+            self.shape,
+            transaction_timeout_s=transaction_timeout_s,
+            answer_timeout_s=answer_timeout_s,
+            name=str(stream),
+        )
+        # Looking at the log for a caller must not wait for a round of ours, nor a round for it.
+        self._reader = LogReader(
+            Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        )
+        self._logs = StreamLogs(stream)
+        self._reading = threading.Lock()
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[StreamLogs, LogReader]]:
+        """What is known of the log apart from rounds, and how to read on; for one thread at a time."""
+        with self._reading:
+            yield self._logs, self._reader
+
+    def close(self) -> None:
+        """Carry out what waits, give the transactional ids back, and disconnect."""
+        try:
+            self.dispatcher.close()
+            self._pool.close()
+        finally:
+            with self._reading:
+                self._reader.close()
+
+
+_Key = tuple[StreamName, float, float]
+
+
+class Channels:
+    """The channels of one connection, by stream and time-outs. Safe to use from several threads."""
+
+    def __init__(self, settings: ConnectionSettings, catalog: Catalog, session: ZooKeeperSession) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._session = session
+        self._lock = threading.Lock()
+        self._open: dict[_Key, tuple[Channel, int]] = {}
+
+    @contextmanager
+    def channel(self, stream: StreamName, *, timeout_s: float, transaction_timeout_s: float) -> Iterator[Channel]:
+        """The channel of a stream, which is closed when nobody uses it any more."""
+        key = (stream, timeout_s, transaction_timeout_s)
+        with self._lock:
+            found, users = self._open.get(key, (None, 0))
+            if found is None:
+                found = Channel(
+                    self._settings,
+                    self._catalog,
+                    self._session,
+                    stream,
+                    timeout_s=timeout_s,
+                    transaction_timeout_s=transaction_timeout_s,
+                )
+            self._open[key] = (found, users + 1)
+        try:
+            yield found
+        finally:
+            with self._lock:
+                _, users = self._open[key]
+                if users > 1:
+                    self._open[key] = (found, users - 1)
+                else:
+                    del self._open[key]
+            if users == 1:
+                found.close()

@@ -2,15 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
-from rollbridge.cas.answer import Answer
+from rollbridge.calls import LightFuture, call_back
 from rollbridge.errors import CasWriteError, OutcomeUnknown, UnavailableError
+from rollbridge.forks import module_lock
 from rollbridge.model.cas import Condition, Entry, Scope
-from rollbridge.model.course import Course
-from rollbridge.model.sn import SN
-from rollbridge.model.token import Token
+from rollbridge.model.lineage import Course
+from rollbridge.model.sn import SN, Token
+
+# --------------------------------------------------------------------------------------------------------------------
+# The answer to a request: lighter than ``concurrent.futures.Future``, since thousands are made a second.
+# Nearly all of them get their answer before anybody waits, so what it takes to wait is made only when somebody does.
+
+
+logger = logging.getLogger(__name__)
+
+Callback = Callable[["Answer"], object]
+
+_lock: Final = module_lock()
+"""Held for a few instructions, whenever an answer comes or somebody begins to wait: one for all answers is enough."""
+
+
+class Answer:
+    """Gets the SNs of a write's records, or what it failed with, once. Safe to use from several threads."""
+
+    __slots__ = ("_callbacks", "_event", "_fault", "_is_done", "_sns")
+
+    def __init__(self) -> None:
+        self._is_done = False
+        self._sns: list[SN] = []
+        self._fault: BaseException | None = None
+        self._event: threading.Event | None = None
+        self._callbacks: list[Callback] | None = None
+
+    def done(self) -> bool:
+        """Whether it is there."""
+        return self._is_done
+
+    def result(self, timeout: float | None = None) -> list[SN]:
+        """Wait for it; raises what the write failed with.
+
+        Raises:
+            TimeoutError: not there within ``timeout`` seconds.
+        """
+        fault = self.exception(timeout)
+        if fault is not None:
+            raise fault
+        return self._sns
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for it; what the write failed with, None if it did not.
+
+        Raises:
+            TimeoutError: not there within ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._is_done:
+            if not self.wait(None if deadline is None else deadline - time.monotonic()):
+                raise TimeoutError(f"the conditional write has no answer within {timeout} s; ask again")
+        return self._fault
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is there, or until :meth:`nudge` is called; False if neither was so in time."""
+        with _lock:
+            if self._is_done:
+                return True
+            event = self._event = self._event or threading.Event()
+        if not event.wait(timeout):
+            return False
+        if not self._is_done:
+            event.clear()
+            # If it came between these two lines, its event must not stay cleared for other waiters.
+            if self.done():
+                event.set()
+        return True
+
+    def nudge(self) -> None:
+        """Have whoever waits look around, though it is not there yet."""
+        with _lock:
+            event = self._event = self._event or threading.Event()
+        event.set()
+
+    def set_result(self, sns: list[SN]) -> None:
+        """It was written."""
+        self._sns = sns
+        self._settle()
+
+    def set_exception(self, fault: BaseException) -> None:
+        """It failed."""
+        self._fault = fault
+        self._settle()
+
+    def add_done_callback(self, callback: Callback) -> None:
+        """Call back once it is there, on the thread that brings it; at once if it is."""
+        with _lock:
+            if not self._is_done:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def _settle(self) -> None:
+        with _lock:
+            self._is_done = True
+            event, callbacks = self._event, self._callbacks
+        if event is not None:
+            event.set()
+        for callback in callbacks or ():
+            self._call(callback)
+
+    def _call(self, callback: Callback) -> None:
+        call_back(partial(callback, self), logger, "a conditional write")
+
 
 RecordHeaders = Sequence[tuple[str, bytes | None]]
 
@@ -116,3 +227,98 @@ class Request:
 
 def _succeeded(request: Request) -> bool:
     return request.done.done() and request.done.exception() is None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The answer to a conditional write that goes on in the background.
+
+
+class CasFuture(LightFuture[SN]):
+    """The answer to a conditional write. It may be what the next write expects."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    @property
+    def token(self) -> Token:
+        """Names the write."""
+        return self.request.token
+
+    def done(self) -> bool:
+        """Whether the answer is there."""
+        return self.request.done.done()
+
+    def result(self, timeout: float | None = None) -> SN:
+        """The SN of the record (the last one of a run); raises as :meth:`CasWriter.write` does.
+
+        Raises:
+            TimeoutError: no answer within ``timeout`` seconds; ask again.
+        """
+        return self.results(timeout)[-1]
+
+    def results(self, timeout: float | None = None) -> list[SN]:
+        """The SNs of all records of the write."""
+        return self.request.done.result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What :meth:`result` would raise, or None."""
+        return self.request.done.exception(timeout)
+
+    def add_done_callback(self, callback: Callable[[CasFuture], object]) -> None:
+        """Call back, on whichever thread gets the answer, once it is there; at once if it is."""
+        self.request.done.add_done_callback(lambda _: callback(self))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Contention: how a writer behaves on a segment on which others write too.
+# Whoever appends and loses has made everybody after it wait for its abort, so after a loss a writer waits for a
+# random while, and looks before it appends: what is refused then costs one fetch, and no native transaction. The
+# while grows with every loss after an append, and shrinks with every round in which nobody else was met.
+# A winner is a round trip ahead of those who have to learn of its record first, so without more it would win for
+# ever. Therefore a writer that was refused by looking a few times in a row appends all the same; the winner meets
+# that record, and waits for a while, too.
+
+
+_FIRST_S: Final = 0.001
+_SHARE_OF_NEW: Final = 0.2
+_ROUNDS_MAX: Final = 16.0
+_ROUNDS_AFTER_MEETING: Final = 4.0
+_ROUNDS_MIN: Final = 0.5
+_LOOKS_IN_A_ROW_MAX: Final = 3
+
+
+class Contention:
+    """What a writer has met on one segment; times in seconds. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._round_s = _FIRST_S
+        self._rounds = 0.0
+        self._refused_looks = 0
+
+    def pause_s(self, chance: float) -> float:
+        """How long to wait before the next round; ``chance`` is a random number in [0, 1)."""
+        return self._rounds * self._round_s * chance
+
+    def looks_first(self) -> bool:
+        """Whether to look before appending."""
+        return self._rounds > 0 and self._refused_looks < _LOOKS_IN_A_ROW_MAX
+
+    def refused_by_look(self) -> None:
+        """Somebody else was faster, and nothing was appended."""
+        self._refused_looks += 1
+
+    def lost(self) -> None:
+        """Somebody else was faster, and what was appended is aborted."""
+        self._refused_looks = 0
+        self._rounds = min(max(self._rounds * 2, 1.0), _ROUNDS_MAX)
+
+    def won(self, took_s: float, met_others: bool) -> None:
+        """A round was committed."""
+        self._refused_looks = 0
+        self._round_s += (took_s - self._round_s) * _SHARE_OF_NEW
+        if met_others:
+            self._rounds = max(self._rounds, _ROUNDS_AFTER_MEETING)
+        else:
+            self._rounds = self._rounds / 2 if self._rounds > _ROUNDS_MIN else 0.0

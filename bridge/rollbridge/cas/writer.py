@@ -12,15 +12,11 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
 
-from rollbridge.calls.forks import check, hold, is_gone
-from rollbridge.calls.timeouts import positive_seconds
-from rollbridge.cas.answer import Answer
-from rollbridge.cas.channel import Channels
-from rollbridge.cas.future import CasFuture
-from rollbridge.cas.lookup import StreamLogs
-from rollbridge.cas.request import NewRecord, RecordHeaders, Request
-from rollbridge.cas.round import ROUND_BYTES_MAX, find_operation, find_write
-from rollbridge.cas.segment_log import WaitedTooLong
+from rollbridge.calls import positive_seconds
+from rollbridge.cas.append import ROUND_BYTES_MAX, find_operation, find_write
+from rollbridge.cas.dispatch import Channels
+from rollbridge.cas.request import Answer, CasFuture, NewRecord, RecordHeaders, Request
+from rollbridge.cas.tail import StreamLogs, WaitedTooLong
 from rollbridge.errors import (
     BackpressureError,
     CasOutcomeUnknown,
@@ -29,16 +25,14 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
+from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.batches import record_size_max
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.model.cas import Condition, Scope, place_of
-from rollbridge.model.course import Course, Stage
-from rollbridge.model.expectations import Expected, as_scope, as_sn
+from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
 from rollbridge.model.keyspace import position_of, position_of_key
+from rollbridge.model.lineage import Course, Stage
 from rollbridge.model.names import StreamName
-from rollbridge.model.sequence import TRANSACTION_ID_HEADER
-from rollbridge.model.sn import ANY, SN, pack_transaction_id
-from rollbridge.model.token import OPERATION_HEADER, Token
+from rollbridge.model.sn import ANY, OPERATION_HEADER, SN, TRANSACTION_ID_HEADER, Token, pack_transaction_id
 
 PENDING_MAX: Final = 10_000
 """Most writes of one writer that nobody waits for yet; beyond it, :meth:`CasWriter.write_async` waits."""

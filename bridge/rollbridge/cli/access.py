@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import click
 
-from rollbridge.cli.context import CliContext
+from rollbridge.cli.common import CliContext
 from rollbridge.cli.tables import counted, table
-from rollbridge.model import rights
+from rollbridge.model import access as rights
+from rollbridge.model.access import Right
 from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName
-from rollbridge.model.rights import Right
 from rollbridge.zookeeper.access import Access, digest_identity, parse_identity, shown
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession

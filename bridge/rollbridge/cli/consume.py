@@ -12,16 +12,15 @@ from typing import Any, cast
 import click
 from confluent_kafka import KafkaException
 
-from rollbridge.cli import values
-from rollbridge.cli.connecting import connected
-from rollbridge.cli.context import CliContext
+from rollbridge.cli import records as values
+from rollbridge.cli.common import CliContext, connected
 from rollbridge.cli.records import FIELDS, Line, json_line, line_of, record_document
 from rollbridge.cli.tables import counted
 from rollbridge.connection import Bridge
 from rollbridge.consumer.consumer import Consumer
 from rollbridge.consumer.reader import IsolationLevel
 from rollbridge.consumer.transactions import CommittedTransaction
-from rollbridge.kafka.translate import translate
+from rollbridge.kafka.errors import translate
 from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 
 _POLL_S = 0.2

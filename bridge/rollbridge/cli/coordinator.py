@@ -7,8 +7,7 @@ from importlib import import_module
 
 import click
 
-from rollbridge.cli.context import CliContext
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import CliContext, ExitCode
 from rollbridge.config import CONFIG_VARIABLE
 
 

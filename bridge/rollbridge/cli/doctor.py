@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Iterable
 from dataclasses import asdict
+from typing import Any
 
 import click
 
-from rollbridge.cli.context import CliContext
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import CliContext, ExitCode, connected
+from rollbridge.cli.tables import counted, moment, table
 from rollbridge.doctor.checks import find
-from rollbridge.doctor.facts import Severity
-from rollbridge.doctor.gather import gather
+from rollbridge.doctor.facts import Severity, gather
+from rollbridge.doctor.repair import carry_out, gather_evidence, lost_groups, outdated_groups, read_nodes
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader
+from rollbridge.model.journal import plan
+from rollbridge.model.names import StreamName
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 
 @click.command()
@@ -35,3 +45,233 @@ def doctor(context: CliContext) -> ExitCode:
     )
     context.answer(document, "\n".join(lines))
     return ExitCode.FINDINGS if any(finding.severity is Severity.PROBLEM for finding in found) else ExitCode.OK
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# ``rollbridge repair``: bring a ZooKeeper that was restored from a backup up to what Kafka knows.
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option("--force", is_flag=True, help="Also if no coordinator has found that ZooKeeper was set back.")
+@click.pass_obj
+def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
+    """Repair ZooKeeper after it was restored from a backup. Run it with the coordinators' credentials.
+
+    What counts up is raised beyond all that was given out since the backup, and what was lost is written again, from
+    the journals, commit logs and buffers in Kafka. Sessions of named clients end, pending admin requests are dropped.
+    It can be run again after it was interrupted. See docs/operations.md.
+    """
+    settings = context.settings()
+    with ZooKeeperSession(
+        settings.zookeeper,
+        root=settings.zookeeper_root,
+        name=settings.client_name,
+        security=settings.zookeeper_security,
+    ) as session:
+        found = outdated_groups(session)
+        if not found and not force:
+            context.answer({"outdated": [], "steps": []}, "no coordinator has found that ZooKeeper was set back")
+            return ExitCode.OK
+        # All of them: they share the transaction counter, and a group without a leader has noticed nothing yet.
+        names, nodes = Metadata(session).groups(), read_nodes(session)
+        names += lost_groups(settings, nodes, names)
+        steps = plan(nodes, gather_evidence(settings, names), int(time.time() * 1000))
+        if not dry_run:
+            carry_out(session, steps, context.tell)
+    document = {"outdated": [str(name) for name in found], "done": not dry_run, "steps": [item.what for item in steps]}
+    head = "this would be done:" if dry_run else f"done, in {len(steps)} steps; coordinators lead again by themselves"
+    context.answer(document, "\n".join([head, *(f"  {item.what}" for item in steps)] if dry_run else [head]))
+    return ExitCode.OK
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# ``rollbridge snapshot``: the snapshots from which new leaders go on, and the aborted transactions that they list.
+
+
+_STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
+
+
+@click.group()
+def snapshot() -> None:
+    """List, describe, verify, rebuild and clear snapshots of transaction buffers.
+
+    A snapshot says which transactions are aborted, and from where on a new leader must read a buffer.
+    """
+
+
+@snapshot.command("list")
+@click.option("--scope", help="Only streams of this scope.")
+@click.pass_obj
+def list_snapshots(context: CliContext, scope: str | None) -> None:
+    """List the snapshots of all buffers, one line for each partition."""
+    with connected(context) as b:
+        streams = b.admin.list_streams(scope)
+    settings = context.settings()
+    readers = {
+        name: SnapshotReader(settings.bootstrap_servers, settings.kafka, name)
+        for name in {item.name.scope for item in streams}
+    }
+    found = [item for stream in streams for item in readers[stream.name.scope].of(stream)]
+    rows = [
+        (
+            str(item.stream.name),
+            str(item.partition[1]),
+            item.format,
+            str(item.aborted),
+            str(len(item.snapshot.indexes) if item.snapshot else 0),
+            str(item.tail),
+            moment(item.snapshot.taken_ms) if item.snapshot else "-",
+            "; ".join(item.faults) or "-",
+        )
+        for item in found
+    ]
+    heading = ("STREAM", "PARTITION", "FORMAT", "ABORTED", "SEGMENTS", "TAIL", "TAKEN", "FAULTS")
+    text = table(heading, rows, right=("PARTITION", "ABORTED", "SEGMENTS", "TAIL")) if rows else "There are no streams."
+    context.answer([_document(item) for item in found], text)
+
+
+@snapshot.command()
+@_STREAM
+@click.pass_obj
+def describe(context: CliContext, stream_name: str) -> None:
+    """Show the snapshots of one stream, with their sealed segments."""
+    _, found = _of(context, stream_name)
+    context.answer([_document(item) for item in found], "\n\n".join(_text(item) for item in found))
+
+
+@snapshot.command()
+@_STREAM
+@click.pass_obj
+def verify(context: CliContext, stream_name: str) -> None:
+    """Compare the snapshots of one stream with its buffer and the commit log, all of them read to their ends."""
+    reader, found = _of(context, stream_name)
+    results = [reader.verify(item) for item in found]
+    documents = [
+        {
+            "topic": item.partition[0],
+            "partition": item.partition[1],
+            "aborted": item.aborted,
+            "checked": item.checked,
+            "faults": item.faults,
+        }
+        for item in results
+    ]
+    lines = [
+        f"Partition {item.partition[1]}: {counted(item.aborted, 'aborted transaction')} listed, "
+        f"{counted(item.checked, 'transaction')} looked up: {'; '.join(item.faults) or 'as it should be'}."
+        for item in results
+    ]
+    context.answer(documents, "\n".join(lines))
+    faults = sum(len(item.faults) for item in results)
+    if faults:
+        raise CorruptDataError(
+            f"the snapshots of {stream_name} have {counted(faults, 'fault')}; 'rollbridge snapshot rebuild' makes them "
+            "anew; nothing was changed"
+        )
+
+
+@snapshot.command()
+@_STREAM
+@click.pass_obj
+def rebuild(context: CliContext, stream_name: str) -> None:
+    """Make the snapshots of one stream anew from its buffer and the commit log, and wait for that."""
+    with connected(context) as b:
+        b.admin.rebuild_snapshots(stream_name)
+    context.answer({"stream": stream_name, "rebuilt": True}, f"Made the snapshots of {stream_name} anew.")
+
+
+@snapshot.command()
+@_STREAM
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def clear(context: CliContext, stream_name: str, yes: bool) -> None:
+    """Delete the snapshots of one stream. Nothing is lost: the leader reads the buffer again."""
+    StreamName.parse(stream_name)
+    if not yes:
+        if context.json or not sys.stdin.isatty():
+            raise click.UsageError("this deletes all snapshots; say --yes where nobody can be asked")
+        click.confirm(f"Clear the snapshots of {stream_name}?", abort=True, err=True)
+    with connected(context) as b:
+        b.admin.clear_snapshots(stream_name)
+    context.answer({"stream": stream_name, "cleared": True}, f"Cleared the snapshots of {stream_name}.")
+
+
+def _of(context: CliContext, stream_name: str) -> tuple[SnapshotReader, list[BufferSnapshot]]:
+    name = StreamName.parse(stream_name)
+    with connected(context) as b:
+        config = b.admin.describe(str(name)).config
+    settings = context.settings()
+    reader = SnapshotReader(settings.bootstrap_servers, settings.kafka, name.scope)
+    return reader, list(reader.of(config))
+
+
+def _document(item: BufferSnapshot) -> dict[str, Any]:
+    """A snapshot as JSON."""
+    topic, partition = item.partition
+    document: dict[str, Any] = {
+        "stream": str(item.stream.name),
+        "topic": topic,
+        "partition": partition,
+        "format": item.format,
+        "aborted": item.aborted,
+        "tail": item.tail,
+        "faults": list(item.faults),
+    }
+    known = item.snapshot
+    if known is not None:
+        document |= {
+            "generation": known.generation,
+            "controller_epoch": known.controller_epoch,
+            "taken_ms": known.taken_ms,
+            "position": known.position,
+            "max_read_position": known.max_read_position,
+            "commit_log_position": known.commit_log_position,
+            "unsealed": len(known.aborts),
+            "index_bytes": item.index_bytes,
+            "ongoing": len(item.ongoing.transactions) if item.ongoing else 0,
+            "replay_position": item.ongoing.replay_position if item.ongoing else known.max_read_position,
+            "segments": [{name: getattr(index, name) for name in index.__slots__} for index in known.indexes],
+        }
+    return document
+
+
+def _text(item: BufferSnapshot) -> str:
+    lines: Iterable[str]
+    known = item.snapshot
+    about = [
+        ("partition", f"{item.partition[0]}-{item.partition[1]}"),
+        ("format", item.format),
+        ("aborted", str(item.aborted)),
+        ("tail", counted(item.tail, "message")),
+    ]
+    if known is not None:
+        about += [
+            (
+                "taken",
+                f"{moment(known.taken_ms)}, generation {known.generation}, controller epoch {known.controller_epoch}",
+            ),
+            (
+                "positions",
+                f"folded {known.position}, max read {known.max_read_position}, commit log {known.commit_log_position}",
+            ),
+            ("unsealed", f"{len(known.aborts)}, {item.index_bytes} bytes with the index"),
+        ]
+    if item.ongoing is not None:
+        transactions, replay = len(item.ongoing.transactions), item.ongoing.replay_position
+        about.append(("ongoing", f"{counted(transactions, 'transaction')} written down, read again from {replay}"))
+    lines = [f"{name:<11}{value}" for name, value in [*about, *(("fault", text) for text in item.faults)]]
+    if known is not None and known.indexes:
+        rows = [
+            (
+                str(index.sequence_id),
+                str(index.aborts),
+                str(index.first_position),
+                str(index.max_read_position),
+                str(index.persistent_position),
+            )
+            for index in known.indexes
+        ]
+        heading = ("SEGMENT", "ABORTED", "FROM", "TO", "OFFSET")
+        lines = [*lines, "", table(heading, rows, right=heading)]
+    return "\n".join(lines)

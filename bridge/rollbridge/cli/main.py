@@ -20,8 +20,7 @@ from typing import Final
 
 import click
 
-from rollbridge.cli.context import CliContext
-from rollbridge.cli.exit_codes import MEANINGS, ExitCode
+from rollbridge.cli.common import MEANINGS, CliContext, ExitCode
 from rollbridge.config import HOME_VARIABLE
 from rollbridge.errors import EnvironmentProblem, RollbridgeError
 from rollbridge.version import __version__
@@ -54,15 +53,15 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "coordinator": _Entry("rollbridge.cli.coordinator", "Run a coordinator in the foreground.", "coordinator"),
     "stream": _Entry("rollbridge.cli.stream", "Create, list, describe, scale and delete streams."),
     "txn": _Entry("rollbridge.cli.txn", "List, describe and abort transactions."),
-    "snapshot": _Entry("rollbridge.cli.snapshot", "List, describe, verify, rebuild and clear snapshots of buffers."),
+    "snapshot": _Entry("rollbridge.cli.doctor", "List, describe, verify, rebuild and clear snapshots of buffers."),
     "produce": _Entry("rollbridge.cli.produce", "Write lines as one transaction."),
-    "cas": _Entry("rollbridge.cli.cas", "Write a record if the last one is as expected."),
-    "tail": _Entry("rollbridge.cli.cas", "Show the sequence number of the last record."),
+    "cas": _Entry("rollbridge.cli.produce", "Write a record if the last one is as expected."),
+    "tail": _Entry("rollbridge.cli.produce", "Show the sequence number of the last record."),
     "consume": _Entry("rollbridge.cli.consume", "Read committed records."),
     "images": _Entry("rollbridge_devcluster.images", "Container images: pull them, or build stand-ins.", "containers"),
     "access": _Entry("rollbridge.cli.access", "Say who may use which transaction group; print Kafka ACLs."),
     "doctor": _Entry("rollbridge.cli.doctor", "Check the cluster, and say what to do."),
-    "repair": _Entry("rollbridge.cli.repair", "Repair ZooKeeper after it was restored from a backup."),
+    "repair": _Entry("rollbridge.cli.doctor", "Repair ZooKeeper after it was restored from a backup."),
 }
 
 _FLAGS = frozenset({"--json", "-v", "-vv", "--verbose"})
@@ -187,7 +186,7 @@ def rollbridge(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (``rollbridge.cli.exit_codes``) and raises nothing but ``SystemExit``."""
+    """Run one command; returns its exit code (``rollbridge.cli.common``) and raises nothing but ``SystemExit``."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     said = arguments[: arguments.index("--")] if "--" in arguments else arguments
     verbosity = sum({"-v": 1, "--verbose": 1, "-vv": 2}.get(argument, 0) for argument in said)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from rollbridge.cli.context import CliContext
-from rollbridge.cli.exit_codes import ExitCode
+from rollbridge.cli.common import CliContext, ExitCode
 from rollbridge.config import CONFIG_VARIABLE
 from rollbridge.doctor.probes import ClusterStatus, existing_status
 

@@ -7,34 +7,76 @@ from collections.abc import Mapping
 from datetime import timedelta
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
-from rollbridge.cli.connecting import connected
-from rollbridge.cli.context import CliContext
-from rollbridge.cli.lineage_svg import lineage_svg
-from rollbridge.cli.retention import (
-    NONE,
-    RETENTION_BYTES,
-    RETENTION_GROUP,
-    RETENTION_TIME,
-    retention_document,
-    retention_text,
-)
-from rollbridge.cli.tables import counted, moment, table
+from rollbridge.cli.common import CliContext, connected
+from rollbridge.cli.records import duration, key_range, segment_numbers, size
+from rollbridge.cli.tables import counted, lineage_svg, moment, table
 from rollbridge.cli.txn import transaction_document, transaction_table
-from rollbridge.cli.values import key_range, segment_numbers
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import EnvironmentProblem, InvalidRangesError
 from rollbridge.model.epochs import EpochHistory, EpochRecord, Segment
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.lineage import lineage
 from rollbridge.model.names import DEFAULT_GROUP, StreamName
 from rollbridge.model.position import parse_start
-from rollbridge.model.records import StreamConfig
+from rollbridge.model.records import FOREVER, Retention, StreamConfig
+
+# --------------------------------------------------------------------------------------------------------------------
+# Options and words for how long a stream keeps its records.
+
+
+NONE: Final = "none"
+
+
+def _time_or_none(text: str) -> timedelta | None:
+    return None if text == NONE else duration(text)
+
+
+def _size_or_none(text: str) -> int | None:
+    return None if text == NONE else size(text)
+
+
+RETENTION_TIME = click.option(
+    "--retention-time", type=_time_or_none, default=None, metavar="TIME", help="Keep records this long, such as 7d."
+)
+RETENTION_BYTES = click.option(
+    "--retention-bytes", type=_size_or_none, default=None, metavar="SIZE", help="Keep this much, such as 10GiB."
+)
+RETENTION_GROUP = click.option(
+    "--retention-group",
+    "retention_groups",
+    multiple=True,
+    metavar="GROUP",
+    help="Delete nothing that this consumer group has not read.",
+)
+
+
+def retention_text(retention: Retention) -> str:
+    """What a stream keeps, in a few words."""
+    limits = []
+    if retention.ms != FOREVER:
+        limits.append(f"records for {timedelta(milliseconds=retention.ms)}")
+    if retention.bytes != FOREVER:
+        limits.append(f"{retention.bytes:,} bytes")
+    text = " or ".join(limits) if limits else "all records"
+    if retention.groups:
+        text += f"; waits for {counted(len(retention.groups), 'group')}: {', '.join(retention.groups)}"
+    return text
+
+
+def retention_document(retention: Retention) -> dict[str, Any]:
+    """The same for ``--json``."""
+    return {
+        "time_ms": None if retention.ms == FOREVER else retention.ms,
+        "bytes": None if retention.bytes == FOREVER else retention.bytes,
+        "groups": list(retention.groups),
+    }
+
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
 

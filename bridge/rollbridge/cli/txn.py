@@ -13,14 +13,13 @@ from typing import Any
 
 import click
 
-from rollbridge.cli import values
-from rollbridge.cli.connecting import connected
-from rollbridge.cli.context import CliContext
+from rollbridge.cli import records as values
+from rollbridge.cli.common import CliContext, connected
 from rollbridge.cli.tables import duration, moment, printable, table
 from rollbridge.client.results import Outcome, TransactionStory
 from rollbridge.connection import Bridge
 from rollbridge.errors import CorruptDataError, RollbridgeError, TransactionNotFound
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import TransactionRecord
 from rollbridge.model.transaction import State

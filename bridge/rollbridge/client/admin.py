@@ -14,8 +14,8 @@ from enum import Enum
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from rollbridge.calls.within import answers_within
-from rollbridge.consumer.start import beginning, cut_before
+from rollbridge.calls import answers_within
+from rollbridge.consumer.reader import beginning, cut_before
 from rollbridge.errors import (
     InvalidRequestError,
     RollbridgeError,
@@ -24,10 +24,10 @@ from rollbridge.errors import (
     TransactionClosed,
     TransactionNotFound,
 )
-from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.faults import StreamFault
-from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
 from rollbridge.model.lineage import lineage
 from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rollbridge.model.chronicle import TransactionEvent
 from rollbridge.model.control import ControlRecord
 from rollbridge.model.frames import PieceKey
-from rollbridge.model.identifiers import TransactionId, local_sequence
+from rollbridge.model.ids import TransactionId, local_sequence
 from rollbridge.model.names import GroupName
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.transaction import State
+from rollbridge.model.sn import DLSN
+from rollbridge.model.transaction import State, TransactionEvent
 
 
 class Piece(NamedTuple):

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cached_property
+from typing import Final
 
-from rollbridge.client.commit_line import CommitLines
+from rollbridge.client.futures import FrameLimits
+from rollbridge.client.identity import ClientSessions, CommitLines
 from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.client.sender import Sender
-from rollbridge.client.slots import FrameLimits
-from rollbridge.model.frames import BeginFrame
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.config import KIB, MIB, positive_faults
+from rollbridge.errors import (
+    ConfigError,
+    GroupMismatchError,
+    InvalidRequestError,
+    InvalidTimeoutError,
+    RollbridgeError,
+    UnavailableError,
+)
+from rollbridge.kafka.batches import Compression, compression_faults
+from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
+from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.frames import FRAME_BYTES_DEFAULT, LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.keyspace import position_of
+from rollbridge.model.lineage import Course
 from rollbridge.model.names import GroupName
+from rollbridge.model.outcomes import RETAIN_DEFAULT
 from rollbridge.model.routing import Route
 from rollbridge.zookeeper.catalog import Catalog
 
@@ -56,3 +76,287 @@ class Plan:
     def id_prefix(self) -> int:
         """The upper bits of the ids: the reference epoch of the first stream."""
         return TransactionId.of(self.routes[0].epoch, 0).value
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How a connection behaves: sizes, delays and limits, each with its unit, default and reason.
+
+
+GIB: Final = 1024 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Options of a connection; checked on construction.
+
+    Raises:
+        ConfigError: one or several are wrong; all are named.
+    """
+
+    compression: str = "none"
+    """Codec of the frames: none, gzip, snappy, lz4 or zstd. It stays as it is all the way to the segment."""
+    frame_bytes: int = FRAME_BYTES_DEFAULT
+    """Bytes of a frame before compression, 16 KiB to 1 MiB; larger ones cost less each record, and more memory."""
+    linger_s: float = 1.0
+    """How long records of an idle open transaction may wait in this process before they are sent."""
+    buffer_bytes: int = 64 * MIB
+    """How much may wait for the brokers in this process; beyond it writers wait. At least 4 MiB."""
+    backpressure_timeout_s: float = 60.0
+    """How long a writer waits for room before it gets a ``BackpressureError``."""
+    connect_timeout_s: float = 15.0
+    """How long connecting may take."""
+    commit_timeout_s: float = 120.0
+    """How long a commit, an abort or a flush waits unless it is told otherwise. A merge takes about 3 s per GB."""
+    admin_timeout_s: float = 30.0
+    """How long an admin request waits for its answer."""
+    session_timeout_s: float = 10.0
+    """After how long without contact ZooKeeper ends the session; nothing of a client's hangs on it."""
+    lease: timedelta = timedelta(hours=24)
+    """How long a transaction may stay open unless its begin says otherwise; no pings are needed."""
+    lease_max: timedelta = timedelta(days=7)
+    """The longest lease that may be asked for; coordinators have a limit of their own, with the same default."""
+    transaction_bytes_max: int = 16 * GIB
+    """Largest transaction that is written; coordinators abort larger ones. A merge stalls readers for its length."""
+    open_transactions_max: int = 100_000
+    """Most transactions that this connection keeps open at once."""
+
+    def __post_init__(self) -> None:
+        if faults := list(self._faults()):
+            raise ConfigError("; ".join(faults))
+
+    @property
+    def codec(self) -> Compression:
+        """The codec's number."""
+        return Compression.named(self.compression)
+
+    def _faults(self) -> Iterable[str]:
+        yield from compression_faults(self.compression)
+        if not 16 * KIB <= self.frame_bytes <= MIB:
+            yield f"frame_bytes: {self.frame_bytes} is not in {16 * KIB}..{MIB}"
+        if self.buffer_bytes < 4 * MIB:
+            yield f"buffer_bytes: {self.buffer_bytes} is less than {4 * MIB}"
+        yield from positive_faults(
+            self,
+            "linger_s",
+            "backpressure_timeout_s",
+            "connect_timeout_s",
+            "commit_timeout_s",
+            "admin_timeout_s",
+            "session_timeout_s",
+            "transaction_bytes_max",
+            "open_transactions_max",
+        )
+        if not timedelta(0) < self.lease <= self.lease_max:
+            yield f"lease: {self.lease} is not positive, or longer than lease_max, {self.lease_max}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is derived from the arguments of a begin, and checked: the streams, their group and routes, lease and label.
+
+
+_PLANS_MAX: Final = 1_000
+_Wanted = tuple[tuple[str, ...], timedelta | None, str | None, timedelta | None]
+"""What a transaction is begun with."""
+
+
+class Planner:
+    """Makes the plans of one connection's transactions, and keeps them until a stream changes."""
+
+    def __init__(
+        self,
+        client_name: str,
+        options: ClientOptions,
+        catalog: Catalog,
+        outcomes: OutcomeTail,
+        sessions: ClientSessions,
+        lease_limit: Callable[[GroupName], tuple[str, timedelta] | None],
+    ) -> None:
+        """``lease_limit`` looks up which coordinator leads a group and the longest lease that it grants, if known."""
+        self._client_name = client_name
+        self._options = options
+        self._catalog = catalog
+        self._outcomes = outcomes
+        self._sessions = sessions
+        self._lease_limit = lease_limit
+        self._lease_limits: dict[GroupName, timedelta] = {}
+        self._plans: dict[_Wanted, Plan] = {}
+
+    def plan(
+        self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
+    ) -> Plan:
+        """The plan of a transaction; raises as :meth:`rollbridge.Bridge.begin` does."""
+        wanted = (streams, timeout, label, retain)
+        plan = self._plans.get(wanted)
+        if plan is None or plan.generation != self._catalog.generation:
+            plan = self._make(*wanted)
+            if len(self._plans) >= _PLANS_MAX:
+                self._plans.clear()
+            self._plans[wanted] = plan
+        return plan
+
+    def _make(
+        self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
+    ) -> Plan:
+        if not streams:
+            raise InvalidRequestError("a transaction needs at least one stream; nothing was written")
+        if len(streams) > STREAMS_MAX:
+            raise InvalidRequestError(
+                f"a transaction spans at most {STREAMS_MAX} streams, not {len(streams)}; nothing was written"
+            )
+        if len(set(streams)) < len(streams):
+            raise InvalidRequestError(f"a stream is named twice: {', '.join(streams)}; nothing was written")
+        if label is not None and len(label) > LABEL_CHARACTERS_MAX:
+            raise InvalidRequestError(
+                f"a label has at most {LABEL_CHARACTERS_MAX} characters, not {len(label)}; nothing was written"
+            )
+        lease = self._options.lease if timeout is None else timeout
+        if not timedelta(milliseconds=1) <= lease <= self._options.lease_max:
+            raise InvalidTimeoutError(
+                f"a transaction may stay open for up to {self._options.lease_max}, not for {lease}; nothing was written"
+            )
+        if retain is not None and retain < timedelta(0):
+            raise InvalidTimeoutError(f"an outcome can not be remembered for {retain}; nothing was written")
+        generation = self._catalog.generation
+        views = [self._catalog.view(stream) for stream in streams]
+        group = views[0].config.group
+        for view in views:
+            if view.config.group != group:
+                raise GroupMismatchError(
+                    f"{streams[0]} belongs to group {group} and {view.config.name} to group {view.config.group}; "
+                    "a transaction spans streams of one group only; nothing was written"
+                )
+        self._check_lease(group, lease)
+        self._outcomes.follow(group, self._options.connect_timeout_s)
+        routes = tuple(view.route for view in views)
+        begin = BeginFrame(
+            self._client_name,
+            self._sessions.epoch(group, self._options.admin_timeout_s),
+            label,
+            lease // timedelta(milliseconds=1),
+            {route.stream: route.epoch for route in routes},
+            RETAIN_DEFAULT if retain is None else retain // timedelta(milliseconds=1),
+        )
+        return Plan(group, begin, routes, generation)
+
+    def _check_lease(self, group: GroupName, lease: timedelta) -> None:
+        """Refuse a lease over the limit of the group's leader, if that can be told; the leader refuses it anyhow.
+
+        What was learnt before is enough to let a lease pass; it is looked up again before one is refused.
+        """
+        if lease <= self._lease_limits.get(group, timedelta(0)):
+            return
+        try:
+            found = self._lease_limit(group)
+        except UnavailableError:
+            return
+        if found is None:
+            return
+        leader, limit = found
+        self._lease_limits[group] = limit
+        if lease > limit:
+            raise InvalidTimeoutError(
+                f"coordinator {leader} lets a transaction of group {group} stay open for up to {limit} (its setting "
+                f"lease_ms_max), not for {lease}; nothing was written"
+            )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What a user may make a transaction depend on, checked before it is sent as far as that is possible.
+
+
+def new_condition(
+    runtime: Runtime, plan: Plan, stream: str, key: bytes | None, sn: Expected, scope: Scope | str
+) -> StreamCondition:
+    """The condition that a user states.
+
+    Raises:
+        InvalidRequestError: the stream is none of the transaction's, or no record of this key can have that SN.
+    """
+    place = plan.begin.places.get(stream)
+    if place is None:
+        raise InvalidRequestError(
+            f"{stream} is none of the transaction's streams, which are {', '.join(plan.begin.streams)}; nothing was "
+            "sent"
+        )
+    if not isinstance(key, bytes | None):
+        raise InvalidRequestError(f"a key is bytes, not {type(key).__name__}; nothing was sent")
+    condition = Condition(as_sn(sn), as_scope(scope), key)
+    try:
+        _check_place(runtime.catalog.view(stream).history, stream, condition)
+    except InvalidRequestError:
+        # It may come from an epoch that is not known here yet.
+        _check_place(runtime.catalog.read(stream).history, stream, condition)
+    return StreamCondition(place, condition)
+
+
+def with_condition(known: tuple[StreamCondition, ...], condition: StreamCondition) -> tuple[StreamCondition, ...]:
+    """The conditions of a transaction with one more.
+
+    Raises:
+        InvalidRequestError: they would be too many, or their keys too large.
+    """
+    whole = sum(len(item.condition.key or b"") for item in (*known, condition))
+    if len(known) >= CONDITIONS_MAX or whole > KEY_BYTES_MAX:
+        raise InvalidRequestError(
+            f"a transaction has at most {CONDITIONS_MAX} conditions, and {KEY_BYTES_MAX} bytes of keys in them; this "
+            "one was not taken, the others were"
+        )
+    return (*known, condition)
+
+
+def _check_place(history: EpochHistory, stream: str, condition: Condition) -> None:
+    if condition.key is None and len(history.active.segments) > 1:
+        raise InvalidRequestError(f"{stream} has several segments: a condition needs a key to choose one")
+    try:
+        course = Course(history, position_of(condition.key))
+    except UnavailableError:
+        return  # a scale is under way; the leader will see
+    place_of(condition.expected, course)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Housekeeping: one thread that does what must not be done on the way of a record, now and then or when poked.
+
+
+logger = logging.getLogger(__name__)
+
+
+class Housekeeper:
+    """Runs its chores every ``interval_s`` seconds, and soon after :meth:`poke`."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._chores: list[Callable[[], None]] = []
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rollbridge-housekeeping", daemon=True)
+
+    def start(self, *chores: Callable[[], None]) -> None:
+        """Begin; a chore that raises is logged and tried again next time."""
+        self._chores.extend(chores)
+        self._thread.start()
+
+    def poke(self) -> None:
+        """Run the chores soon. May be called from anywhere."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Stop after the chore that is running."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.wait(self._interval_s)
+            self._wake.clear()
+            for chore in self._chores:
+                if self._stopping.is_set():
+                    return
+                try:
+                    chore()
+                except RollbridgeError as fault:  # such as a node that holds garbage
+                    logger.warning("housekeeping failed and will be tried again: %s", fault)
+                except Exception:
+                    logger.exception("housekeeping met a defect and will be tried again")

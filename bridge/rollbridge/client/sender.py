@@ -23,11 +23,11 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from rollbridge.calls.forks import hold
 from rollbridge.errors import BackpressureError, RollbridgeError
+from rollbridge.forks import hold
 from rollbridge.kafka.clients import library_logger, producer_config
-from rollbridge.kafka.quiet import limited
-from rollbridge.kafka.translate import kafka_error, translate
+from rollbridge.kafka.errors import kafka_error, translate
+from rollbridge.kafka.retry import limited
 
 logger = limited(logging.getLogger(__name__))
 

@@ -18,16 +18,15 @@ from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from rollbridge.calls.timeouts import Timeout
-from rollbridge.client.commit_line import AskedCommit
-from rollbridge.client.conditions import new_condition, with_condition
+from rollbridge.calls import Timeout
+from rollbridge.client.frame_writer import condition_bytes, offsets_bytes, piece_bytes
 from rollbridge.client.futures import Completion, OutcomeFuture
-from rollbridge.client.manifest_room import condition_bytes, offsets_bytes, piece_bytes
+from rollbridge.client.identity import AskedCommit
 from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
-from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.runtime import Plan, Runtime, new_condition, with_condition
 from rollbridge.client.sender import Delivered
 from rollbridge.client.writing import Writing
-from rollbridge.consumer.introduced import check_offsets
+from rollbridge.consumer.commits import check_offsets
 from rollbridge.errors import (
     AlreadyAborted,
     AlreadyCommitted,
@@ -41,11 +40,10 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from rollbridge.model.cas import Scope
+from rollbridge.model.cas import Expected, Scope
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, is_too_scattered, scattered_reason
-from rollbridge.model.expectations import Expected
 from rollbridge.model.frames import (
     HEADER,
     MAGIC,
@@ -57,7 +55,7 @@ from rollbridge.model.frames import (
     encode_abort,
 )
 from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
-from rollbridge.model.identifiers import OWNER_PART
+from rollbridge.model.ids import OWNER_PART
 from rollbridge.model.names import is_segment_topic
 
 logger = logging.getLogger(__name__)

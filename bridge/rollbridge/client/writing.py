@@ -9,21 +9,17 @@ from collections.abc import Iterable
 
 from confluent_kafka import KafkaError, Message
 
-from rollbridge.calls.forks import GONE
-from rollbridge.calls.timeouts import Timeout, as_seconds
-from rollbridge.calls.user_code import in_chunks
-from rollbridge.client.frame_writer import PartWriter
-from rollbridge.client.futures import Completion
-from rollbridge.client.manifest_room import check_parts
-from rollbridge.client.outbox import HOLD_S, Outbox
+from rollbridge.calls import Timeout, as_seconds, in_chunks
+from rollbridge.client.frame_writer import HOLD_S, Outbox, PartWriter, check_parts
+from rollbridge.client.futures import Completion, Headers, Lane, WriteFuture
 from rollbridge.client.results import PartHandle
 from rollbridge.client.runtime import Plan, Runtime
 from rollbridge.client.sender import Delivered
-from rollbridge.client.slots import Headers, Lane, WriteFuture
 from rollbridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
+from rollbridge.forks import GONE
 from rollbridge.kafka.batches import Compression
-from rollbridge.kafka.translate import translate
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.kafka.errors import translate
+from rollbridge.model.ids import TransactionId
 
 logger = logging.getLogger(__name__)
 

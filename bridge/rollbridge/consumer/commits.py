@@ -6,19 +6,101 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
 
-from rollbridge.consumer.group import Membership, Owned, Phase
-from rollbridge.consumer.message import Message
-from rollbridge.consumer.places import Places
+from rollbridge.consumer.group import LoadHistory, Membership, Owned, Phase
+from rollbridge.consumer.records import Message
 from rollbridge.consumer.settings import ConsumerSettings
-from rollbridge.errors import InvalidRequestError, KafkaUnavailable, TruncatedError
-from rollbridge.kafka.group_commits import Committed, GroupCommits
-from rollbridge.kafka.metadata import CodeError
-from rollbridge.kafka.quiet import limited
-from rollbridge.model.group_offsets import parse_group_metadata
+from rollbridge.errors import InvalidNameError, InvalidRequestError, KafkaUnavailable, TruncatedError
+from rollbridge.kafka.groups import Committed, GroupCommits
+from rollbridge.kafka.metadata import CodeError, Isolation
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.retry import limited
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.group_offsets import GroupMember, parse_group_metadata
+from rollbridge.model.lineage import topic_of_partition
+from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.reader_group import Reset
+
+# --------------------------------------------------------------------------------------------------------------------
+# Which segment, and which offset, the callers of a consumer mean.
+
+
+_TIMEOUT_S: Final = 30.0
+_nobody: Callable[[], None] = lambda: None  # noqa: E731
+
+
+class Places:
+    """Turns partitions as applications name them into segments, and special offsets into figures."""
+
+    def __init__(
+        self,
+        consumer: KafkaConsumer,
+        members: Membership,
+        offsets: LogOffsets,
+        load: LoadHistory,
+        settings: ConsumerSettings,
+    ) -> None:
+        self._consumer = consumer
+        self._members = members
+        self._offsets = offsets
+        self._load = load
+        self._reset = settings.reset
+
+    def topic(self, place: TopicPartition) -> str:
+        """The topic of the segment that is meant.
+
+        Raises:
+            InvalidRequestError: none is.
+            TruncatedError, StreamRecreated: one that is not there any more.
+            StreamNotFound, ZooKeeperUnavailable.
+        """
+        try:
+            if "/" not in place.topic:
+                parse_segment_topic(place.topic)
+                return place.topic
+            name = StreamName.parse(place.topic)
+        except InvalidNameError as fault:
+            raise InvalidRequestError(f"{place.topic!r} names no segment: {fault}") from None
+        return topic_of_partition(name, place.partition, self.learn(name), lambda: self._read(name))
+
+    def learn(self, stream: StreamName) -> EpochHistory:
+        """The epochs of a stream as they were last seen; read if they never were.
+
+        Raises:
+            StreamNotFound, ZooKeeperUnavailable.
+        """
+        return self._members.known.get(stream) or self._read(stream)
+
+    def _read(self, stream: StreamName) -> EpochHistory:
+        history = self._members.known[stream] = self._load(stream, _nobody, None)
+        return history
+
+    def absolute(self, topic: str, offset: int) -> int:
+        """An offset in figures.
+
+        Raises:
+            InvalidRequestError: it is negative, and neither the beginning nor the end.
+        """
+        if offset == OFFSET_BEGINNING:
+            return self._offsets.first([topic])[topic]
+        if offset == OFFSET_END:
+            return self._offsets.end([topic], Isolation.READ_COMMITTED)[topic]
+        if offset < 0:
+            raise InvalidRequestError(f"{offset} is no offset of {topic} to go on at")
+        return offset
+
+    def stored(self, topic: str) -> int:
+        """Where a segment that is assigned by hand goes on."""
+        [found] = self._consumer.committed([TopicPartition(topic, 0)], timeout=_TIMEOUT_S)
+        if found.offset >= 0:
+            return int(found.offset)
+        return OFFSET_BEGINNING if self._reset is Reset.EARLIEST else OFFSET_END
+
 
 logger = limited(logging.getLogger(__name__))
 
@@ -236,3 +318,46 @@ class Rebalances:
         callback = self.tell.get(event)
         if callback is not None:
             callback([TopicPartition(item.topic, item.partition, item.offset) for item in partitions])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Members of consumer groups that were introduced to transactions: what they may have committed there.
+# A transaction commits whatever offsets it is given, but knows nothing of what a group has read. The consumer does,
+# if it is in the same process; so it is asked, by the group and the member that its ``consumer_group_metadata()``
+# names.
+
+
+class Judge(Protocol):
+    """What a member knows of its group."""
+
+    def is_over(self, topic: str) -> bool:
+        """Whether the group has read a segment to its end."""
+
+    def check_commit(self, topic: str, offset: int) -> None:
+        """Raise InvalidRequestError for what nobody can have read."""
+
+
+_introduced: Final[WeakValueDictionary[tuple[str, str], Judge]] = WeakValueDictionary()
+
+
+def introduce(metadata: object, judge: Judge) -> None:
+    """Have ``judge`` asked about what is committed with these metadata, as long as it lives."""
+    try:
+        member = parse_group_metadata(metadata)
+    except InvalidRequestError:
+        return  # whoever is given them says so
+    if member.member_id:
+        _introduced[member.group_id, member.member_id] = judge
+
+
+def check_offsets(member: GroupMember, segments: Iterable[tuple[str, int]]) -> None:
+    """Refuse to have offsets of segments, by topic, committed that count as read what nobody can have read.
+
+    Raises:
+        InvalidRequestError: a segment waits for what it continues, or less than that was handed out of it.
+    """
+    judge = _introduced.get((member.group_id, member.member_id))
+    if judge is not None:
+        for topic, offset in segments:
+            if not judge.is_over(topic):
+                judge.check_commit(topic, offset)

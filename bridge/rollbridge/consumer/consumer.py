@@ -38,21 +38,17 @@ from confluent_kafka import (
 )
 from confluent_kafka import Message as KafkaMessage
 
-from rollbridge.calls.forks import check, hold, is_gone
-from rollbridge.consumer.commits import Commits, Rebalances
+from rollbridge.consumer.commits import Commits, Places, Rebalances, introduce
 from rollbridge.consumer.group import Membership, Owned, Phase
-from rollbridge.consumer.introduced import introduce
-from rollbridge.consumer.message import Message
-from rollbridge.consumer.places import Places
-from rollbridge.consumer.records import Origin, last_offsets
+from rollbridge.consumer.records import Message, Origin, last_offsets
 from rollbridge.consumer.settings import consumer_settings
 from rollbridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
+from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.clients import TICK_S, open_consumer
-from rollbridge.kafka.group_commits import GroupCommits
-from rollbridge.kafka.log_offsets import LogOffsets
-from rollbridge.kafka.patience import Deadline
-from rollbridge.kafka.quiet import limited
-from rollbridge.kafka.translate import translate
+from rollbridge.kafka.errors import translate
+from rollbridge.kafka.groups import GroupCommits
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.retry import Deadline, limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.names import StreamName, parse_segment_topic
 from rollbridge.zookeeper.metadata import Metadata

@@ -1,6 +1,6 @@
 """One member of a consumer group: which of its segments it may read, and what it commits when one has been read.
 
-The decisions are those of :mod:`rollbridge.model.sharing`; here they are carried out. A segment that was assigned stays
+The decisions are those of :mod:`rollbridge.model.reader_group`; here they are carried out. A segment that was assigned stays
 paused until it may be read. It is *opened* by a commit of the offset at which it begins, then resumed. Once all of it
 has been handed out and committed its sealed end is committed, which lets its successors be opened by whoever owns
 them.
@@ -29,17 +29,16 @@ from rollbridge.errors import (
     StreamRecreated,
     UnavailableError,
 )
-from rollbridge.kafka.errands import Errand
-from rollbridge.kafka.group_commits import Committed, GroupCommits
-from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.errors import kafka_error, translate
+from rollbridge.kafka.groups import Committed, GroupCommits
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.quiet import limited
-from rollbridge.kafka.translate import kafka_error, translate
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.retry import Errand, limited
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import Lineage, lineage
 from rollbridge.model.names import StreamName, parse_segment_topic
-from rollbridge.model.sharing import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
+from rollbridge.model.reader_group import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
 
 logger = limited(logging.getLogger(__name__))
 

@@ -12,23 +12,23 @@ from typing import Final
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from rollbridge.calls.forks import hold
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Preview
 from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable
+from rollbridge.forks import hold
 from rollbridge.kafka.batches import read_records, validate_frame
 from rollbridge.kafka.clients import assign_more, consumer_config, open_consumer
-from rollbridge.kafka.compacted import is_end
-from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.errors import translate
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.quiet import limited
-from rollbridge.kafka.translate import translate
-from rollbridge.model.buffered import BufferedTransaction, FrameRef
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.retry import limited
+from rollbridge.kafka.snapshots import is_end
 from rollbridge.model.control import ControlKind, peek_kind
-from rollbridge.model.identifiers import SegmentId, local_sequence
-from rollbridge.model.preview import PreviewFold, aborted_in
+from rollbridge.model.ids import SegmentId, local_sequence
+from rollbridge.model.pieces import BufferedTransaction, FrameRef
+from rollbridge.model.reading import PreviewFold, aborted_in
 from rollbridge.model.records import StreamConfig
-from rollbridge.model.sequence import RECORD_HEADER, unpack_record_header
+from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
 
 logger = limited(logging.getLogger(__name__))
 
@@ -162,7 +162,7 @@ class PreviewTail:
         ends: Mapping[tuple[str, int], int],
         take: Callable[[Message], None],
     ) -> None:
-        """Read partitions up to ends that their leaders have told; see :mod:`rollbridge.kafka.compacted`."""
+        """Read partitions up to ends that their leaders have told; see :mod:`rollbridge.kafka.snapshots`."""
         partitions = [item for item in partitions if item.offset < ends[item.topic, item.partition]]
         if not partitions:
             return
@@ -188,7 +188,7 @@ class PreviewTail:
     def _judge(self, error: KafkaError, message: Message) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
             number = message.partition() or 0
-            # A leader that has just been elected may tell of an end that is none, see rollbridge.kafka.compacted.
+            # A leader that has just been elected may tell of an end that is none, see rollbridge.kafka.snapshots.
             if message.topic() == self._topic and is_end(message, self._unread.get(number, 0)):
                 self._unread.pop(number, None)
             return

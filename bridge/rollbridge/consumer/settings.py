@@ -13,7 +13,7 @@ from rollbridge.config import ConnectionSettings, load_settings
 from rollbridge.errors import ConfigError
 from rollbridge.kafka.clients import CONSUMER_KEYS, Config, consumer_config
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.model.sharing import Reset
+from rollbridge.model.reader_group import Reset
 from rollbridge.security.kafka import SECURITY_KEYS
 from rollbridge.security.zookeeper import PREFIXED_KEYS, take_prefixed
 

@@ -20,7 +20,6 @@ from typing import Final, Self
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from rollbridge.calls.forks import hold
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Origin, Record, record_of
 from rollbridge.errors import (
@@ -31,13 +30,14 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
+from rollbridge.forks import hold
 from rollbridge.kafka.clients import Config, assign_more, consumer_config, open_consumer
-from rollbridge.kafka.log_offsets import LogOffsets
+from rollbridge.kafka.errors import translate
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.quiet import limited
-from rollbridge.kafka.translate import translate
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.retry import limited
 from rollbridge.model.control import ControlKind, ControlRecord, Run, decode_control
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.position import Latest, LogPosition, Since, parse_log_start
 

@@ -15,7 +15,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.patience import Deadline
+from rollbridge.kafka.retry import Deadline
 from rollbridge.kafka.views import view_cluster
 from rollbridge.security.zookeeper import ZooKeeperSecurity
 

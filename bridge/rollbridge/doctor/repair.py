@@ -1,4 +1,4 @@
-"""The shell of ``rollbridge repair``: reads ZooKeeper and Kafka, and does what :mod:`rollbridge.model.repair` plans."""
+"""The shell of ``rollbridge repair``: reads ZooKeeper and Kafka, and does what :mod:`rollbridge.model.journal` plans."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import CorruptDataError
-from rollbridge.kafka.compacted import read_all, read_latest
+from rollbridge.kafka.snapshots import read_all, read_latest
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind, peek_kind
-from rollbridge.model.counters import shared_count
 from rollbridge.model.frames import FrameKind, decode_begin, unpack_bundle, unpack_header
-from rollbridge.model.identifiers import TransactionId
-from rollbridge.model.journal import Journal, is_deleted, split, streams_of
+from rollbridge.model.ids import TransactionId, shared_count
+from rollbridge.model.journal import GroupEvidence, Journal, Step, is_deleted, split, streams_of
 from rollbridge.model.names import GroupName, group_of_terminated
 from rollbridge.model.records import StreamConfig
-from rollbridge.model.repair import GroupEvidence, Step
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 

@@ -15,10 +15,9 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from rollbridge.errors import ConfigError
+from rollbridge.kafka.errors import translate
 from rollbridge.kafka.metadata import Isolation, parse_bootstrap
-from rollbridge.kafka.patience import Deadline
-from rollbridge.kafka.quiet import limited, limited_child
-from rollbridge.kafka.translate import translate
+from rollbridge.kafka.retry import Deadline, limited, limited_child
 from rollbridge.security.kafka import SECURITY_KEYS, Security
 
 # `list_topics` would import this on whichever thread asks first, and who forks meanwhile leaves the child waiting for

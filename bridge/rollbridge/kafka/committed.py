@@ -12,11 +12,135 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from itertools import islice
 from typing import Final, NamedTuple
 
 from rollbridge.errors import CorruptDataError
-from rollbridge.kafka.batches import BatchHeader, Record, complete_batches, parse_header, read_records
-from rollbridge.kafka.foreign_names import read_any_records
+from rollbridge.kafka.batches import (
+    DECOMPRESSED_BYTES_MAX,
+    HEADER_BYTES,
+    Batch,
+    BatchHeader,
+    Compression,
+    Headers,
+    Record,
+    complete_batches,
+    framed,
+    parse_header,
+    read_records,
+    uncompressed,
+)
+from rollbridge.model.avro import encode_long
+
+# --------------------------------------------------------------------------------------------------------------------
+# Records whose header names are not UTF-8, as any client may write them: read, and written again, byte for byte.
+# Such a name is a text with surrogates in place of the bytes that are none (:pep:`383`), so it never equals one of
+# ours. Our usual reader and builder refuse these names; what is here is slower, and used for such batches only.
+# Source: Kafka's documentation, "Record Batch" and "Record".
+
+
+_HOW: Final = "surrogateescape"
+_NONE: Final = -1
+
+
+def read_any_records(batch: Batch) -> list[Record]:
+    """The records of a complete batch, decompressed, whatever the names of headers.
+
+    Raises:
+        CorruptDataError: something does not parse, or is larger than allowed.
+    """
+    return list(iterate_any_records(batch))
+
+
+def iterate_any_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
+    """The same one by one: a batch of a megabyte can hold millions of records.
+
+    Raises:
+        CorruptDataError: while iterating: something does not parse, or is larger than ``limit_bytes``.
+    """
+    given = 0
+    try:
+        for record in read_records(batch, limit_bytes=limit_bytes):
+            yield record
+            given += 1
+        return
+    except CorruptDataError as fault:
+        if not isinstance(fault.__cause__, UnicodeDecodeError):
+            raise
+    yield from islice(_parse(batch, limit_bytes), given, None)
+
+
+def is_plain(headers: Headers) -> bool:
+    """Whether our usual builder takes the names."""
+    try:
+        "".join(name for name, _ in headers).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def batch_of_one(timestamp: int, key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
+    """A batch with one record, uncompressed, whatever the names of its headers; ``timestamp`` in ms since 1970."""
+    parts = [b"\0\0\0", _sized(key), _sized(value), encode_long(len(headers))]  # attributes, both deltas
+    for name, content in headers:
+        parts += [_sized(name.encode("utf-8", _HOW)), _sized(content)]
+    record = _sized(b"".join(parts))
+    return framed(record, codec=Compression.NONE, count=1, base_timestamp=timestamp, max_timestamp=timestamp)
+
+
+def _parse(batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
+    header = parse_header(batch)
+    data = bytes(memoryview(uncompressed(header, batch, limit_bytes=limit_bytes))[HEADER_BYTES:])
+    place = 0
+    try:
+        for _ in range(header.record_count):
+            length, place = _number(data, place)
+            end = place + length
+            moment, place = _number(data, place + 1)  # behind the attributes
+            delta, place = _number(data, place)
+            key, place = _taken(data, place, end)
+            value, place = _taken(data, place, end)
+            count, place = _number(data, place)
+            headers: list[tuple[str, bytes | None]] = []
+            for _ in range(count):
+                name, place = _taken(data, place, end)
+                content, place = _taken(data, place, end)
+                headers.append(((name or b"").decode("utf-8", _HOW), content))
+            if place != end:
+                raise CorruptDataError(f"a record of {length} bytes ends at byte {place - end + length}")
+            timestamp = header.max_timestamp if header.is_append_time else header.base_timestamp + moment
+            yield Record(header.base_offset + delta, timestamp, key, value, headers)
+    except IndexError:
+        raise CorruptDataError(f"a batch of {header.record_count} records ends within one") from None
+
+
+def _taken(data: bytes, place: int, end: int) -> tuple[bytes | None, int]:
+    """Bytes with their length before them."""
+    size, place = _number(data, place)
+    if size == _NONE:
+        return None, place
+    if not 0 <= size <= end - place:
+        raise CorruptDataError(f"a record holds {size} bytes where {end - place} are left")
+    return data[place : place + size], place + size
+
+
+def _number(data: bytes, place: int) -> tuple[int, int]:
+    """A varint in zigzag."""
+    found = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (found >> 1) ^ -(found & 1), place
+        shift += 7
+        if shift > 63:
+            raise CorruptDataError("a record holds a number of more than 64 bits")
+
+
+def _sized(content: bytes | None) -> bytes:
+    return encode_long(_NONE) if content is None else encode_long(len(content)) + content
+
 
 _CONTROL_KEY: Final = struct.Struct(">hh")
 _ABORT: Final = 0

@@ -28,9 +28,9 @@ from kio.static.primitive import i8, i32, i32Timedelta, i64
 from rollbridge.errors import CorruptDataError, KafkaUnavailable
 from rollbridge.kafka.batches import Record
 from rollbridge.kafka.committed import AbortedSpan, committed_records
+from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation
 from rollbridge.kafka.offsets import ask_first_offset, read_end_offset, read_patiently
-from rollbridge.kafka.wire import Connection
 
 logger = logging.getLogger(__name__)
 

@@ -19,16 +19,13 @@ from kio.schema.fetch.v12 import FetchResponse
 from kio.schema.fetch.v12.response import PartitionData
 
 from rollbridge.errors import CorruptDataError, KafkaUnavailable, RollbridgeError
-from rollbridge.kafka import codes
+from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import BatchHeader, Record, check_crc, complete_batches, parse_header
-from rollbridge.kafka.codes import Meaning
-from rollbridge.kafka.committed import AbortedSpan, Standing, judged_batches
-from rollbridge.kafka.errors import NotAuthorizedError, TopicNotFound
+from rollbridge.kafka.committed import AbortedSpan, Standing, iterate_any_records, judged_batches
+from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFound
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Wanted
-from rollbridge.kafka.foreign_names import iterate_any_records
 from rollbridge.kafka.metadata import NodeId
-from rollbridge.kafka.patience import Backoff
-from rollbridge.kafka.quiet import limited
+from rollbridge.kafka.retry import Backoff, limited
 
 logger = limited(logging.getLogger(__name__))
 

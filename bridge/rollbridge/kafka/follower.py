@@ -26,16 +26,14 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchResponse
 
-from rollbridge.calls.forks import hold, is_gone
 from rollbridge.errors import KafkaUnavailable, RollbridgeError
+from rollbridge.forks import hold, is_gone
+from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.fetch import FETCH_BYTES, NO_EPOCH, Wanted, fetch_request
 from rollbridge.kafka.fetch_plan import Fetched, FetchPlan, Partition, Range, Trouble
-from rollbridge.kafka.leaders import ask_once
-from rollbridge.kafka.log_offsets import EARLIEST, LATEST, offsets_question
-from rollbridge.kafka.metadata import Broker, Clusters, Isolation, NodeId
-from rollbridge.kafka.patience import Deadline
-from rollbridge.kafka.quiet import limited
-from rollbridge.kafka.wire import Connection
+from rollbridge.kafka.metadata import Broker, Clusters, Isolation, NodeId, ask_once
+from rollbridge.kafka.offsets import EARLIEST, LATEST, offsets_question
+from rollbridge.kafka.retry import Deadline, limited
 
 logger = limited(logging.getLogger(__name__))
 

@@ -24,13 +24,12 @@ from kio.schema.write_txn_markers.v1 import WriteTxnMarkersRequest, WriteTxnMark
 from kio.schema.write_txn_markers.v1.request import WritableTxnMarker, WritableTxnMarkerTopic
 from kio.static.primitive import i16, i32
 
-from rollbridge.kafka import codes
-from rollbridge.kafka.codes import Meaning
+from rollbridge.kafka import errors as codes
 from rollbridge.kafka.coordination import Coordination, RequestRefused
-from rollbridge.kafka.errors import KafkaUnavailable, NotAuthorizedError
+from rollbridge.kafka.errors import KafkaUnavailable, Meaning, NotAuthorizedError
 from rollbridge.kafka.metadata import Cluster, CodeError, NodeId
 from rollbridge.kafka.views import view_cluster
-from rollbridge.model.foreign import ForeignTransaction, Leaderless, Obstacle
+from rollbridge.model.conditions import ForeignTransaction, Leaderless, Obstacle
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ unit, so one probe stands for both.
 
 Where a sealed topic ends is told by a marker, not by time: an append that was past the look at its size when the limit
 came into force may hold the log's lock, or wait for it, for as long as a disk stands still. So once the limit is in
-force, the partition joins a native transaction of the sealer's own (:mod:`rollbridge.kafka.barrier`), and that is
+force, the partition joins a native transaction of the sealer's own (:mod:`rollbridge.kafka.coordination`), and that is
 aborted. Its marker takes the same lock, so whatever was inside stands below it; and what takes the lock after it, with
 settings that are in force, is compressed there, looked at once more, and refused. This holds for everything but batches
 that come compressed with gzip, which are not looked at again: one that was past the first look, and for which the lock
@@ -45,13 +45,12 @@ from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceDat
 from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import Records, i8, i16, i32, i32Timedelta, i64
 
-from rollbridge.errors import InvalidRequestError
-from rollbridge.kafka import codes
-from rollbridge.kafka.barrier import Barrier, corrupt_batch
-from rollbridge.kafka.codes import Meaning
-from rollbridge.kafka.errors import KafkaUnavailable, NotAuthorizedError, SealTimeoutError, TopicNotFound
+from rollbridge.errors import InvalidRequestError, KafkaUnavailable
+from rollbridge.kafka import errors as codes
+from rollbridge.kafka.connection import Connection
+from rollbridge.kafka.coordination import Barrier, corrupt_batch
+from rollbridge.kafka.errors import Meaning, NotAuthorizedError, SealTimeoutError, TopicNotFound
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
-from rollbridge.kafka.wire import Connection
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from rollbridge.errors import RollbridgeError
-from rollbridge.kafka.errands import Errand
-from rollbridge.kafka.leaders import ask_once
-from rollbridge.kafka.log_offsets import LATEST, offsets_question
-from rollbridge.kafka.metadata import Clusters, Isolation
-from rollbridge.kafka.patience import Deadline
+from rollbridge.kafka.metadata import Clusters, Isolation, ask_once
+from rollbridge.kafka.offsets import LATEST, offsets_question
+from rollbridge.kafka.retry import Deadline, Errand
 
 logger = logging.getLogger(__name__)
 

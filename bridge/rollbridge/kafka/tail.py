@@ -24,14 +24,13 @@ from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchResponse
 
 from rollbridge.errors import CorruptDataError, RollbridgeError
-from rollbridge.kafka import codes
+from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import Record, check_crc, complete_batches, parse_header
+from rollbridge.kafka.committed import iterate_any_records
+from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.fetch import NO_EPOCH, Wanted, diverged, fetch_request
-from rollbridge.kafka.foreign_names import iterate_any_records
 from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
-from rollbridge.kafka.patience import Backoff
-from rollbridge.kafka.quiet import limited
-from rollbridge.kafka.wire import Connection
+from rollbridge.kafka.retry import Backoff, limited
 
 logger = limited(logging.getLogger(__name__))
 

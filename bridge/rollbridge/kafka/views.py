@@ -19,11 +19,10 @@ from kio.schema.metadata.v12.request import MetadataRequestTopic
 from kio.schema.metadata.v12.response import MetadataResponseTopic
 from kio.schema.types import TopicName
 
-from rollbridge.kafka.errors import KafkaUnavailable
+from rollbridge.kafka.errors import KafkaUnavailable, is_definite, refusal
 from rollbridge.kafka.metadata import Broker, Cluster, CodeError
-from rollbridge.kafka.patience import Backoff, Deadline
+from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.kafka.seal import SEALED
-from rollbridge.kafka.translate import is_definite, refusal
 
 _NOT_SAID: Final = -(1 << 31)
 """In place of operations, where they were not asked for."""

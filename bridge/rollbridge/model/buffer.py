@@ -16,24 +16,6 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Final
 
-from rollbridge.model.ages import Ages
-from rollbridge.model.buffered import (
-    CACHED_PRICE,
-    FRAME_PRICE,
-    LATE_PLACE_PRICE,
-    NO_FRAMES,
-    OWNER_PRICE,
-    PIECE_PRICE,
-    BufferedTransaction,
-    FrameRef,
-    LateBegin,
-    Partition,
-    begin_price,
-    late_price,
-    manifest_price,
-    text_price,
-)
-from rollbridge.model.chronicle import Chronicle
 from rollbridge.model.commit_order import CommitLines, LineKey
 from rollbridge.model.control import (
     EXPIRED,
@@ -57,9 +39,26 @@ from rollbridge.model.frames import (
     unpack_bundle,
     unpack_header,
 )
-from rollbridge.model.identifiers import OWNER_PART
+from rollbridge.model.ids import OWNER_PART
 from rollbridge.model.ongoing import OngoingTransaction
-from rollbridge.model.transaction import Event, Move, State, step
+from rollbridge.model.pieces import (
+    CACHED_PRICE,
+    FRAME_PRICE,
+    LATE_PLACE_PRICE,
+    NO_FRAMES,
+    OWNER_PRICE,
+    PIECE_PRICE,
+    Ages,
+    BufferedTransaction,
+    FrameRef,
+    LateBegin,
+    Partition,
+    begin_price,
+    late_price,
+    manifest_price,
+    text_price,
+)
+from rollbridge.model.transaction import Chronicle, Event, Move, State, step
 
 TOMBSTONES_MAX: Final = 100_000
 _ROOM_TO_BEGIN: Final = 0.75

@@ -40,7 +40,7 @@ class CommitOrder(NamedTuple):
     """Where a commit stands among those of its connection.
 
     Attributes:
-        connection: A number that no other connection has, see :class:`rollbridge.client.commit_line.CommitLine`.
+        connection: A number that no other connection has, see :class:`rollbridge.client.identity.CommitLine`.
         epoch: Of the session of the client.
         number: Counts from 1.
         behind: How many numbers before it may have no outcome yet.

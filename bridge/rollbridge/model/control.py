@@ -20,7 +20,7 @@ from rollbridge.model.avro import encode_long, encode_string, encode_text
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import RefusedCondition
 from rollbridge.model.errors import CorruptDataError, InvalidRequestError
-from rollbridge.model.identifiers import OWNER_PART, PART_MAX, SegmentId, TransactionId
+from rollbridge.model.ids import OWNER_PART, PART_MAX, SegmentId, TransactionId
 
 EXPIRED = "expired"
 """The reason of an ABORT record whose transaction outlived its lease."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbridge.model.frames import BeginFrame
-from rollbridge.model.identifiers import OWNER_PART
+from rollbridge.model.ids import OWNER_PART
 
 _FIRST: Final = (int(OWNER_PART),)
 CLIENTS_MAX: Final = 200_000

@@ -42,10 +42,9 @@ from rollbridge.model.commit_order import CommitOrder, order_of
 from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
 from rollbridge.model.errors import CorruptDataError, InvalidNameError, InvalidRequestError
 from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
-from rollbridge.model.identifiers import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from rollbridge.model.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId, decode_streams, encode_streams
 from rollbridge.model.names import StreamName, check_client_name
-from rollbridge.model.references import decode_streams, encode_streams
-from rollbridge.model.terminated import RETAIN_DEFAULT
+from rollbridge.model.outcomes import RETAIN_DEFAULT
 
 HEADER: Final = Struct(">2sBB16sIIQII")
 MAGIC: Final = b"RB"

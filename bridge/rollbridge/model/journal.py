@@ -4,24 +4,40 @@ ZooKeeper may be restored from a backup; Kafka then knows of what ZooKeeper has 
 the nodes that say what there is: the group's streams with their epochs and what was removed of them, its controller
 epoch, and how far the counters of transactions were, and how often they had been written. The copy follows ZooKeeper
 and is never ahead of it, so whatever it knows and ZooKeeper does not has been lost there. Values of the counters are
-not compared: who may write them may set them back, see :mod:`rollbridge.model.counters`.
+not compared: who may write them may set them back, see :mod:`rollbridge.model.ids`.
 
 It stands in the compacted topic of terminated transactions, beside the client names: the key of a record is a zero byte
 and the path of the node. In place of a stream that was deleted stands the name of the node that keeps the numbers which
-it has used (:mod:`rollbridge.model.lives`), or nothing. Pure.
+it has used (:mod:`rollbridge.model.position`), or nothing. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rollbridge.model import paths
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.changes import Scaling, works_of
+from rollbridge.model.errors import CorruptDataError, InvalidNameError
+from rollbridge.model.ids import NUMBER_MAX, SHARED_MAX, SegmentId, TransactionId, parse_number
 from rollbridge.model.late import NOTED_MAX, LateNotes
-from rollbridge.model.lives import former_among, parse_former
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import ControllerEpoch, Group, StreamConfig, StreamState, Truncation
+from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
+from rollbridge.model.position import former_among, parse_former
+from rollbridge.model.records import (
+    ClientSession,
+    ControllerEpoch,
+    CreateNode,
+    DeleteNode,
+    Group,
+    NodeOperation,
+    SetNode,
+    StreamConfig,
+    StreamState,
+    Truncation,
+    epoch_from_json,
+    leading,
+)
 
 _MARK: Final = b"\0"
 DELETED: Final = b""
@@ -149,3 +165,313 @@ def _late(raw: bytes | None) -> dict[SegmentId, int]:
 
 def _removed(raw: bytes | None) -> frozenset[SegmentId]:
     return frozenset() if raw is None else Truncation.from_json(raw).removed
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The repair of a ZooKeeper that was set back: what is to be written there, told from what Kafka knows. Pure.
+# What Kafka knows: the journal of each group (:mod:`rollbridge.model.journal`), the ids in its commit log and its
+# buffers, and which topics there are. What counts up is raised beyond anything that may have been given out
+# meanwhile; what was lost is written again; what was under way at the time of the backup and is finished since is
+# taken out, so that nobody does it a second time.
+# A repair begins with a mark that keeps every leader away, and ends with taking it out; each step can be done again.
+
+
+COUNTER_JUMP: Final = 1 << 48
+"""Clients reserve counters in blocks, and nobody knows which of them they have not used yet."""
+VERSION_JUMP: Final = 2_000
+"""How often a node is written whose version counts: by more than may have been given out since the backup."""
+BATCH_BYTES_MAX: Final = 900_000
+"""Of one ZooKeeper multi; ZooKeeper takes 1 MiB."""
+
+Nodes = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do: what for, and the multis, each of which is carried out whole or not at all."""
+
+    what: str
+    batches: tuple[tuple[NodeOperation, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupEvidence:
+    """What Kafka knows of a group.
+
+    Attributes:
+        journal: Its journal.
+        counter: The highest counter of earlier versions that was seen in use; -1 if none was.
+        ongoing: Transactions that have begun and have no outcome.
+        sessions: The newest session of each client name that has written to its buffers.
+        topics: All topics there are, with their ids.
+    """
+
+    name: GroupName
+    journal: Journal
+    counter: int = -1
+    ongoing: Collection[TransactionId] = ()
+    sessions: Mapping[str, int] = field(default_factory=dict)
+    topics: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Step]:
+    """What is to be done, in this order.
+
+    Args:
+        nodes: All of ZooKeeper below the root path, by path.
+        groups: The groups that ZooKeeper knows.
+        now_ms: The time.
+
+    Raises:
+        CorruptDataError: something was lost that nobody knows any more; nothing can be repaired.
+    """
+    steps = list(_parents(nodes, groups))
+    steps += [step for group in groups for step in _mark(nodes, group, now_ms)]
+    for group in groups:
+        _check_epochs(nodes, group)
+        steps += _group(nodes, group, now_ms)
+    steps += [_shared_counter(nodes, groups), _numbers(nodes, groups)]
+    unmarked = tuple(DeleteNode(paths.outdated(group.name)) for group in groups)
+    steps.append(Step("let coordinators lead again", (unmarked,)))
+    return steps
+
+
+def _shared_counter(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Step:
+    """That of earlier versions. Whatever anybody has written there: beyond the bound nothing was given out."""
+    known = parse_number(nodes.get(paths.TRANSACTION_COUNTER), SHARED_MAX) or 0
+    journaled = [parse_number(group.journal.get(paths.TRANSACTION_COUNTER), SHARED_MAX) or 0 for group in groups]
+    used = [group.counter + 1 for group in groups if group.counter < SHARED_MAX]
+    counter = max([known, *journaled, *used]) + COUNTER_JUMP
+    if counter > SHARED_MAX:  # a forged id, or nonsense: those that were given out follow what a leader has seen
+        counter = max(journaled) + COUNTER_JUMP
+    raised = _put(nodes, paths.TRANSACTION_COUNTER, b"%d" % counter)
+    return Step(f"raise the shared transaction counter from {known} to {counter}", ((raised,),))
+
+
+def _numbers(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Step:
+    """Have every group numbered anew: what its counter has given out since the backup then does not matter."""
+    operations: list[NodeOperation] = []
+    highest = (parse_number(nodes.get(paths.GROUP_NUMBERS), NUMBER_MAX) or 1) - 1
+    for group in groups:
+        path = paths.group(group.name)
+        raws = [raw for raw in (nodes.get(path), group.journal.get(path)) if raw]
+        records = [Group.from_json(raw) for raw in raws]
+        formers = {number for item in records for number in (item.number, *item.former_numbers)} - {0}
+        if formers:
+            highest = max(highest, *formers)
+            floor = max(item.counter_floor for item in records)
+            fresh = replace(records[0], number=0, former_numbers=tuple(sorted(formers)), counter_floor=floor)
+            if not fresh.commit_log_topic_id:
+                fresh = replace(records[-1], number=0, former_numbers=fresh.former_numbers, counter_floor=floor)
+            operations.append(SetNode(path, fresh.to_json()))
+    put = _put(nodes, paths.GROUP_NUMBERS, b"%d" % (highest + 1))
+    what = f"have {len(operations)} groups numbered anew, from {highest + 1} on"
+    return Step(what, _batches([put, *operations]))
+
+
+def _parents(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[Step]:
+    """What groups and streams stand below, of scopes that were made after the backup."""
+    scopes = sorted({group.name.scope for group in groups})
+    wanted = [path for scope in scopes for path in (f"{paths.SCOPES}/{scope}", paths.streams(scope))]
+    missing = [path for path in (paths.SCOPES, *wanted, paths.GROUPS) if path not in nodes]
+    if missing:
+        yield Step("make room for what was created since", _batches([CreateNode(path, b"") for path in missing]))
+
+
+def _mark(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
+    """Keep everybody from leading a group; one that was created after the backup is made, together with that.
+
+    With it is made whatever a coordinator would make that sees the group, and tries to lead it, at once.
+    """
+    name = group.name
+    path, outdated = paths.group(name), paths.outdated(name)
+    value = group.journal.get(path)
+    why = b"a repair has begun and has not ended; run it again"
+    batch = [] if outdated in nodes else [CreateNode(outdated, why)]
+    if batch and path in nodes:
+        yield Step(f"keep coordinators from leading {name}", (tuple(batch),))
+    elif value is not None and path not in nodes:
+        first = CreateNode(paths.controller(name), ControllerEpoch(0, "repair", now_ms).to_json())
+        whole = (
+            CreateNode(path, value),
+            *batch,
+            first,
+            *(CreateNode(item, b"") for item in paths.group_skeleton(name)),
+        )
+        yield Step(f"restore group {name}, which was created since", (whole,))
+    if value is not None and path in nodes and not Group.from_json(nodes[path]).commit_log_topic_id:
+        yield Step(f"restore what group {name} consists of", ((SetNode(path, value),),))
+
+
+def _group(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
+    name = group.name
+    yield _controller(nodes, group, now_ms)
+    for stream, value in streams_of(group.journal).items():
+        if is_deleted(value):
+            yield from _forget_stream(nodes, group, stream, value.decode())
+        else:
+            yield from _restore_stream(nodes, group, stream)
+    yield from _under_way(nodes, group)
+    yield from _delete(nodes, f"drop admin requests of {name}, which would be carried out again", paths.requests(name))
+    for number in range(paths.BUCKETS):
+        bucket = f"{paths.transactions(name)}/{number:02x}"
+        yield from _delete(nodes, f"drop records of transactions of {name}; its leader makes them anew", bucket)
+    yield from _sessions(nodes, group, now_ms)
+    wanted = {paths.parts(name, item) for item in group.ongoing} | set(_children(nodes, paths.parts_of(name)))
+    for path in sorted(wanted):
+        created = () if path in nodes else (CreateNode(path, b""),)
+        again = (SetNode(path, nodes.get(path) or b""),) * VERSION_JUMP
+        what = f"raise the part numbers of {path.rpartition('/')[2]} by {VERSION_JUMP}"
+        yield Step(what, _batches([*created, *again]))
+
+
+def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Step:
+    """Its version counts as well: a leader of before must not find the one that it knew."""
+    path = paths.controller(group.name)
+    raw, journaled = nodes.get(path), group.journal.get(path)
+    known = ControllerEpoch.from_json(raw).epoch if raw else 0
+    last = ControllerEpoch.from_json(journaled).epoch if journaled else 0
+    epoch = max(known, last) + VERSION_JUMP
+    value = ControllerEpoch(epoch, "repair", now_ms).to_json()
+    created = () if path in nodes or paths.group(group.name) not in nodes else (CreateNode(path, value),)
+    what = f"raise the controller epoch of {group.name} from {known} to {epoch}"
+    return Step(what, _batches([*created, *(SetNode(path, value),) * (epoch - known)]))
+
+
+def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> Iterator[Step]:
+    journal = group.journal
+    prefix = paths.stream(stream)
+    wanted = {path: value for path, value in journal.items() if path == prefix or path.startswith(f"{prefix}/")}
+    first = min(epochs_of(journal, stream), default=0)
+    parents = () if paths.epochs(stream) in nodes else (CreateNode(paths.epochs(stream), b""),)
+    changed = [_put(nodes, path, value) for path, value in sorted(wanted.items()) if nodes.get(path) != value]
+    dropped = [
+        DeleteNode(path) for path in _children(nodes, paths.epochs(stream)) if int(path.rpartition("/")[2]) < first
+    ]
+    operations = [*changed[:1], *parents, *changed[1:]] if paths.stream(stream) not in nodes else [*parents, *changed]
+    operations = [*_former_life(nodes, journal, stream), *operations, *dropped]
+    if operations:
+        known = sum(isinstance(item, CreateNode) and "/epochs/" in item.path for item in changed)
+        what = f"restore stream {stream}: {known} epochs, {len(changed) - known} other nodes, {len(dropped)} go"
+        yield Step(what, _batches(operations))
+
+
+def _former_life(nodes: Nodes, journal: Journal, stream: StreamName) -> list[NodeOperation]:
+    """Take out what the backup has of a life that has ended since. It comes first: by the configuration it is told."""
+    raw = nodes.get(paths.stream(stream))
+    if raw is None:
+        return []
+    fresh, old = StreamConfig.from_json(journal[paths.stream(stream)]), StreamConfig.from_json(raw)
+    if fresh.first_epoch == old.first_epoch:
+        return []
+    found = _children(nodes, paths.stream(stream))
+    return [DeleteNode(path) for path in found if path != paths.epochs(stream) and path not in journal]
+
+
+def _forget_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName, former: str) -> Iterator[Step]:
+    parent = paths.formers(stream.scope)
+    if former and f"{parent}/{former}" not in nodes:
+        created = [CreateNode(path, b"") for path in (parent, f"{parent}/{former}") if path not in nodes]
+        yield Step(f"keep the numbers that stream {stream} has used, which was deleted", (tuple(created),))
+    raw = nodes.get(paths.stream(stream))
+    config = None if raw is None else StreamConfig.from_json(raw)
+    if config is None or group.topics.get(config.buffer_topic) == config.buffer_topic_id:
+        return
+    below = [path for path in nodes if path.startswith(f"{paths.stream(stream)}/")]
+    doomed = sorted([paths.stream(stream), *below], key=lambda path: (-path.count("/"), path))
+    yield Step(f"delete stream {stream}, which has been deleted since", _batches([*map(DeleteNode, doomed)]))
+
+
+def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[Step]:
+    """What was finished since the backup must not be finished again."""
+    deleted = {str(name) for name, value in streams_of(group.journal).items() if is_deleted(value)}
+    for path, work in works_of(nodes, group.name):
+        gone = sorted(deleted.intersection(work.streams))
+        if isinstance(work, Scaling):
+            if gone or work.epoch <= _newest(group.journal, work.stream):
+                why = "the stream was deleted" if gone else "it is done"
+                yield Step(f"drop the scale of {work.stream} to epoch {work.epoch}: {why}", ((DeleteNode(path),),))
+            continue
+        left = [item for item in work.rolls if item.stream not in deleted]
+        count = len(work.transactions)
+        if all(_is_rolled(group.journal, item.stream, item.new_active_epoch) for item in left):
+            yield Step(f"drop the rolling commit of {count} transactions: it is done", ((DeleteNode(path),),))
+        elif gone:
+            rest = replace(work, rolls=tuple(left)).to_json()
+            what = f"take {', '.join(gone)} out of the rolling commit of {count} transactions: deleted since"
+            yield Step(what, ((SetNode(path, rest),),))
+
+
+def _is_rolled(journal: Journal, stream: str, epoch: int) -> bool:
+    """Whether the duplicates that ended with this epoch have got their ends: that is the last thing that is written."""
+    known = epochs_of(journal, StreamName.parse(stream))
+    raw = known.get(epoch)
+    if raw is None:
+        return bool(known) and min(known) > epoch
+    return bool(epoch_from_json(raw).sealed_ends)
+
+
+def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
+    """Nobody knows which of them is the newest, so each is over: whoever goes on begins a new one."""
+    operations = []
+    parent = paths.sessions(group.name)
+    known = {path: ClientSession.from_json(nodes[path]) for path in _children(nodes, parent) if nodes[path]}
+    names = {item.client_name for item in known.values()} | {item for item, epoch in group.sessions.items() if epoch}
+    for client in sorted(names):
+        path = paths.session(group.name, client)
+        session = known.get(path, ClientSession(client, 0, now_ms))
+        epoch = max(session.epoch, group.sessions.get(client, 0), now_ms // 60_000) + 1
+        value = ClientSession(client, epoch, now_ms, session.shared).to_json()
+        operations.append(_put(nodes, path, value))
+    if operations:
+        yield Step(f"end all sessions of the {len(names)} named clients of {group.name}", _batches(operations))
+
+
+def _check_epochs(nodes: Nodes, group: GroupEvidence) -> None:
+    """Raise CorruptDataError if there are segments of epochs that nobody has written down."""
+    begun: dict[StreamName, int] = {}
+    for _, work in works_of(nodes, group.name):
+        if isinstance(work, Scaling):
+            begun[work.stream] = work.epoch
+        else:
+            begun.update({StreamName.parse(item.stream): item.new_active_epoch for item in work.rolls})
+    streams = {name for name, value in streams_of(group.journal).items() if not is_deleted(value)}
+    for topic in sorted(group.topics):
+        try:
+            stream, segment = parse_segment_topic(topic)
+        except InvalidNameError:
+            continue
+        newest = max(_newest(group.journal, stream), begun.get(stream, -1))
+        if stream in streams and segment.epoch > newest:
+            raise CorruptDataError(
+                f"topic {topic} belongs to an epoch whose key ranges nobody has written down: the journal of "
+                f"{group.name} ends at epoch {newest} of {stream}; nothing was changed. If the topic is empty, a scale "
+                "was interrupted: delete it, and repair again; else restore ZooKeeper from a later backup"
+            )
+
+
+def _newest(journal: Journal, stream: StreamName) -> int:
+    return max(epochs_of(journal, stream), default=-1)
+
+
+def _delete(nodes: Nodes, what: str, parent: str) -> Iterator[Step]:
+    doomed = _children(nodes, parent)
+    if doomed:
+        yield Step(f"{what} ({len(doomed)})", _batches([*map(DeleteNode, doomed)]))
+
+
+def _children(nodes: Nodes, parent: str) -> list[str]:
+    return sorted(path for path in nodes if path.rpartition("/")[0] == parent)
+
+
+def _put(nodes: Nodes, path: str, value: bytes) -> NodeOperation:
+    return SetNode(path, value) if path in nodes else CreateNode(path, value)
+
+
+def _batches(operations: Sequence[NodeOperation]) -> tuple[tuple[NodeOperation, ...], ...]:
+    left, found = list(operations), []
+    while left:
+        count = leading(left, BATCH_BYTES_MAX)
+        found.append(tuple(left[:count]))
+        left = left[count:]
+    return tuple(found)

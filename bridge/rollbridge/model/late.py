@@ -12,9 +12,9 @@ from typing import Final, Self
 
 import rollbridge_schemas
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
-from rollbridge.model.nodes_json import reading
+from rollbridge.model.records import reading
 
 LATE_HEADER: Final = "rollbridge-late"
 """Header of a copy: topic and offset of the late record, as ``TOPIC@OFFSET``."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from rollbridge.model.errors import InvalidNameError, InvalidRequestError
-from rollbridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+from rollbridge.model.ids import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
 
 DEFAULT_GROUP: Final = "default"
 TOPIC_NAME_MAX: Final = 249

@@ -16,12 +16,11 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import rollbridge_schemas
-from rollbridge.model.buffered import BufferedTransaction, FrameRef, HeldFrames, Partition
 from rollbridge.model.errors import CorruptDataError, InvalidNameError
 from rollbridge.model.frames import BeginFrame, PieceKey
-from rollbridge.model.identifiers import COUNT_MAX
+from rollbridge.model.ids import COUNT_MAX, decode_streams, encode_streams
 from rollbridge.model.names import parse_buffer_topic
-from rollbridge.model.references import decode_streams, encode_streams
+from rollbridge.model.pieces import BufferedTransaction, FrameRef, HeldFrames, Partition
 from rollbridge.model.snapshots import Age, Snapshot, age_of, decode_all, partition_name, seal, unseal
 
 FRAME_BYTES: Final = 16

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rollbridge.model.identifiers import TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 
 CLUSTER: Final = "/"
@@ -86,7 +86,7 @@ def retention(name: StreamName) -> str:
 
 
 def formers(scope: str) -> str:
-    """The parent of what is kept of a scope's deleted streams; see :mod:`rollbridge.model.lives`."""
+    """The parent of what is kept of a scope's deleted streams; see :mod:`rollbridge.model.position`."""
     return f"{SCOPES}/{scope}/former"
 
 
@@ -116,7 +116,7 @@ def controller(name: GroupName) -> str:
 
 
 def counter(name: GroupName) -> str:
-    """The counter of a group's transactions; see :mod:`rollbridge.model.counters`."""
+    """The counter of a group's transactions; see :mod:`rollbridge.model.ids`."""
     return f"{group(name)}/counter"
 
 

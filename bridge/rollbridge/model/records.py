@@ -2,21 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
 from typing import Final, Self
 
 import rollbridge_schemas
-from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
-from rollbridge.model.errors import InvalidRequestError
-from rollbridge.model.foundation import Foundation
-from rollbridge.model.identifiers import Epoch, SegmentId, TransactionId
-from rollbridge.model.joint import JointWork, SharedSession
+from rollbridge.model.cooperative import JointWork, SharedSession
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Foundation, Segment
+from rollbridge.model.errors import CorruptDataError, InvalidRequestError
+from rollbridge.model.ids import Epoch, SegmentId, TransactionId, decode_streams, encode_streams
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.nodes_json import reading
-from rollbridge.model.references import decode_streams, encode_streams
+
+# --------------------------------------------------------------------------------------------------------------------
+# Operations on ZooKeeper nodes as values; several of them in one multi are carried out all or none.
+
+
+@dataclass(frozen=True, slots=True)
+class CheckNode:
+    """Promise that a node exists and, unless -1 is given, has this version."""
+
+    path: str
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CreateNode:
+    """Create a persistent node; its parent must exist and it must not."""
+
+    path: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetNode:
+    """Replace a node's value."""
+
+    path: str
+    value: bytes
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNode:
+    """Delete a node without children."""
+
+    path: str
+    version: int = -1
+
+
+NodeOperation = CheckNode | CreateNode | SetNode | DeleteNode
+
+ROOT_CHARACTERS_MAX: Final = 128
+"""Longest path, with a chroot, below which everything may stand."""
+OPERATION_BYTES: Final = ROOT_CHARACTERS_MAX + 72
+"""What an operation takes in a multi beside its path and value: the root path, and its frame."""
+
+
+def bytes_of(operation: NodeOperation) -> int:
+    """Return how many bytes an operation takes in a multi at most. ZooKeeper takes 1 MiB for all of them together."""
+    value = operation.value if isinstance(operation, CreateNode | SetNode) else b""
+    return len(operation.path) + len(value) + OPERATION_BYTES
+
+
+def leading(operations: Sequence[NodeOperation], bytes_max: int) -> int:
+    """Return how many of the operations, from the first on, fit into one multi; one at least, if there are any."""
+    sizes = accumulate(map(bytes_of, operations))
+    return max(sum(size <= bytes_max for size in sizes), min(len(operations), 1))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Reading what stands in a ZooKeeper node: whatever is wrong with it is corrupt data.
+
+
+@contextmanager
+def reading(schema: str, raw: bytes) -> Iterator[rollbridge_schemas.Datum]:
+    """The datum in ``raw``; whatever its schema or the values built from it refuse is corrupt data."""
+    try:
+        yield rollbridge_schemas.codec(schema).from_json(raw)
+    except (InvalidRequestError, ValueError) as fault:
+        raise CorruptDataError(f"a ZooKeeper node does not hold a record of schema {schema}: {fault}") from fault
+
 
 LAYOUT_FORMAT = 1
 RECORD_BYTES_MAX_DEFAULT = 1_000_000
@@ -372,7 +441,7 @@ class Coordinator:
 class Group:
     """A transaction group; a topic's id is empty until the topic exists, or while it is not in use.
 
-    The number is 0 until a coordinator has numbered it; see :mod:`rollbridge.model.counters`.
+    The number is 0 until a coordinator has numbered it; see :mod:`rollbridge.model.ids`.
     """
 
     name: GroupName

@@ -8,13 +8,10 @@ from enum import StrEnum
 from typing import Final, Self
 
 import rollbridge_schemas
-from rollbridge.model.chronicle import TransactionEvent
-from rollbridge.model.identifiers import SegmentId
-from rollbridge.model.known import KnownTransaction
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import DEFAULT_GROUP
-from rollbridge.model.nodes_json import reading
-from rollbridge.model.records import Retention
-from rollbridge.model.transaction import State
+from rollbridge.model.records import Retention, reading
+from rollbridge.model.transaction import KnownTransaction, State, TransactionEvent
 
 REASON_CHARACTERS_MAX: Final = 10_000
 """Of the reason in an answer that refuses a request."""

@@ -17,6 +17,7 @@ sequenceId }". ``empty`` is added, for the first write.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
@@ -24,8 +25,78 @@ from typing import Final, Self
 
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.errors import InvalidRequestError
-from rollbridge.model.identifiers import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId
-from rollbridge.model.sequence import DLSN
+from rollbridge.model.ids import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+
+# --------------------------------------------------------------------------------------------------------------------
+# DLSN: where a committed record stands, ordered along the lineage of its key; and the header that records carry.
+# Source: DistributedLog transactions, "DLSN, SequenceId": the position gets the local sequence number as a further
+# field.
+
+
+RECORD_HEADER: Final = "rollbridge"
+"""Name of the Kafka header that each record of a transaction carries: 16 bytes of id, 8 of local sequence."""
+
+TRANSACTION_ID_HEADER: Final = "rollbridge-txid"
+"""Name of the Kafka header under which the transaction id that a user gave a record is kept: 8 bytes, big-endian."""
+
+_DLSN: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10}):([0-9]{1,19}):([0-9]{1,20})")
+HEADER_VALUE: Final = Struct(">16sQ")
+"""Layout of the header's value: the transaction id's 16 bytes, the local sequence number."""
+HEADER_VALUE_BYTES: Final = HEADER_VALUE.size
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DLSN:
+    """Position of a committed record: epoch and number of its segment, offset in the topic, local sequence.
+
+    Segments of one key's lineage have rising epochs, so DLSNs of one key sort in the order of its records.
+    """
+
+    epoch: int
+    number: int
+    offset: int
+    local_sequence: int = 0
+
+    @classmethod
+    def of(cls, segment: SegmentId, offset: int, local_sequence: int = 0) -> Self:
+        """Build from a segment id."""
+        return cls(segment.epoch, segment.number, offset, local_sequence)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse what ``str()`` prints."""
+        match = _DLSN.fullmatch(text)
+        if match is None:
+            raise InvalidRequestError(
+                f"{text!r} is not a DLSN: EPOCH-NUMBER:OFFSET:LOCAL is expected, such as 4-0:17:3"
+            )
+        return cls(*map(int, match.groups()))
+
+    @property
+    def segment(self) -> SegmentId:
+        """The segment that holds the record."""
+        return SegmentId.of(self.number, self.epoch)
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.number}:{self.offset}:{self.local_sequence}"
+
+
+def pack_record_header(transaction: TransactionId, local_sequence: int) -> bytes:
+    """The value of the ``rollbridge`` header of a record."""
+    return HEADER_VALUE.pack(transaction.bytes, local_sequence)
+
+
+def unpack_record_header(value: bytes) -> tuple[TransactionId, int]:
+    """Transaction id and local sequence number of a record's ``rollbridge`` header.
+
+    Raises:
+        InvalidRequestError: not such a value.
+    """
+    if len(value) != HEADER_VALUE_BYTES:
+        raise InvalidRequestError(f"a {RECORD_HEADER} header has {HEADER_VALUE_BYTES} bytes, not {len(value)}")
+    raw, local = HEADER_VALUE.unpack(value)
+    return TransactionId.from_bytes(raw), local
+
 
 LONG_MAX: Final = (1 << 63) - 1
 
@@ -170,7 +241,7 @@ EMPTY: Final = SN(empty=True)
 
 
 def pack_transaction_id(transaction_id: int) -> bytes:
-    """The value of the header :data:`~rollbridge.model.sequence.TRANSACTION_ID_HEADER`.
+    """The value of the header :data:`~rollbridge.model.sn.TRANSACTION_ID_HEADER`.
 
     Raises:
         InvalidRequestError: Negative, or more than 63 bits.
@@ -226,3 +297,57 @@ def _check_long(what: str, number: int) -> None:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 19
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tokens: the names of conditional writes, to ask with what became of one whose answer was lost.
+# A token's text is ``OPERATION/KEY/SINCE/PLACE``: 32 hexadecimal digits, the key in hexadecimal (``-`` without one),
+# an SN, and the DLSN of the write's first record (``-`` while it is not known).
+
+
+OPERATION_HEADER: Final = "rollbridge-cas"
+"""Name of the Kafka header of each conditionally written record: 16 bytes, the same for the records of one write."""
+OPERATION_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Names one conditional write.
+
+    Attributes:
+        operation: 16 bytes that no other write has.
+        key: Key of its first record.
+        since: What it expected: if it was written, then after this.
+        place: Where its first record stands if it was written; None if that is not known, as before it was tried.
+    """
+
+    operation: bytes
+    key: bytes | None
+    since: SN
+    place: DLSN | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.operation) != OPERATION_BYTES:
+            raise InvalidRequestError(f"an operation has {OPERATION_BYTES} bytes, not {len(self.operation)}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse what ``str()`` prints.
+
+        Raises:
+            InvalidRequestError: Not such a text.
+        """
+        try:
+            operation, key, since, place = text.split("/")
+            return cls(
+                bytes.fromhex(operation),
+                None if key == "-" else bytes.fromhex(key),
+                SN.parse(since),
+                None if place == "-" else DLSN.parse(place),
+            )
+        except ValueError:
+            raise InvalidRequestError(f"{text!r} is not a token: OPERATION/KEY/SINCE/PLACE is expected") from None
+
+    def __str__(self) -> str:
+        key = "-" if self.key is None else self.key.hex()
+        return f"{self.operation.hex()}/{key}/{self.since}/{self.place or '-'}"

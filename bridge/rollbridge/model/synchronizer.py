@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from rollbridge.model.errors import CorruptDataError, InvalidRequestError, TruncatedError
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import EMPTY, SN
+from rollbridge.model.sn import DLSN, EMPTY, SN
 
 S = TypeVar("S")
 """State."""

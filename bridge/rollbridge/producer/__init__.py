@@ -9,7 +9,7 @@
 ==============  =================================================================================
 """
 
-from rollbridge.producer.message import ProducedMessage
+from rollbridge.producer.messages import ProducedMessage
 from rollbridge.producer.producer import Producer
 
 __all__ = ["ProducedMessage", "Producer"]

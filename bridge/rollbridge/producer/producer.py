@@ -17,19 +17,16 @@ from typing import Any, Final, Self
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rollbridge.calls.forks import check, hold, is_gone
-from rollbridge.calls.within import answers_within, patience_s
-from rollbridge.client.slots import WriteFuture
+from rollbridge.calls import answers_within, patience_s
+from rollbridge.client.futures import WriteFuture
 from rollbridge.client.transaction import Transaction
 from rollbridge.connection import Bridge, connect
 from rollbridge.errors import ConflictError, InvalidRequestError, NotFoundError, RollbridgeError
+from rollbridge.forks import check, hold, is_gone
 from rollbridge.model.control import FENCED
 from rollbridge.model.sn import SN
-from rollbridge.producer.faults import kafka_exceptions, wrong_state
-from rollbridge.producer.message import Headers, ProducedMessage
-from rollbridge.producer.reports import OnDelivery, Reports
-from rollbridge.producer.settings import CALLBACKS, ProducerSettings
-from rollbridge.producer.topics import ClusterView, describe_streams
+from rollbridge.producer.messages import Headers, OnDelivery, ProducedMessage, Reports, kafka_exceptions, wrong_state
+from rollbridge.producer.settings import CALLBACKS, ClusterView, ProducerSettings, describe_streams
 from rollbridge.writer.accumulator import PlainFuture
 from rollbridge.writer.writer import StreamWriter
 

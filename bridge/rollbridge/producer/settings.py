@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from rollbridge.client.options import ClientOptions
-from rollbridge.errors import ConfigError
+from rollbridge.client.admin import Admin
+from rollbridge.client.runtime import ClientOptions
+from rollbridge.errors import ConfigError, StreamNotFound
 from rollbridge.kafka.clients import PRODUCER_KEYS
 from rollbridge.security.kafka import SECURITY_KEYS
 from rollbridge.security.zookeeper import PREFIXED_KEYS, take_prefixed
-from rollbridge.writer.options import WriterOptions
+from rollbridge.writer.accumulator import WriterOptions
 
 logger = logging.getLogger(__name__)
 
@@ -179,3 +180,61 @@ def _number(config: Mapping[str, Any], default: float, *keys: str) -> float:
 
 def _flag(value: object) -> bool:
     return value is True or str(value).lower() in ("true", "1", "yes")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Streams in the shape of confluent-kafka's metadata, for code that asks which topics there are.
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """An active segment."""
+
+    id: int
+    """Its partition number."""
+    topic: str
+    """The Kafka topic that holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """A stream."""
+
+    topic: str
+    partitions: dict[int, PartitionView]
+    error: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All streams, or the one asked for."""
+
+    topics: dict[str, TopicView] = field(default_factory=dict)
+
+
+def describe_streams(admin: Admin, stream: str | None) -> ClusterView:
+    """The streams with their active segments.
+
+    Raises:
+        StreamNotFound: there is none of this name.
+    """
+    names = [str(config.name) for config in admin.list_streams()] if stream is None else [stream]
+    found = {}
+    for name in names:
+        try:
+            description = admin.describe(name)
+        except StreamNotFound:
+            if stream is not None:
+                raise
+            continue  # deleted meanwhile
+        config = description.config
+        found[name] = TopicView(
+            name,
+            {
+                description.partitions[item.id]: PartitionView(
+                    description.partitions[item.id], config.name.segment_topic(item.id)
+                )
+                for item in description.active.segments
+            },
+        )
+    return ClusterView(found)

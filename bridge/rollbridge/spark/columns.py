@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import types as T
 
-from rollbridge.errors import ConfigError
+from rollbridge.consumer.records import OWN_HEADERS
+from rollbridge.errors import ConfigError, CorruptDataError
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.sn import HEADER_VALUE_BYTES, RECORD_HEADER
+from rollbridge.spark.planning import Place
+from rollbridge.spark.source_records import Bytes, Flags, Longs, Records, Slices, headers_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -69,3 +77,183 @@ def check_schema(schema: StructType) -> list[str]:
 def _plain(kind: T.DataType) -> str:
     """A type without what makes no difference: whether there may be nulls."""
     return str(kind.simpleString())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How records become Arrow columns: field by field, in C.
+# What is not asked for is not made. The bytes of a field of many records are gathered by one ``take``: an array over
+# the whole fetch whose every second element is the field, and every other one what lies between, is free to make.
+
+
+_ID_BYTES: Final = 16
+_ID_ZEROS: Final = slice(2, 4)
+"""Bytes of a transaction id that are 0."""
+
+
+def record_batch(records: Records, place: Place, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+    """The columns ``names`` of some records, as ``schema`` calls them.
+
+    Raises:
+        CorruptDataError: headers do not parse.
+    """
+    maker = _Maker(records, place)
+    return pa.RecordBatch.from_arrays([_MAKE[name](maker) for name in names], schema=schema)
+
+
+class _Maker:
+    """Makes columns of some records; what several of them need is worked out once."""
+
+    def __init__(self, records: Records, place: Place) -> None:
+        self.records = records
+        self.place = place
+
+    def same(self, value: object, kind: pa.DataType) -> pa.Array:
+        return pa.repeat(pa.scalar(value, kind), len(self.records))
+
+    def timestamp(self) -> pa.Array:
+        return pa.array(self.records.timestamp_ms * 1000).cast(pa.timestamp("us", tz="UTC"))
+
+    def sequence_id(self) -> pa.Array:
+        base = self.place.sequence_base
+        return pa.nulls(len(self.records), pa.int64()) if base is None else pa.array(self.records.offset + base)
+
+    def commit_position(self) -> pa.Array:
+        runs = self.place.runs
+        if runs is None:
+            return pa.nulls(len(self.records), pa.int64())
+        found, missing = runs.positions(self.records.offset)
+        return pa.array(found, mask=missing)
+
+    def headers(self) -> pa.Array:
+        """The headers that the writer gave; null where there are none, as Spark's own source has it."""
+        return _header_lists(self.records.buffer, self._walked[0], len(self.records))
+
+    def transaction_id(self) -> pa.Array:
+        record, values = self._walked[1]
+        ids = values[:, :_ID_BYTES]
+        # Records of one transaction stand side by side, so each id is put into words once for a run of them.
+        starts = np.flatnonzero(np.r_[True, (ids[1:] != ids[:-1]).any(axis=1)]) if len(ids) else np.zeros(0, np.int64)
+        run: Longs = np.zeros(len(ids), np.int64)
+        run[starts] = 1
+        texts = pa.array(
+            [str(TransactionId.from_bytes(ids[start].tobytes())) for start in starts.tolist()], pa.string()
+        )
+        return texts.take(self._spread(record, np.cumsum(run) - 1))
+
+    def local_sequence(self) -> pa.Array:
+        record, values = self._walked[1]
+        numbers = np.ascontiguousarray(values[:, _ID_BYTES:]).view(">i8")[:, 0].astype(np.int64)
+        return pa.array(numbers).take(self._spread(record, np.arange(len(numbers))))
+
+    def _spread(self, record: Longs, index: Longs) -> pa.Array:
+        """Indices for every record: those given for some, none for the others."""
+        found: Longs = np.zeros(len(self.records), np.int64)
+        missing: Flags = np.ones(len(self.records), np.bool_)
+        found[record], missing[record] = index, False
+        return pa.array(found, mask=missing)
+
+    @cached_property
+    def _walked(self) -> tuple[list[tuple[Longs, Slices, Slices]], tuple[Longs, Bytes]]:
+        """The users' headers, and the records with the value of their ``rollbridge`` header."""
+        data = np.frombuffer(self.records.buffer, np.uint8)
+        users: list[tuple[Longs, Slices, Slices]] = []
+        places: Longs = np.full(len(self.records), -1, np.int64)
+        sizes: Longs = np.zeros(len(self.records), np.int64)
+        for record, name, value in headers_of(self.records):
+            own: Flags = np.zeros(len(record), np.bool_)
+            for known in OWN_HEADERS:
+                is_it = _equal(data, name, known.encode())
+                own |= is_it
+                if known == RECORD_HEADER:
+                    # The first one counts, as for readers of the library.
+                    is_it &= (value.end >= value.start) & (places[record] < 0)
+                    places[record[is_it]] = value.start[is_it]
+                    sizes[record[is_it]] = (value.end - value.start)[is_it]
+            kept = ~own
+            users.append(
+                (record[kept], Slices(*(item[kept] for item in name)), Slices(*(item[kept] for item in value)))
+            )
+        found = np.flatnonzero((places >= 0) & (sizes == HEADER_VALUE_BYTES))
+        values = _rows(data, places[found], HEADER_VALUE_BYTES)
+        sound = (values[:, _ID_ZEROS] == 0).all(axis=1)  # otherwise a plain writer used the name for something else
+        return users, (found[sound], values[sound])
+
+
+_MAKE: Final[Mapping[str, Callable[[_Maker], pa.Array]]] = {
+    "key": lambda maker: gathered(maker.records.buffer, maker.records.key),
+    "value": lambda maker: gathered(maker.records.buffer, maker.records.value),
+    "topic": lambda maker: maker.same(maker.place.topic, pa.string()),
+    "partition": lambda maker: maker.same(0, pa.int32()),
+    "offset": lambda maker: pa.array(maker.records.offset),
+    "timestamp": _Maker.timestamp,
+    "timestampType": lambda maker: pa.array(maker.records.timestamp_type),
+    "headers": _Maker.headers,
+    "stream": lambda maker: maker.same(maker.place.stream, pa.string()),
+    "segment": lambda maker: maker.same(maker.place.segment.number, pa.int64()),
+    "epoch": lambda maker: maker.same(maker.place.segment.epoch, pa.int64()),
+    "sequenceId": _Maker.sequence_id,
+    "transactionId": _Maker.transaction_id,
+    "localSequence": _Maker.local_sequence,
+    "commitPosition": _Maker.commit_position,
+    "committed": lambda maker: maker.same(True, pa.bool_()),
+}
+
+
+def gathered(buffer: bytes, field: Slices) -> pa.Array:
+    """The bytes of a field of each record, which come in the order in which they stand; null where it has none."""
+    count = len(field.start)
+    if not count:
+        return pa.array([], pa.binary())
+    bounds: Longs = np.empty(2 * count, np.int32)
+    bounds[0::2] = field.start
+    bounds[1::2] = np.maximum(field.start, field.end)
+    everything = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(buffer)])
+    missing = field.end < field.start
+    wanted: Longs = np.arange(0, 2 * count, 2, dtype=np.int32)
+    return everything.take(pa.array(wanted, mask=missing) if missing.any() else pa.array(wanted))
+
+
+def _header_lists(buffer: bytes, walked: list[tuple[Longs, Slices, Slices]], count: int) -> pa.Array:
+    record = np.concatenate([np.zeros(0, np.int64), *(item[0] for item in walked)])
+    order = np.argsort(record, kind="stable")
+
+    def sorted_field(which: int) -> Slices:
+        parts = [item[which] for item in walked]
+        return Slices(
+            np.concatenate([np.zeros(0, np.int64), *(part.start for part in parts)])[order],
+            np.concatenate([np.zeros(0, np.int64), *(part.end for part in parts)])[order],
+        )
+
+    pairs = pa.StructArray.from_arrays(
+        [_texts(gathered(buffer, sorted_field(1))), gathered(buffer, sorted_field(2))], names=["key", "value"]
+    )
+    sizes = np.bincount(record, minlength=count) if count else np.zeros(0, np.int64)
+    bounds: Longs = np.zeros(count + 1, np.int32)
+    np.cumsum(sizes, out=bounds[1:])
+    return pa.ListArray.from_arrays(pa.array(bounds), pairs, mask=pa.array(sizes == 0))
+
+
+def _texts(found: pa.Array) -> pa.Array:
+    """Bytes as text; what is no UTF-8 is replaced, as Kafka's own clients do it."""
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([item.decode(errors="replace") for item in found.to_pylist()], pa.string())
+
+
+def _equal(data: Bytes, field: Slices, text: bytes) -> Flags:
+    """Which of the fields hold exactly this text."""
+    found: Flags = field.end - field.start == len(text)
+    candidates = np.flatnonzero(found)
+    found[candidates] = (_rows(data, field.start[candidates], len(text)) == np.frombuffer(text, np.uint8)).all(axis=1)
+    return found
+
+
+def _rows(data: Bytes, start: Longs, size: int) -> Bytes:
+    """So many bytes from each place on, as rows."""
+    if not len(start):
+        return np.zeros((0, size), np.uint8)
+    if int(start.max()) + size > len(data):
+        raise CorruptDataError("a header goes beyond the end of its batch")
+    rows: Bytes = np.lib.stride_tricks.sliding_window_view(data, size)[start]
+    return rows

@@ -1,35 +1,255 @@
 """``format("rollbridge")`` to be read: a stream in a batch, or as a streaming query.
 
 The driver plans (:mod:`rollbridge.spark.planning`) with what it knows of the stream
-(:mod:`rollbridge.spark.source_driver`); the tasks read (:mod:`rollbridge.spark.source_task`). Readers are pickled on
+(:mod:`rollbridge.spark.source`); the tasks read (:mod:`rollbridge.spark.source_task`). Readers are pickled on
 their way to the tasks, so what is connected is opened when it is needed, and stays behind. So is what only tasks
 import: Spark starts a process to plan each query, and imports are most of its time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import logging
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from rollbridge.client.identity import find_cluster_id, own_name
+from rollbridge.config import ConnectionSettings
+from rollbridge.consumer.reader import beginning, locate, readable_ends, since
+from rollbridge.errors import GroupMismatchError, NotFoundError, TruncatedError
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.model.control import ControlKind, decode_control, peek_kind
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.position import At, Latest, ReadPosition, Since, parse_start
+from rollbridge.model.routing import StreamView
 from rollbridge.model.sn import sequence_bases
+from rollbridge.model.truncation import consistent, frontier
 from rollbridge.spark.columns import COMMIT_POSITION, check_schema, schema_of
-from rollbridge.spark.offsets import StreamOffset
-from rollbridge.spark.planning import Front, OffsetRange, advance, between, chains, covered, split
-from rollbridge.spark.portions import Piece, Place, Portion, PreviewPortion
-from rollbridge.spark.prompt import Prompt
-from rollbridge.spark.source_driver import DriverConnection, StreamDriver
-from rollbridge.spark.source_options import SourceSettings, read_source
+from rollbridge.spark.planning import (
+    Front,
+    OffsetRange,
+    Piece,
+    Place,
+    Portion,
+    PreviewPortion,
+    StreamOffset,
+    advance,
+    between,
+    chains,
+    covered,
+    split,
+    unsealed,
+    without_beyond,
+    without_lost,
+    without_unknown,
+)
+from rollbridge.spark.settings import FAIL_ON_DATA_LOSS, SourceSettings, SparkSettings, read_source
+from rollbridge.spark.source_records import Runs
+from rollbridge.spark.source_task import Patience
+from rollbridge.spark.worker import Prompt
+from rollbridge.zookeeper.catalog import Catalog
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from rollbridge.spark.source_commits import CommitRuns
+
+# --------------------------------------------------------------------------------------------------------------------
+# What the driver knows of a stream while it is read: its epochs, how far it can be read, and what was deleted.
+
+
+logger = logging.getLogger(__name__)
+
+
+class DriverConnection:
+    """ZooKeeper and Kafka as a source's driver needs them: nothing is ever written.
+
+    Raises:
+        KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
+        WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
+    """
+
+    def __init__(self, settings: SparkSettings) -> None:
+        self.connection: ConnectionSettings = settings.connected_as(settings.client_name or own_name())
+        options = settings.options
+        self._session = ZooKeeperSession(
+            self.connection.zookeeper,
+            root=self.connection.zookeeper_root,
+            session_timeout_s=options.session_timeout_s,
+            name=self.connection.client_name,
+            security=self.connection.zookeeper_security,
+        )
+        self._session.start(options.connect_timeout_s)
+        try:
+            self.cluster_id = find_cluster_id(self.connection, options.connect_timeout_s)
+            self.metadata = Metadata(self._session)
+            if self.metadata.cluster() is not None:  # a path that nobody has used stays as it is
+                self.metadata.claim_cluster(self.cluster_id)
+            self._session.sync()
+        except BaseException:
+            self._session.close()
+            raise
+        self.offsets = LogOffsets(
+            self.connection.bootstrap_servers, security=self.connection.kafka, client_id=self.connection.client_name
+        )
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._session.close()
+
+
+class StreamDriver:
+    """One stream; not for several threads."""
+
+    def __init__(self, connection: DriverConnection, settings: SparkSettings, stream: StreamName) -> None:
+        """Look the stream up.
+
+        Raises:
+            ScopeNotFound, StreamNotFound, GroupMismatchError, ZooKeeperUnavailable.
+        """
+        self.stream = stream
+        self._connection = connection
+        self._catalog = Catalog(connection.metadata, lambda: None)
+        self._reached: dict[SegmentId, int] = {}
+        """Up to where the logs of segments have been seen to reach."""
+        group = self.view().config.group
+        if settings.group is not None and settings.group != group:
+            raise GroupMismatchError(f"stream {stream} belongs to group {group}, not to {settings.group}")
+
+    def view(self) -> StreamView:
+        """The stream as it is, or was a moment ago; raises StreamNotFound once it is gone."""
+        self._catalog.refresh()
+        return self._catalog.view(str(self.stream))
+
+    def offset(self, front: Front, commit_log: int | None = None) -> StreamOffset:
+        """A front as it stands in a checkpoint."""
+        return StreamOffset(
+            self._connection.cluster_id,
+            self.view().config.buffer_topic_id,
+            ReadPosition(self.stream, front),
+            commit_log,
+        )
+
+    def start(self, text: str) -> Front:
+        """The front that the option ``startingOffsets`` means now.
+
+        Raises:
+            InvalidRequestError, TruncatedError: it can not be begun there.
+            KafkaUnavailable, NotFoundError.
+        """
+        history, offsets = self.view().history, self._connection.offsets
+        match parse_start(self.stream, text):
+            case Latest():
+                return readable_ends(offsets, self.stream, history, Isolation.READ_COMMITTED)
+            case Since(ms):
+                stored = {self.stream.segment_topic(segment): segment for segment in history.stored()}
+                return frontier(history, consistent(history, since(offsets, stored, ms)))
+            case At() as at:
+                return locate(offsets, self.stream, history, at).start or at.offsets
+            case _:
+                return beginning(offsets, self.stream, history).offsets
+
+    def look(self) -> tuple[EpochHistory, dict[SegmentId, int]]:
+        """The epochs, and how far those segments can be read whose end is not known from their seal in just these.
+
+        Raises:
+            KafkaUnavailable, NotFoundError.
+        """
+        history = self.view().history
+        try:
+            return history, self._ends(unsealed(history), Isolation.READ_COMMITTED)
+        except NotFoundError:
+            history = self._read_again()
+            return history, self._ends(unsealed(history), Isolation.READ_COMMITTED)
+
+    def _ends(self, segments: Iterable[SegmentId], isolation: Isolation) -> dict[SegmentId, int]:
+        topics = {self.stream.segment_topic(segment): segment for segment in segments}
+        found = self._connection.offsets.end(topics, isolation) if topics else {}
+        ends = {topics[topic]: offset for topic, offset in found.items()}
+        self._reached |= {segment: max(end, self._reached.get(segment, 0)) for segment, end in ends.items()}
+        return ends
+
+    def _read_again(self) -> EpochHistory:
+        """The epochs from ZooKeeper: a segment was removed; says so if it was the stream."""
+        self._catalog.read(str(self.stream))
+        return self.view().history
+
+    def known(self, front: Front, *, fail: bool) -> Front:
+        """The front itself; or, if it names segments of which nothing is known any more, where to go on.
+
+        Raises:
+            TruncatedError: it does, and may not.
+        """
+        found, lost = without_unknown(self.view().history, front)
+        self._judge(lost, fail=fail)
+        return found
+
+    def within(self, front: Front, ends: Mapping[SegmentId, int], *, fail: bool) -> Front:
+        """The front itself; or, where logs end before it, their ends.
+
+        Raises:
+            TruncatedError: they do, and may not.
+        """
+        beyond = {segment for segment, offset in front.items() if offset > ends.get(segment, offset)}
+        if not beyond:
+            return front
+        # An open transaction holds readers back, so that a query may begin behind what can be read now.
+        found, lost = without_beyond(front, self._ends(beyond, Isolation.READ_UNCOMMITTED))
+        self._judge(lost, fail=fail)
+        return found
+
+    def stored(self, ranges: list[OffsetRange], *, fail: bool) -> list[OffsetRange]:
+        """What is left of ranges.
+
+        Raises:
+            TruncatedError: not everything, and that may not be.
+            KafkaUnavailable.
+        """
+        try:
+            first = self._first(ranges)
+        except NotFoundError:
+            self._read_again()
+            first = self._first(ranges)
+        # Only of what was planned by an earlier run it is not known yet that it was there.
+        doubtful = {item.segment for item in ranges if item.end > self._reached.get(item.segment, 0)}
+        self._ends(doubtful & first.keys(), Isolation.READ_UNCOMMITTED)
+        left, lost = without_lost(ranges, first, self.view().history.removed, self._reached)
+        self._judge(lost, fail=fail)
+        return left
+
+    def _first(self, ranges: Iterable[OffsetRange]) -> Mapping[SegmentId, int]:
+        removed = self.view().history.removed
+        wanted = [item.segment for item in ranges if item.segment not in removed]
+        topics = {self.stream.segment_topic(segment): segment for segment in wanted}
+        return {topics[topic]: offset for topic, offset in self._connection.offsets.first(topics).items()}
+
+    def _judge(self, lost: list[str], *, fail: bool) -> None:
+        if not lost:
+            return
+        judge_loss(f"records of {self.stream} that were still to be read are lost: {'; '.join(lost)}", fail=fail)
+
+
+def judge_loss(what: str, *, fail: bool) -> None:
+    """Say what was lost.
+
+    Raises:
+        TruncatedError: that may not be.
+    """
+    if fail:
+        raise TruncatedError(
+            f"{what}; nothing was read: with the option {FAIL_ON_DATA_LOSS}=false the query goes on at what is left"
+        )
+    logger.warning("%s; going on at what is left, because of %s=false", what, FAIL_ON_DATA_LOSS)
 
 
 def schema(options: Mapping[str, str]) -> StructType:
@@ -85,7 +305,7 @@ class _Reading(Prompt):
         driver = self._driver
         assert self._connection is not None  # the driver has just used it
         if self._runs is None:
-            from rollbridge.spark.source_commits import CommitRuns
+            from rollbridge.spark.source import CommitRuns
             from rollbridge.spark.source_task import log_reader
 
             self._runs = CommitRuns(
@@ -253,3 +473,88 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             return self._driver.offset(end)
         runs = self._commit_runs(commit_log)
         return self._driver.offset(end, runs.begin_behind(covered(self._driver.view().history, end)))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Where the records of transactions stand in the commit log, for the column ``commitPosition``; kept by the driver.
+# A COMMIT record names the runs of offsets of its transaction in each segment, and the order of the log is the order
+# in each segment. So the driver reads the log once, from where the checkpoint says, and gives each task the runs of
+# what it reads. A transaction's records and its COMMIT record are one native transaction: what can be read is in the
+# log.
+
+
+_WAIT_MS: Final = 500
+
+
+class CommitRuns:
+    """The runs of one stream that have been found in its group's commit log; not for several threads."""
+
+    def __init__(self, reader: LogReader, offsets: LogOffsets, stream: StreamName, group: GroupName) -> None:
+        self._reader = reader
+        self._offsets = offsets
+        self._stream = str(stream)
+        self._topic = group.commit_log_topic
+        self._next: int | None = None
+        self._runs: dict[SegmentId, tuple[list[int], list[int], list[int]]] = {}
+
+    def read(self, start: int | None) -> None:
+        """Find everything that can be read by now.
+
+        Args:
+            start: Where to begin if nothing has been read yet; None for the beginning of the log.
+
+        Raises:
+            TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError.
+            UnavailableError: the log did not become readable for a minute.
+            TruncatedError: the log ends before what was read of it.
+        """
+        if self._next is None:
+            first = self._offsets.first([self._topic])[self._topic]
+            self._next = first if start is None else max(start, first)
+        # Up to the end, not the last stable offset: markers are written partition by partition.
+        end = self._offsets.end([self._topic], Isolation.READ_UNCOMMITTED)[self._topic]
+        if self._next > end:
+            raise TruncatedError(
+                f"the commit log {self._topic} has become shorter: it ends at {end}, and was read up to {self._next}; "
+                "nothing was read: without commitPosition it is not needed"
+            )
+        patience = Patience(self._topic)
+        while self._next < end:
+            found = self._reader.fetch(self._topic, self._next, wait_ms=_WAIT_MS)
+            for record in found.records:
+                if peek_kind(record.value) is ControlKind.COMMIT:
+                    self._take(record.offset, record.key, record.value)
+            patience.moved(self._next, found.end)
+            self._next = found.end
+
+    def of(self, segment: SegmentId, start: int, end: int) -> Runs:
+        """The runs in ``start..end-1`` of a segment."""
+        starts, ends, positions = self._runs.get(segment, ([], [], []))
+        low, high = bisect_right(ends, start), bisect_right(starts, end - 1)
+        return Runs(*(np.array(column[low:high], np.int64) for column in (starts, ends, positions)))
+
+    def forget(self, covered: Mapping[SegmentId, int]) -> None:
+        """Drop the runs that have been read."""
+        for segment, columns in list(self._runs.items()):
+            read = bisect_right(columns[1], covered.get(segment, 0))
+            for column in columns:
+                del column[:read]
+            if not columns[0]:
+                del self._runs[segment]
+
+    def begin_behind(self, covered: Mapping[SegmentId, int]) -> int:
+        """Where the log has the first transaction with records that are not covered; see ``StreamOffset``."""
+        found = self._next or 0
+        for segment, (_, ends, positions) in self._runs.items():
+            unread = bisect_right(ends, covered.get(segment, 0))
+            if unread < len(ends):
+                found = min(found, positions[unread])
+        return found
+
+    def _take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
+        for segment, runs in decode_control(key, value).placement.get(self._stream, {}).items():
+            starts, ends, positions = self._runs.setdefault(segment, ([], [], []))
+            for run in runs:
+                starts.append(run.base_offset)
+                ends.append(run.base_offset + run.count)
+                positions.append(offset)

@@ -21,9 +21,9 @@ from rollbridge.consumer.records import OWN_HEADERS, Preview
 from rollbridge.errors import NotFoundError, TruncatedError, UnavailableError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.spark.column_arrays import record_batch
-from rollbridge.spark.kept import Kept
-from rollbridge.spark.portions import Piece, Portion, PreviewPortion
+from rollbridge.spark.columns import record_batch
+from rollbridge.spark.planning import Piece, Portion, PreviewPortion
+from rollbridge.spark.sink_task import Kept
 from rollbridge.spark.source_records import Records, committed_end
 
 if TYPE_CHECKING:

@@ -24,12 +24,22 @@ from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.position import LogPosition, parse_log_start
-from rollbridge.spark.offsets import LogOffset
-from rollbridge.spark.prompt import Prompt
-from rollbridge.spark.settings import GROUP, STREAM, OptionReader, SparkSettings, read_settings
-from rollbridge.spark.source_driver import DriverConnection, judge_loss
-from rollbridge.spark.source_options import ENDING, FAIL_ON_DATA_LOSS, MAX_RECORDS, STARTING, Kind
+from rollbridge.spark.planning import LogOffset
+from rollbridge.spark.settings import (
+    ENDING,
+    FAIL_ON_DATA_LOSS,
+    GROUP,
+    MAX_RECORDS,
+    STARTING,
+    STREAM,
+    Kind,
+    OptionReader,
+    SparkSettings,
+    read_settings,
+)
+from rollbridge.spark.source import DriverConnection, judge_loss
 from rollbridge.spark.source_task import Patience, log_reader
+from rollbridge.spark.worker import Prompt
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -12,8 +12,7 @@
 ======================  ==================================================================================
 """
 
-from rollbridge.writer.accumulator import PlainFuture
-from rollbridge.writer.options import WriterOptions
+from rollbridge.writer.accumulator import PlainFuture, WriterOptions
 from rollbridge.writer.writer import StreamWriter
 
 __all__ = ["PlainFuture", "StreamWriter", "WriterOptions"]

@@ -15,24 +15,128 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from xxhash import xxh64_intdigest
 
-from rollbridge.calls.forks import forks, module_lock, refusal
-from rollbridge.calls.futures import LightFuture
-from rollbridge.calls.user_code import call_back
-from rollbridge.errors import OutcomeUnknown, RecordTooLargeError, RollbridgeError, StreamNotFound
-from rollbridge.kafka.batches import HEADER_BYTES, read_records
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.calls import LightFuture, call_back
+from rollbridge.config import KIB, MIB, positive_faults
+from rollbridge.errors import (
+    ConfigError,
+    InvalidRequestError,
+    OutcomeUnknown,
+    RecordTooLargeError,
+    RollbridgeError,
+    StreamNotFound,
+    UnavailableError,
+)
+from rollbridge.forks import forks, module_lock, refusal
+from rollbridge.kafka.batches import HEADER_BYTES, Compression, compression_faults, read_records
+from rollbridge.kafka.errors import NotAuthorizedError
+from rollbridge.model.frames import FRAME_BYTES_DEFAULT
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import HASH_SEED, KeyRange, position_of_key
 from rollbridge.model.routing import StreamView, hash_bounds
-from rollbridge.model.sequence import DLSN
-from rollbridge.model.sn import SN, sequence_bases
+from rollbridge.model.sn import DLSN, SN, sequence_bases
 from rollbridge.writer.lanes import Course, Lane, Parcel
-from rollbridge.writer.options import WriterOptions
+
+# --------------------------------------------------------------------------------------------------------------------
+# The errors of plain writes, as functions that make them: a new object each time, because it will be raised.
+
+
+Fault = Callable[[], RollbridgeError]
+
+
+def denied(topic: str, code: str) -> Fault:
+    """The principal may not write there."""
+    return lambda: NotAuthorizedError(f"not allowed to write to topic {topic} ({code})", resource=f"topic {topic}")
+
+
+def refused(topic: str, code: str, detail: str | None) -> Fault:
+    """The broker refuses the record for good."""
+    why = f" ({detail})" if detail else ""
+    return lambda: InvalidRequestError(f"topic {topic} refuses the record: {code}{why}; it was not written")
+
+
+def unknown(topic: str, why: str) -> Fault:
+    """Nobody can tell whether it was written."""
+    return lambda: OutcomeUnknown(
+        f"the record may have been written to {topic} or not: {why}; read the segment to find out", transaction=""
+    )
+
+
+def late(topic: str, timeout_s: float, doubtful: bool) -> Fault:
+    """No answer came within the delivery time-out."""
+    if doubtful:
+        return unknown(topic, f"no broker has answered for {timeout_s:g} s")
+    return lambda: UnavailableError(
+        f"the record could not be written to {topic} within {timeout_s:g} s; it was not written"
+    )
+
+
+def closed_before() -> RollbridgeError:
+    """The connection was closed before the record was written."""
+    return InvalidRequestError("this connection is closed; connect again; the record was not written")
+
+
+def closed() -> RollbridgeError:
+    """The connection was closed while the record was under way."""
+    return OutcomeUnknown("the connection was closed before the brokers had answered for this record", transaction="")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How plain writes behave: sizes, delays and limits, each with its unit, default and reason.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """Options of plain writes; checked on construction.
+
+    Raises:
+        ConfigError: one or several are wrong; all are named.
+    """
+
+    linger_s: float = 0.005
+    """How long a record waits for others to share its batch; 0 sends it as soon as nothing else is under way."""
+    batch_bytes: int = FRAME_BYTES_DEFAULT
+    """Largest batch before compression, 1 KiB to 1 MiB; larger ones cost less each record."""
+    compression: str = "none"
+    """Codec of the batches: none, gzip, snappy, lz4 or zstd."""
+    buffer_bytes: int = 64 * MIB
+    """How much may wait for the brokers; beyond it writers wait. At least 4 MiB."""
+    block_s: float = 60.0
+    """How long a writer waits for room before it gets a ``BackpressureError``."""
+    delivery_timeout_s: float = 300.0
+    """How long a record may stay without an answer before it fails; as librdkafka's ``message.timeout.ms``."""
+    request_timeout_s: float = 30.0
+    """How long the answer to one request may take before its connection is given up."""
+    in_flight_max: int = 5
+    """Most requests under way to one broker, 1 to 5: brokers recognise the last five batches of a producer."""
+
+    def __post_init__(self) -> None:
+        if faults := list(self._faults()):
+            raise ConfigError("; ".join(faults))
+
+    @property
+    def codec(self) -> Compression:
+        """The codec's number."""
+        return Compression.named(self.compression)
+
+    def _faults(self) -> Iterable[str]:
+        yield from compression_faults(self.compression)
+        if not KIB <= self.batch_bytes <= MIB:
+            yield f"batch_bytes: {self.batch_bytes} is not in {KIB}..{MIB}"
+        if self.buffer_bytes < 4 * MIB:
+            yield f"buffer_bytes: {self.buffer_bytes} is less than {4 * MIB}"
+        if not 0 <= self.linger_s <= 900:
+            yield f"linger_s: {self.linger_s} is not in 0..900"
+        if not 1 <= self.in_flight_max <= 5:
+            yield f"in_flight_max: {self.in_flight_max} is not in 1..5"
+        yield from positive_faults(self, "block_s", "delivery_timeout_s", "request_timeout_s")
+
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +146,6 @@ _MAGIC: Final = 2
 _SEGMENT_BYTES_SPARE: Final = 8 * 1024
 """How much smaller than a segment's message limit the batches are that are made when others are taken apart."""
 _SEGMENT_BYTES: Final = 1_048_588
-
-Fault = Callable[[], RollbridgeError]
-"""Makes the error of a record; a new object each time, because it will be raised."""
 Watcher = Callable[["Batch", int], object]
 """Is told the batch that holds a record, and the record's place in it, once its fate is known."""
 

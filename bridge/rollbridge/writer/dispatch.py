@@ -23,20 +23,17 @@ from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.produce.v12.response import PartitionProduceResponse
 
 from rollbridge.errors import RollbridgeError
-from rollbridge.kafka import codes
+from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import stamped_header
-from rollbridge.kafka.codes import Meaning
-from rollbridge.kafka.errors import ConnectionLostError
+from rollbridge.kafka.connection import Connection
+from rollbridge.kafka.errors import ConnectionLostError, Meaning
 from rollbridge.kafka.fetch import NO_EPOCH
-from rollbridge.kafka.idempotent import Verdict, verdict
-from rollbridge.kafka.log_offsets import LATEST, offsets_request
 from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
-from rollbridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, produce_body, request_start
-from rollbridge.kafka.wire import Connection
-from rollbridge.writer import faults
-from rollbridge.writer.accumulator import Batch, Channel
+from rollbridge.kafka.offsets import LATEST, offsets_request
+from rollbridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, Verdict, produce_body, request_start, verdict
+from rollbridge.writer import accumulator as faults
+from rollbridge.writer.accumulator import Batch, Channel, WriterOptions
 from rollbridge.writer.lanes import Lane, Phase
-from rollbridge.writer.options import WriterOptions
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
 from rollbridge.model.epochs import EpochHistory, Segment
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 
 SEQUENCE_MAX: Final = (1 << 31) - 1
 _UNNUMBERED: Final = -1

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 from xxhash import xxh64_intdigest
 
-from rollbridge.calls.forks import hold, is_gone
-from rollbridge.calls.timeouts import Timeout, as_seconds
-from rollbridge.calls.user_code import in_chunks
+from rollbridge.calls import Timeout, as_seconds, in_chunks
 from rollbridge.errors import InvalidRequestError, TransactionIdOutOfOrder, UnavailableError
+from rollbridge.forks import hold, is_gone
 from rollbridge.model.keyspace import HASH_SEED
-from rollbridge.model.sequence import RECORD_HEADER, TRANSACTION_ID_HEADER
-from rollbridge.model.sn import pack_transaction_id
+from rollbridge.model.sn import RECORD_HEADER, TRANSACTION_ID_HEADER, pack_transaction_id
 from rollbridge.writer.accumulator import Account, Channel, Headers, PlainFuture
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ node                                    right       why
 ``/groups/SCOPE.GROUP/counter``         rw          reserve transaction ids; of no other group's number, see below
 ======================================  ==========  ==============================================================
 
-What a group's counter holds is believed within bounds only (:mod:`rollbridge.model.counters`).
+What a group's counter holds is believed within bounds only (:mod:`rollbridge.model.ids`).
 ``/counters/transaction``, the counter that all groups shared in earlier versions, is granted to nobody any more; who
 had it keeps it for clients of these versions until :meth:`Access.secure` is told to close it.
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from rollbridge.errors import InvalidRequestError, ScopeNotFound, StreamNotFound, UnavailableError
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import lineage, topic_of_partition
 from rollbridge.model.names import StreamName
 from rollbridge.model.records import StreamState

@@ -22,7 +22,7 @@ from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 
 from rollbridge.errors import ConflictError, NotFoundError, RollbridgeError, ZooKeeperUnavailable
-from rollbridge.model.nodes import NodeOperation
+from rollbridge.model.records import NodeOperation
 
 
 class NodeExists(ConflictError):

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from rollbridge.calls.within import answers_within, patience_s
+from rollbridge.calls import answers_within, patience_s
 from rollbridge.errors import CoordinatorUnavailable, CorruptDataError, InvalidRequestError, WrongClusterError
 from rollbridge.model import paths
-from rollbridge.model.counters import COUNT_MAX, SHARED_MAX, counter_of, need_number, parse_number
+from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.faults import StreamFault
-from rollbridge.model.identifiers import PART_MAX, TransactionId
+from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
+from rollbridge.model.ids import PART_MAX, SHARED_MAX, TransactionId, counter_of, need_number, parse_number
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.nodes import CreateNode
 from rollbridge.model.records import (
     LAYOUT_FORMAT,
     Cluster,
     Coordinator,
+    CreateNode,
     Group,
     StreamConfig,
     TransactionRecord,

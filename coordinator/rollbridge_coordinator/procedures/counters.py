@@ -1,7 +1,7 @@
 """The counter of a group's transactions: the group gets its number, the node is believed, set right, or held for lost.
 
 Members of the group write the node, and may write anything. What a leader believes of it stands in the journal before
-an id is taken for given out, so a later leader knows at least as much. See :mod:`rollbridge.model.counters`.
+an id is taken for given out, so a later leader knows at least as much. See :mod:`rollbridge.model.ids`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from rollbridge.model import paths
-from rollbridge.model.counters import (
-    COUNT_MAX,
+from rollbridge.model.ids import (
     FIRST_COUNT,
     JUMP,
     NOT_GIVEN_OUT,
@@ -26,10 +25,10 @@ from rollbridge.model.counters import (
     parse_number,
     split_counter,
 )
-from rollbridge.model.nodes import SetNode
-from rollbridge.model.records import Group
+from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
+from rollbridge.model.records import Group, SetNode
 from rollbridge_coordinator.procedures.journal import append_journal, refuse
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.steps import Steps, confirm_leadership, ensure_nodes, read_counter, read_node, write
 

@@ -11,13 +11,12 @@ from typing import Final
 
 from rollbridge.errors import ZooKeeperOutdated
 from rollbridge.model import paths
-from rollbridge.model.counters import SHARED_MAX, parse_number
+from rollbridge.model.ids import SHARED_MAX, parse_number
 from rollbridge.model.journal import Journal, key_of, lost, streams_of
 from rollbridge.model.names import StreamName
-from rollbridge.model.nodes import CreateNode
-from rollbridge.model.records import ControllerEpoch
+from rollbridge.model.records import ControllerEpoch, CreateNode
 from rollbridge_coordinator.state.effects import Messages
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.steps import (
     Steps,

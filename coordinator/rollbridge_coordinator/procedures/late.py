@@ -18,13 +18,12 @@ from typing import Final
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import Forwarding, LateNotes, LateRecord, heir_of
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge_coordinator.procedures.retention import save
 from rollbridge_coordinator.state.effects import Refused
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.late import Watched
 from rollbridge_coordinator.state.steps import (
     Steps,
     append_late,
@@ -35,6 +34,7 @@ from rollbridge_coordinator.state.steps import (
     stable_ends,
 )
 from rollbridge_coordinator.state.streams import StreamState
+from rollbridge_coordinator.state.upkeep import Watched
 
 logger = logging.getLogger(__name__)
 

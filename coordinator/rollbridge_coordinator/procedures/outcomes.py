@@ -15,17 +15,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rollbridge.model import paths
-from rollbridge.model.buffered import BufferedTransaction
 from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.counters import JUMP, SHARED_MAX, counter_of, parse_number
 from rollbridge.model.frames import REASON_CHARACTERS_MAX
+from rollbridge.model.ids import JUMP, SHARED_MAX, counter_of, parse_number
 from rollbridge.model.journal import split
 from rollbridge.model.names import GroupName
-from rollbridge.model.nodes import SetNode
-from rollbridge.model.records import Group
-from rollbridge.model.terminated import Terminated
+from rollbridge.model.outcomes import Terminated
+from rollbridge.model.pieces import BufferedTransaction
+from rollbridge.model.records import Group, SetNode
 from rollbridge_coordinator.state.effects import Messages
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPreserver
 from rollbridge_coordinator.state.steps import (
@@ -39,7 +38,7 @@ from rollbridge_coordinator.state.steps import (
     topic_ids,
     write,
 )
-from rollbridge_coordinator.state.topics import terminated_topic_spec
+from rollbridge_coordinator.state.streams import terminated_topic_spec
 
 logger = logging.getLogger(__name__)
 

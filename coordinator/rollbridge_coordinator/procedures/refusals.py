@@ -19,15 +19,14 @@ from dataclasses import replace
 from typing import Final
 
 from rollbridge.model import paths
-from rollbridge.model.buffered import BufferedTransaction, FrameRef
-from rollbridge.model.faults import SUSPENDED, StreamFault
+from rollbridge.model.changes import SUSPENDED, StreamFault
 from rollbridge.model.frames import REASON_CHARACTERS_MAX
 from rollbridge.model.names import StreamName, parse_segment_topic
-from rollbridge.model.nodes import CreateNode, DeleteNode, SetNode
+from rollbridge.model.pieces import BufferedTransaction, FrameRef
+from rollbridge.model.records import CreateNode, DeleteNode, SetNode, epoch_to_json
 from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.sealing import seal_left
-from rollbridge_coordinator.state.effects import ROUND, STUMBLED, Look, Messages, Refused
-from rollbridge_coordinator.state.faults import LEADERLESS
+from rollbridge_coordinator.state.effects import ROUND, STUMBLED, Look, Messages, Refused, Seal
+from rollbridge_coordinator.state.faults import LEADERLESS, StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.steps import (
     Steps,
@@ -36,10 +35,43 @@ from rollbridge_coordinator.state.steps import (
     mend_topics,
     merge_frames,
     read_node,
+    seal,
     topic_ids,
     write,
 )
-from rollbridge_coordinator.state.topics import segment_topic_spec
+from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sealing what a rolling commit has left open, because Kafka refused to seal it.
+# By then the commit is visible, so there is no way back: its stream is in an error state, and readers wait at what is
+# not sealed, until it can be. The history says what that is: an epoch without ends though segments ended with it.
+
+
+def unsealed_fault(since_ms: int) -> StreamFault:
+    """The error state of a stream of which something is left open."""
+    return StreamFault("segments of a rolling commit are not sealed yet", "", "", since_ms)
+
+
+def seal_left(group: GroupState, stream: StreamState) -> Steps[None]:
+    """Seal what is left open of a stream, and publish where it ends.
+
+    Raises:
+        Refused: It is refused still.
+    """
+    for record in stream.history.unsealed():
+        closed = {item.id: stream.topic_of(item.id) for item in stream.history.ended_with(record.epoch)}
+        ends = yield from seal(list(closed.values()))
+        held = sorted(set(closed.values()) - ends.keys())
+        if held:
+            why = "native transactions of others are open on what is to be sealed"
+            raise Refused(Seal(tuple(held)), why, code=SUSPENDED, topic=held[0])
+        group.forecast.forget(closed.values())
+        history = stream.history.with_sealed_ends(record.epoch, {item: ends[topic] for item, topic in closed.items()})
+        complete = history.record(record.epoch)
+        if not (yield from write(SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(complete)))):
+            raise StaleStateError(f"epoch {record.epoch} of {stream.config.name} is gone")
+        stream.history = history
+
 
 Items = Sequence[tuple[str, FrameRef]]
 

@@ -19,14 +19,19 @@ from typing import Final
 from rollbridge.errors import ConflictError, CorruptDataError, InvalidNameError, InvalidRequestError, UnavailableError
 from rollbridge.model import paths
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import LateNotes
 from rollbridge.model.names import parse_segment_topic
-from rollbridge.model.nodes import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from rollbridge.model.pieces import Partition
 from rollbridge.model.records import (
     FOREVER,
+    CheckNode,
+    CreateNode,
+    DeleteNode,
     Mark,
+    NodeOperation,
     Retention,
+    SetNode,
     StreamConfig,
     Truncation,
     epoch_from_json,
@@ -37,9 +42,8 @@ from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import Answer, Request
 from rollbridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
 from rollbridge_coordinator.state.effects import Refused
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.retention import is_mark_due, marks_that_fit, marks_within, place_to_truncate
 from rollbridge_coordinator.state.steps import (
     Steps,
     delete_records,
@@ -54,6 +58,7 @@ from rollbridge_coordinator.state.steps import (
     write,
 )
 from rollbridge_coordinator.state.streams import StreamState
+from rollbridge_coordinator.state.upkeep import is_mark_due, marks_that_fit, marks_within, place_to_truncate
 
 logger = logging.getLogger(__name__)
 
@@ -303,3 +308,42 @@ def save(stream: StreamState, path: str, value: bytes, *beside: NodeOperation) -
     operation: NodeOperation = CreateNode(path, value) if known is None else SetNode(path, value)
     if not (yield from write(CheckNode(paths.stream(stream.config.name)), operation, *beside)):
         raise StaleStateError(f"{path} was written by someone else")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Truncation of transaction buffers: what every leader has done with is deleted.
+# Below the low-water mark of a partition every transaction is decided and merged, and its outcome is on the commit
+# log. That stays so, whoever leads, so a leader that was left behind and truncates late does no harm.
+# Source: PIP-196, the max read position; DESIGN of the buffer in docs/protocol.md.
+
+
+def needed_from(group: GroupState) -> Mapping[Partition, int]:
+    """Per buffer partition the offset below which nobody needs anything any more, neither this leader nor a later one.
+
+    Whatever makes a new leader read from further back has to lower it here.
+    """
+    return group.fold.low_water()
+
+
+def truncate_buffers(group: GroupState, now_ms: int) -> Steps[None]:
+    """Delete what nobody needs from the buffers, now and then."""
+    work = group.housekeeping
+    if not work.is_due("truncate_buffers", now_ms, group.settings.truncate_buffers_ms, at_once=False):
+        return
+    present = group.partitions()
+    before = {
+        partition: offset
+        for partition, offset in needed_from(group).items()
+        if partition in present and offset > work.starts.get(partition, 0)
+    }
+    if not before:
+        return
+    refused = yield from delete_records(before)
+    for partition, offset in before.items():
+        if partition not in refused:
+            work.starts[partition] = offset
+            group.counts["buffer_truncations"] += 1
+            known = group.snapshots.partitions.get(partition)
+            if known is not None:
+                known.log_start = offset  # snapshot segments about what was below are of no use any more
+    group.counts["truncations_refused"] += len(refused)

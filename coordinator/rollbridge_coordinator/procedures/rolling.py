@@ -34,17 +34,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rollbridge.model import paths
-from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.changes import Committing, Roll
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.names import is_segment_topic, parse_segment_topic
-from rollbridge.model.nodes import CreateNode, DeleteNode, SetNode, bytes_of
-from rollbridge.model.records import epoch_to_json
+from rollbridge.model.pieces import BufferedTransaction
+from rollbridge.model.records import CreateNode, DeleteNode, SetNode, bytes_of, epoch_to_json
 from rollbridge.model.transaction import State
-from rollbridge.model.under_way import Committing, Roll
-from rollbridge_coordinator.procedures.conditions import Before
-from rollbridge_coordinator.procedures.merge import append_round, items_of, settle
+from rollbridge_coordinator.procedures.merge import Before, append_round, items_of, settle
 from rollbridge_coordinator.procedures.refusals import absorb, note_fault, probe, refuse
-from rollbridge_coordinator.procedures.reopening import reopen
 from rollbridge_coordinator.procedures.suspended import (
     change,
     end_suspension,
@@ -52,16 +49,16 @@ from rollbridge_coordinator.procedures.suspended import (
     open_of,
     postpone,
     put_aside,
+    reopen,
     still_held,
     suspend,
 )
 from rollbridge_coordinator.state.effects import ROUND, Look, Refused
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX, conditions_of, still_fitting, targets
 from rollbridge_coordinator.state.steps import Steps, abort_round, commit_round, create_topics, seal, write
-from rollbridge_coordinator.state.streams import StreamState
-from rollbridge_coordinator.state.topics import segment_topic_spec
+from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
 
 _Plan = tuple[Roll, StreamState, EpochRecord, EpochRecord]
 """What one stream gets: the duplicate of the transactions' epoch, and that of the active one."""
@@ -228,7 +225,7 @@ def _seal_duplicates(
     """Seal the duplicates; gives their ends, and those of them on which native transactions of others are open.
 
     Neither of a stream of which that is refused: it is in an error state then, in which it is tried again; see
-    :mod:`rollbridge_coordinator.procedures.sealing`.
+    :mod:`rollbridge_coordinator.procedures.refusals`.
     """
     topics = [[stream.topic_of(item.id) for item in duplicate.segments] for _, stream, duplicate, _ in plans]
     everything = [topic for own in topics for topic in own]
@@ -327,7 +324,7 @@ def _undo(group: GroupState, committing: Committing, node: str, reason: str) -> 
 
     It may have closed active segments. They get successors all the same, or plain writers would look for these for
     ever: one that was suspended goes on without transactions, for others see
-        :mod:`rollbridge_coordinator.procedures.reopening`.
+        :mod:`rollbridge_coordinator.procedures.suspended`.
     """
     if node in group.suspended:
         if committing.transactions:

@@ -15,32 +15,32 @@ from dataclasses import replace
 
 from rollbridge.errors import StreamBusy
 from rollbridge.model import paths
+from rollbridge.model.changes import Scaling
+from rollbridge.model.conditions import name_some
 from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.foreign import name_some
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, ranges_of
-from rollbridge.model.nodes import CreateNode, DeleteNode
-from rollbridge.model.records import check_segments, epoch_to_json
+from rollbridge.model.records import CreateNode, DeleteNode, check_segments, epoch_to_json
 from rollbridge.model.requests import Answer, Request, refusing
-from rollbridge.model.under_way import Scaling
-from rollbridge_coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, look_again, tell
-from rollbridge_coordinator.procedures.reopening import find_closed
 from rollbridge_coordinator.procedures.suspended import (
+    LOOK_AGAIN_MS,
+    abort_lasting,
     end_suspension,
+    find_closed,
     hold_request,
+    look_again,
     postpone,
     put_aside,
     refuse_request,
     still_held,
     suspend,
+    tell,
 )
 from rollbridge_coordinator.state.effects import Refused, Seal
-from rollbridge_coordinator.state.errors import StaleStateError
-from rollbridge_coordinator.state.faults import SEAL_TIMEOUT
+from rollbridge_coordinator.state.faults import SEAL_TIMEOUT, StaleStateError
 from rollbridge_coordinator.state.group import GroupState, Wait
 from rollbridge_coordinator.state.steps import Steps, create_topics, now, seal, write
-from rollbridge_coordinator.state.streams import StreamState
-from rollbridge_coordinator.state.topics import segment_topic_spec
+from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
 
 
 def scale(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:

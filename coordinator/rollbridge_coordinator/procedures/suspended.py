@@ -20,26 +20,124 @@ about it: of the transactions that a node names either all have an outcome, or n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
 from rollbridge.errors import CorruptDataError, StreamBusy
 from rollbridge.model import paths
-from rollbridge.model.buffered import BufferedTransaction
-from rollbridge.model.faults import SUSPENDED, StreamFault
-from rollbridge.model.foreign import name_some
-from rollbridge.model.nodes import CreateNode, DeleteNode, NodeOperation, SetNode
+from rollbridge.model.changes import SUSPENDED, Committing, Roll, Scaling, StreamFault, Work, work_from_json
+from rollbridge.model.conditions import ForeignTransaction, Obstacle, name_some
+from rollbridge.model.names import parse_segment_topic
+from rollbridge.model.pieces import BufferedTransaction
+from rollbridge.model.records import CreateNode, DeleteNode, NodeOperation, SetNode
 from rollbridge.model.requests import Answer, refusing
 from rollbridge.model.transaction import State
-from rollbridge.model.under_way import Committing, Scaling, Work, work_from_json
-from rollbridge_coordinator.procedures.foreign import LOOK_AGAIN_MS, abort_lasting, tell
-from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault
-from rollbridge_coordinator.procedures.sealing import unsealed_fault
-from rollbridge_coordinator.state.errors import StaleStateError
-from rollbridge_coordinator.state.group import GroupState, Suspended, Wait
-from rollbridge_coordinator.state.housekeeping import Rest
-from rollbridge_coordinator.state.steps import Steps, look_for_obstacles, now, read_children, read_nodes, write
+from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault, unsealed_fault
+from rollbridge_coordinator.state.effects import Refused, TopicSpec
+from rollbridge_coordinator.state.faults import StaleStateError
+from rollbridge_coordinator.state.group import GroupState, HeldRoll, Suspended, Wait
+from rollbridge_coordinator.state.steps import (
+    Steps,
+    closed_of,
+    end_foreign,
+    look_for_obstacles,
+    now,
+    read_children,
+    read_nodes,
+    try_to_mend_topics,
+    write,
+)
+from rollbridge_coordinator.state.streams import segment_topic_spec
+from rollbridge_coordinator.state.upkeep import Rest
+
+# --------------------------------------------------------------------------------------------------------------------
+# Waiting for native transactions of others, and for leaders that are away, without holding anybody up.
+# No segment can be sealed while a native transaction is open on it, or while nobody leads it. So it is looked before
+# a scale or rolling commit is begun: what needs it waits then, with later commits of its connections, and all others
+# go on. There is no bound but the one of Kafka: these transactions end by themselves (``transaction.max.timeout.ms``,
+# 15 minutes). What comes up between the look and the seal is waited for in
+# :mod:`rollbridge_coordinator.procedures.suspended`.
+# What is open at two looks is waited for. Others are of the kind that conditional writers make, which end within
+# milliseconds; there may always be one of these.
+
+
+logger = logging.getLogger(__name__)
+
+LOOK_SOON_MS: Final = 20
+"""How soon it is looked a second time: most native transactions, our own among them, end within milliseconds."""
+LOOK_AGAIN_MS: Final = 200
+"""How soon it is looked again after that."""
+TELL_MS: Final = 60_000
+"""How often a log says for whom something waits."""
+
+
+def look_again(topics: Sequence[str], before: Wait | None, now_ms: int) -> Steps[Wait | None]:
+    """Return how it is waited for what keeps topics from being sealed, after an earlier wait; None if that is over.
+
+    An earlier wait in which nothing was seen was for something else: what is found now is looked at twice all the same.
+    """
+    found = frozenset((yield from look_for_obstacles(topics)))
+    if before is None or not before.seen:
+        since_ms = now_ms if before is None else before.since_ms
+        return Wait(since_ms, now_ms + LOOK_SOON_MS, found) if found else None
+    lasting = found & before.seen
+    if not lasting:
+        return None
+    return replace(before, due_ms=now_ms + LOOK_AGAIN_MS, seen=found, lasting=lasting)
+
+
+def is_due(wait: Wait, now_ms: int, most_ms: int = LOOK_AGAIN_MS) -> bool:
+    """Return whether it is to be looked again, ``most_ms`` after the last look: the clock may have been set back."""
+    return not now_ms < wait.due_ms <= now_ms + most_ms
+
+
+def tell(group: GroupState, what: str, wait: Wait, now_ms: int) -> Wait:
+    """Say in the log, once a minute, for whom something waits."""
+    if not wait.lasting or (wait.told_ms is not None and 0 <= now_ms - wait.told_ms < TELL_MS):
+        return wait
+    named = name_some(wait.lasting)
+    logger.info("%s: %s waits for %s", group.name, what, named)
+    return replace(wait, told_ms=now_ms)
+
+
+def abort_lasting(group: GroupState, found: Collection[Obstacle]) -> Steps[str | None]:
+    """Abort native transactions of others, as was asked for; why that could not be done, None if it was."""
+    foreign = sorted((item for item in found if isinstance(item, ForeignTransaction)), key=str)
+    if not foreign:
+        return None
+    failed = yield from end_foreign(foreign)
+    if failed is None:
+        group.counts["foreign_aborted"] += len(foreign)
+    return failed
+
+
+def must_wait(group: GroupState, rolls: Collection[Roll], now_ms: int) -> Steps[bool]:
+    """Return whether something keeps what a rolling commit would seal from being sealed; nothing is written."""
+    key = tuple(sorted(roll.stream for roll in rolls))
+    streams = [group.streams[name] for name in key]
+    topics = [stream.topic_of(item.id) for stream in streams for item in stream.history.active.segments]
+    before = group.held_rolls.pop(key, None)
+    wait = yield from look_again(topics, None if before is None else before.wait, now_ms)
+    if wait is None:
+        return False
+    told = tell(group, f"a rolling commit of {', '.join(key)}", wait, now_ms)
+    group.counts["rolling_commits_held"] += wait.told_ms is None and told.told_ms is not None
+    group.held_rolls[key] = HeldRoll(told)
+    return True
+
+
+def release_due(group: GroupState, now_ms: int) -> None:
+    """Let rolling commits that wait be planned again, so that it is looked again; forget those that nobody needs."""
+    for key, item in list(group.held_rolls.items()):
+        if not is_due(item.wait, now_ms):
+            continue
+        if not item.is_due:
+            item.is_due = True
+        else:
+            del group.held_rolls[key]  # it was free to be planned for a whole turn, and was not
+
 
 BLIND_MS: Final = 10_000
 """How soon it is tried again where brokers do not tell of the transactions that a seal has met: only another seal tells
@@ -266,3 +364,103 @@ def _show(group: GroupState, item: Suspended, now_ms: int) -> Steps[None]:
             fault = StreamFault(_why(item), SUSPENDED, topic, item.wait.since_ms or now_ms)
             group.faults.suspend(name, fault)
             yield from show_fault(group, name, fault)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Successors for segments that have been closed in vain.
+# A seal closes topics first, and may be refused, or come to nothing, after that; a change that began with it may then
+# be given up, or may not be on record any more because ZooKeeper was set back. Nobody can open a topic again without
+# breaking what others have inferred from its end. So a scale gives the same key ranges new segments, as soon as that
+# is possible; it waits among the group's ``suspended`` works until then, with its stream, and nobody else waits.
+
+
+def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[None]:
+    """Have the active segments of streams replaced that are closed, unless that is under way."""
+    for name in streams:
+        stream = group.streams.get(name)
+        if stream is None or group.is_half_done(name):
+            continue
+        topics = {stream.topic_of(item.id): item for item in stream.history.active.segments}
+        closed = yield from find_closed(list(topics))
+        segments = [item for topic, item in topics.items() if topic in closed]
+        if not segments:
+            continue
+        scaling = Scaling(
+            stream.config.name,
+            "",
+            int(stream.history.next_epoch),
+            tuple(int(item.id.number) for item in segments),
+            tuple(item.range for item in segments),
+            now_ms,
+            group.controller_epoch,
+        )
+        node = f"{paths.suspended(group.name)}/{scaling.title}"
+        if not (yield from write(CreateNode(node, scaling.to_json()))):
+            raise StaleStateError(f"stream {name} is scaled by someone else")
+        take_up(group, node, scaling)
+        group.counts["segments_reopened"] += len(segments)
+
+
+def find_closed(topics: Sequence[str]) -> Steps[frozenset[str]]:
+    """Return which topics are closed; none if we are not told: what is appended is refused then."""
+    try:
+        return (yield from closed_of(topics))
+    except Refused:
+        return frozenset()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Settings of active segments: a new leader looks through them once, some at a time, beside its other work.
+# Event times of any past and future are valid on every stream. Kafka's own limit, an hour ahead, stands on segments
+# that were made before that was set; plain and conditional writers, which may not change settings, would be refused
+# there. So these get the limits that this version gives to new segments.
+# One that is closed although nothing is under way with it was closed for a change that is not on record any more: its
+# leader died when it had just given that up, or ZooKeeper was set back since. It gets a successor.
+
+
+TOPICS_AT_ONCE: Final = 50
+EVERY_MS: Final = 1_000
+"""How often so many topics are looked at: brokers take a few milliseconds for them, in which transactions wait."""
+
+
+def mend_active(group: GroupState, now_ms: int) -> Steps[None]:
+    """Look at the next of the segments that have not been looked at in this term."""
+    if group.unmended is None:
+        group.unmended = [
+            (name, item.id) for name, stream in group.streams.items() for item in stream.history.active.segments
+        ]
+    if not group.unmended or not group.housekeeping.is_due("active segments", now_ms, EVERY_MS):
+        return
+    chosen = group.unmended[-TOPICS_AT_ONCE:]
+    specs = [
+        segment_topic_spec(group.streams[name].config, segment)
+        for name, segment in chosen
+        if name in group.streams and segment in group.streams[name].history.active.segment_ids
+    ]
+    wrong = (yield from _mend(group, specs)) if specs else []
+    if wrong is None:
+        return
+    del group.unmended[-TOPICS_AT_ONCE:]
+    yield from reopen(group, sorted({str(parse_segment_topic(topic)[0]) for topic in wrong}), now_ms)
+
+
+def _mend(group: GroupState, specs: list[TopicSpec]) -> Steps[list[str] | None]:
+    """Mend topics, but for those of which that is refused; gives those that are not as they should be.
+
+    Gives None if it is to be tried again.
+    """
+    try:
+        found = yield from try_to_mend_topics(specs)
+    except Refused as refused:
+        if len(specs) == 1:
+            logger.warning("%s: %s stays as it is: %s", group.name, specs[0].name, refused.reason)
+            return []
+    else:
+        return None if found is None else list(found)
+    wrong: list[str] = []
+    for spec in specs:
+        more = yield from _mend(group, [spec])
+        if more is None:
+            return None
+        wrong += more
+    return wrong

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
 
+from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model import paths
-from rollbridge.model.buffered import BufferedTransaction, Partition
-from rollbridge.model.identifiers import TransactionId
-from rollbridge.model.nodes import CreateNode, DeleteNode, leading
-from rollbridge.model.records import TransactionRecord
-from rollbridge_coordinator.procedures.aborted import drop_aborted
+from rollbridge.model.changes import Committing
+from rollbridge.model.cooperative import JointState
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.names import check_client_name
+from rollbridge.model.pieces import BufferedTransaction, Partition
+from rollbridge.model.records import ClientSession, CreateNode, DeleteNode, TransactionRecord, leading
+from rollbridge.model.requests import Answer
 from rollbridge_coordinator.procedures.merge import begin_record
 from rollbridge_coordinator.procedures.outcomes import log_end_after
-from rollbridge_coordinator.state.errors import StaleStateError
+from rollbridge_coordinator.procedures.snapshots import drop_aborted
+from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import waiting
-from rollbridge_coordinator.state.steps import Steps, append_control, commit_round, end_offsets, read_nodes, write
+from rollbridge_coordinator.state.steps import (
+    Steps,
+    append_control,
+    commit_round,
+    end_offsets,
+    read_children,
+    read_node,
+    read_nodes,
+    write,
+)
 
 RECORDS_PER_WRITE = 500
 
@@ -141,3 +157,179 @@ def _buffers(group: GroupState, transaction: BufferedTransaction) -> Iterable[Pa
     for name in transaction.begin.streams:
         if name in group.streams:
             yield group.streams[name].partition_of(transaction)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Expiry of bookkeeping in ZooKeeper: answers that nobody has taken, and part counters of transactions that ended.
+
+
+NODES_AT_ONCE: Final = 500
+
+
+def expire_bookkeeping(group: GroupState, now_ms: int) -> Steps[None]:
+    """Remove what is of no use to anybody any more, now and then."""
+    settings = group.settings
+    if group.housekeeping.is_due("bookkeeping", now_ms, settings.bookkeeping_ms):
+        if not group.times.differ:
+            yield from _expire_answers(group, group.times.earliest(now_ms) - settings.answers_keep_ms)
+        yield from _expire_parts(group)
+
+
+def _expire_answers(group: GroupState, before_ms: int) -> Steps[None]:
+    """Answers are taken away by those who asked, unless these died or lost patience."""
+    parent = paths.answers(group.name)
+    names = yield from read_children(parent)
+    # They sort by age, so the first that is to be kept is the last to be looked at.
+    values = yield from read_nodes([f"{parent}/{name}" for name in names[:NODES_AT_ONCE]])
+    old = [path for path, raw in values.items() if raw is not None and _answered_ms(raw) <= before_ms]
+    yield from _delete(group, "answers_expired", old)
+
+
+def _expire_parts(group: GroupState) -> Steps[None]:
+    """A process may have joined a transaction in the moment of its end; its counter has been made anew then.
+
+    That nothing of a transaction is known does not say that it has ended: the parts of a joint one are numbered before
+    anything of it is written, and a number that is given out twice would mix what two tasks write.
+    """
+    parent = paths.parts_of(group.name)
+    names = yield from read_children(parent)
+    unknown = list(islice((name for name in names if not _is_open(group, name)), NODES_AT_ONCE))
+    if not unknown:
+        return
+    counters = yield from read_nodes([f"{parent}/{name}" for name in unknown])
+    clients = {path: _client(raw) for path, raw in counters.items() if raw is not None}
+    sessions = yield from read_nodes([paths.session(group.name, name) for name in sorted({*clients.values()} - {""})])
+    ended = [
+        path
+        for path, client in clients.items()
+        if not _is_joint(sessions.get(paths.session(group.name, client)), path.rpartition("/")[2])
+    ]
+    yield from _delete(group, "parts_expired", ended)
+
+
+def _delete(group: GroupState, count: str, nodes: list[str]) -> Steps[None]:
+    """Delete as many nodes as go at once, unless somebody else has just taken one; what is left is looked at again."""
+    operations = [DeleteNode(path) for path in nodes]
+    del operations[leading(operations, group.settings.write_bytes_max) :]
+    if operations and (yield from write(*operations)):
+        group.counts[count] += len(operations)
+
+
+def _answered_ms(raw: bytes) -> int:
+    try:
+        return Answer.from_json(raw).answered_ms
+    except CorruptDataError:
+        return 0  # nobody can make use of it
+
+
+def _client(raw: bytes) -> str:
+    """Whose joint transaction's parts are counted; empty if it is not a joint one's counter, or not one of ours."""
+    name = raw.decode(errors="replace")
+    try:
+        check_client_name(name)
+    except InvalidRequestError:
+        return ""
+    return name
+
+
+def _is_joint(session: bytes | None, name: str) -> bool:
+    """Whether it is the joint transaction that its client works at; once it is not, it never will be again."""
+    if session is None:
+        return False
+    try:
+        work = ClientSession.from_json(session).work
+    except CorruptDataError:
+        return True  # it may be
+    return work is not None and str(work.transaction) == name and work.state in (JointState.OPEN, JointState.ENDING)
+
+
+def _is_open(group: GroupState, name: str) -> bool:
+    try:
+        identifier = TransactionId.parse(name).bytes
+    except InvalidRequestError:
+        return False
+    return identifier in group.fold.open or identifier in group.finished
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sessions of clients: the newest one of each name, on record in ZooKeeper, for whoever leads the group next.
+# A session registers before it begins its first transaction in a group, so that a leader that takes over knows of
+# every session that an earlier leader may have been told of. Clients without a name of their own never register.
+
+
+logger = logging.getLogger(__name__)
+
+KEPT_MS: Final = 30 * 24 * 3_600_000
+"""How long a session is on record after it has registered: far longer than any lease, or memory of an outcome."""
+WORK_KEPT_MS: Final = 365 * 24 * 3_600_000
+"""The same for one that names a joint transaction, after it has begun that: without it, it would be written again."""
+LOOK_MS: Final = 24 * 3_600_000
+READ_AT_ONCE: Final = 100
+"""Each takes up to 1 MiB, whatever its maker has put there."""
+
+
+class _Seen(NamedTuple):
+    """What is kept of a session's record: it may be large, and there may be many.
+
+    Attributes:
+        client_name: Whose it is.
+        epoch: Of the session.
+        forgotten_ms: When it may be removed, ms since 1970; None: never.
+    """
+
+    client_name: str
+    epoch: int
+    forgotten_ms: int | None
+
+
+def load_sessions(group: GroupState) -> Steps[None]:
+    """Know the sessions, and what they must not be held against: what may have been begun, or was decided, before."""
+    for session in (yield from _read_sessions(group)):
+        group.fold.fences.raise_to(session.client_name, session.epoch)
+    decided = [item.work for item in group.suspended.values() if isinstance(item.work, Committing)]
+    raw = yield from read_node(paths.committing(group.name))
+    if raw is not None:
+        decided.append(Committing.from_json(raw))
+    group.fold.fences.decided_before = {key: part for item in decided for key, part in item.owner_parts().items()}
+    group.fold.fences.replaying = True
+
+
+def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
+    """Remove the records of sessions that registered long ago, once a day; such a client may register again.
+
+    Those that tell of labels stay: who comes again with one of these must not find a client that has written nothing.
+    """
+    if group.times.differ or now_ms < group.sessions_checked_ms + LOOK_MS:
+        return
+    group.sessions_checked_ms = now_ms
+    writing = {item.owners.session[0] for item in group.fold.open.values()}
+    for session in (yield from _read_sessions(group)):
+        if session.forgotten_ms is None:
+            continue
+        if session.forgotten_ms < now_ms and session.client_name not in writing:
+            yield from write(DeleteNode(paths.session(group.name, session.client_name)))
+            group.fold.fences.forget(session.client_name)
+            group.counts["sessions_forgotten"] += 1
+
+
+def _read_sessions(group: GroupState) -> Steps[list[_Seen]]:
+    """The sessions on record; one that can not be read, or stands under another name than it says, counts for none."""
+    names = yield from read_children(paths.sessions(group.name))
+    found = []
+    for first in range(0, len(names), READ_AT_ONCE):
+        wanted = {paths.session(group.name, name): name for name in names[first : first + READ_AT_ONCE]}
+        for path, raw in (yield from read_nodes(list(wanted))).items():
+            try:
+                session = None if raw is None else ClientSession.from_json(raw)
+            except CorruptDataError as fault:
+                logger.warning("%s: %s: %s", group.name, path, fault)
+                continue
+            if session is None:
+                continue
+            if session.client_name != wanted[path]:
+                logger.warning("%s: %s: it is a session of another client, so it counts for none", group.name, path)
+                continue
+            kept_ms = KEPT_MS if session.work is None else WORK_KEPT_MS
+            forgotten_ms = None if session.has_series else session.registered_ms + kept_ms
+            found.append(_Seen(session.client_name, session.epoch, forgotten_ms))
+    return found

@@ -20,26 +20,44 @@ from rollbridge.kafka.errors import AppendUnknownError
 from rollbridge.kafka.tail import Tail
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold
-from rollbridge.model.buffered import Partition
 from rollbridge.model.names import GroupName
+from rollbridge.model.pieces import Partition
 from rollbridge.model.records import ControllerEpoch
 from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
 from rollbridge.zookeeper.session import NodeStat, ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.procedures.agenda import work
 from rollbridge_coordinator.procedures.journal import check_again
+from rollbridge_coordinator.procedures.loop import work
 from rollbridge_coordinator.procedures.outcomes import coalescing
 from rollbridge_coordinator.procedures.takeover import finish_pending, take_over
-from rollbridge_coordinator.shell.clock import Clock
+from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile, Pulse, leader_lines
 from rollbridge_coordinator.shell.interpreter import Hook, Interpreter
-from rollbridge_coordinator.shell.metrics_file import MetricsBoard, MetricsFile, leader_lines
-from rollbridge_coordinator.shell.pulse import Pulse
 from rollbridge_coordinator.shell.standby import Standby
-from rollbridge_coordinator.state.doubts import Doubts
-from rollbridge_coordinator.state.errors import DeposedError, StaleStateError
+from rollbridge_coordinator.state.faults import DeposedError, Doubts, StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.succession import Candidates, gives_way_in_s, stands_in_s
-from rollbridge_coordinator.state.times import SPREAD_MAX_MS, Times
+from rollbridge_coordinator.state.succession import SPREAD_MAX_MS, Candidates, Times, gives_way_in_s, stands_in_s
+
+# --------------------------------------------------------------------------------------------------------------------
+# The clock of a leader: wall time that neither jumps nor runs back while it leads.
+# Leases are counted from the append times that brokers give to frames. If the wall clock of a leader's machine were
+# set forward by a day, every lease would seem to have run out. So the wall clock is asked once, and monotonic time
+# counted on from there.
+
+
+class Clock:
+    """Counts from the wall time at which it was made."""
+
+    def __init__(self) -> None:
+        self._offset_s = time.time() - time.monotonic()
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return int((self._offset_s + time.monotonic()) * 1000)
+
+    def wall_ms(self) -> int:
+        """What the machine's clock shows by now."""
+        return int(time.time() * 1000)
+
 
 logger = logging.getLogger(__name__)
 

@@ -6,17 +6,25 @@ once, and no more than its end.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from rollbridge.cas.lookup import StreamLogs
-from rollbridge.cas.segment_log import WaitedTooLong
+from rollbridge.cas.tail import StreamLogs, WaitedTooLong
+from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.committed import batch_of_one, is_plain
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.groups import GroupCommits
+from rollbridge.kafka.metadata import Cluster, Isolation, ask_once
+from rollbridge.kafka.offsets import LATEST, leader_bytes, offsets_question
+from rollbridge.kafka.retry import Backoff, Deadline, limited
 from rollbridge.model.cas import Scope
+from rollbridge.model.late import LATE_HEADER, LateRecord
 from rollbridge.model.names import StreamName
 from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.frames import BATCH_BYTES_MAX
 from rollbridge_coordinator.state.effects import Found, Query, Undecided
 from rollbridge_coordinator.state.faults import LEADERLESS_S
 
@@ -85,3 +93,171 @@ class Outlook:
                     raise WaitedTooLong(topic, place, after.start)  # the log has lost what was appended there
                 place = part.end
         return False
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Late records as Kafka has them: read behind sealed ends, copied, and found again.
+
+
+class LateRecords:
+    """Reads them; used by one thread.
+
+    Raises:
+        TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError: from any method.
+    """
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        cluster = Cluster(settings.bootstrap_servers, security=settings.security)
+        self._reader = LogReader(cluster, retry_timeout_s=LEADERLESS_S)
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._reader.close()
+
+    def read(self, topic: str, start: int, end: int, records_max: int) -> tuple[list[LateRecord], int]:
+        """See :class:`rollbridge_coordinator.state.effects.ReadLate`."""
+        found: list[LateRecord] = []
+        place = start
+        while place < end:
+            part = self._reader.fetch(topic, place)
+            for record in part.records:
+                if record.offset >= end:
+                    break
+                found.append(
+                    LateRecord(record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
+                )
+                if len(found) == records_max:
+                    return found, record.offset + 1
+            if part.end <= place:
+                break
+            place = part.end
+        return found, min(place, end)
+
+    def find(self, source: str, offset: int, targets: Mapping[str, int]) -> bool | None:
+        """See :class:`rollbridge_coordinator.state.effects.FindLate`.
+
+        What was deleted from a target since counts as found: it can have been deleted only after it was there.
+        """
+        wanted = LATE_HEADER, origin(source, offset)
+        for topic, start in targets.items():
+            place, end = start, self._reader.end(topic)
+            while place < end:
+                part = self._reader.fetch(topic, place)
+                if part.start > place or any(wanted in record.headers for record in part.records):
+                    return True
+                if part.end <= place:
+                    return None
+                place = part.end
+        return False
+
+
+def origin(topic: str, offset: int) -> bytes:
+    """The value of a copy's header: where it comes from."""
+    return f"{topic}@{offset}".encode()
+
+
+def late_batches(source: str, items: Sequence[tuple[str, LateRecord]]) -> Iterator[tuple[str, bytes]]:
+    """Batches with the copies, each with its topic; records of one topic keep their order."""
+    builders: dict[str, BatchBuilder] = {}
+    for topic, record in items:
+        builder = builders.setdefault(topic, BatchBuilder(BATCH_BYTES_MAX))
+        headers = [*record.headers, (LATE_HEADER, origin(source, record.offset))]
+        if not is_plain(headers):
+            if builder.count:
+                yield topic, builder.build()
+            yield topic, batch_of_one(record.timestamp_ms, record.key, record.value, headers)
+            continue
+        if not builder.append(record.timestamp_ms, record.key, record.value, headers):
+            yield topic, builder.build()
+            builder.append(record.timestamp_ms, record.key, record.value, headers)
+    for topic, builder in builders.items():
+        if builder.count:
+            yield topic, builder.build()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What retention goes by: how much disk segments take, and what consumer groups have committed.
+# Nothing of it is worth giving up the lead for: what can not be told now is left out, and nothing is deleted
+# meanwhile.
+
+
+logger = limited(logging.getLogger(__name__))
+
+ANSWER_S: Final = 5.0
+"""How long a broker that is there may take to tell; the group's transactions wait meanwhile."""
+CONNECT_S: Final = 2.0
+"""How long it may take to connect to one."""
+ELECTION_S: Final = 0.2
+"""How long it is asked again for a partition that nobody leads: that is over soon, or takes long."""
+
+
+class Measures:
+    """Asks brokers; used by one thread."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._settings = settings
+        self._cluster = Cluster(
+            settings.bootstrap_servers,
+            security=settings.security,
+            connect_timeout_s=CONNECT_S,
+            request_timeout_s=ANSWER_S,
+        )
+        self._groups: dict[str, GroupCommits] = {}
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._cluster.disconnect()
+
+    def stable_ends(self, topics: Sequence[str]) -> dict[str, int]:
+        """See :class:`rollbridge_coordinator.state.effects.StableEnds`."""
+        question = offsets_question(LATEST, Isolation.READ_COMMITTED)
+        found: dict[str, int] = {}
+        left = [(topic, 0) for topic in topics]
+        if not left:
+            return found
+        deadline = Deadline(ELECTION_S)
+        backoff = Backoff()
+        why: object = ""
+        try:
+            while left:
+                answers = ask_once(self._cluster, left, question)
+                found |= {topic: end for (topic, _), end in answers.found.items()}
+                left = [place for place in left if place not in answers.found]
+                if not left:
+                    return found
+                place = left[0]
+                why = answers.lost.get(place) or answers.refused[place][0].name
+                if deadline.passed():
+                    break
+                backoff.sleep(deadline)
+        except RollbridgeError as fault:
+            why = fault
+        logger.warning("the ends of %d segments, %s among them, can not be told now: %s", len(left), left[0][0], why)
+        return found
+
+    def disk_bytes(self, topics: Sequence[str]) -> dict[str, int]:
+        """See :class:`rollbridge_coordinator.state.effects.DiskBytes`."""
+        try:
+            return leader_bytes(self._cluster, topics)
+        except RollbridgeError as fault:
+            logger.warning("the sizes of segments can not be told now, so none is truncated by size: %s", fault)
+            return {}
+
+    def group_commits(self, groups: Sequence[str]) -> dict[str, dict[str, int]]:
+        """See :class:`rollbridge_coordinator.state.effects.GroupCommits`."""
+        found: dict[str, dict[str, int]] = {}
+        for name in groups:
+            try:
+                found[name] = {item.topic: item.offset for item in self._commits_of(name).read(timeout_s=ANSWER_S)}
+            except RollbridgeError as fault:
+                logger.warning("what group %s has read can not be told now, so it is waited for: %s", name, fault)
+        return found
+
+    def _commits_of(self, name: str) -> GroupCommits:
+        known = self._groups.get(name)
+        if known is None:
+            settings = self._settings
+            known = self._groups[name] = GroupCommits(
+                settings.bootstrap_servers, name, security=settings.security, client_id=settings.name
+            )
+        return known

@@ -23,13 +23,21 @@ import selectors
 import socket
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from rollbridge.errors import EnvironmentProblem
-from rollbridge.kafka.patience import Backoff
+from rollbridge.errors import CorruptDataError, EnvironmentProblem, InvalidRequestError, RollbridgeError
+from rollbridge.kafka.retry import Backoff
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import Coordinator, DeleteNode
+from rollbridge.zookeeper.errors import NodeMissing
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import Node, ZooKeeperSession
+from rollbridge_coordinator.state.succession import Candidates
 
 logger = logging.getLogger(__name__)
 
@@ -248,3 +256,172 @@ def _bound(host: str, port: int) -> socket.socket:
         if fault.errno != errno.EADDRNOTAVAIL:
             raise
         return socket.create_server(("", port), family=family)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Vigils over all other coordinators, and what follows from the end of one: its ephemeral nodes go at once.
+# So its groups are vacant without waiting for ZooKeeper's session time-out. That is allowed because nothing rests on
+# the session: who can act is decided by the controller epoch and by Kafka's fencing. A coordinator that was taken for
+# dead, though it lives, finds its node gone, gives up what it leads, registers anew without an address, and so is
+# never judged by a connection again; see :mod:`rollbridge_coordinator.shell.presence`.
+
+
+NODES_AT_ONCE: Final = 1_000
+
+
+class Vigils:
+    """One for each other coordinator that says where it is; used by one thread."""
+
+    def __init__(self, session: ZooKeeperSession, name: str) -> None:
+        """Prepare; ``name`` is that of this coordinator, which need not watch itself."""
+        self._session = session
+        self._name = name
+        self._kept: dict[tuple[str, str, str, int | None], Vigil] = {}
+
+    def keep(self, records: Mapping[str, tuple[Node, Coordinator]]) -> None:
+        """Watch exactly these."""
+        wanted = {
+            (name, said.address, said.life, node.owner_session_id)
+            for name, (node, said) in records.items()
+            if said.address and said.life and name != self._name
+        }
+        for key in self._kept.keys() - wanted:
+            self._kept.pop(key).stop()
+        for key in wanted - self._kept.keys():
+            name, address, life, owner = key
+            vigil = Vigil(name, address, life, partial(self._ended, name, life, owner))
+            vigil.start()
+            self._kept[key] = vigil
+
+    def stop(self) -> None:
+        """Let go of all."""
+        self.keep({})
+
+    def _ended(self, name: str, life: str, owner: int | None) -> None:
+        try:
+            removed = remove_dead(self._session, name, life, owner)
+        except RollbridgeError as fault:
+            logger.warning("coordinator %s has ended; its session time-out is waited for: %s", name, fault)
+        except Exception:
+            logger.exception("a defect kept the nodes of coordinator %s, which has ended", name)
+        else:
+            if removed is not None:
+                logger.warning("coordinator %s has ended: removed it, and its lead of %d groups", name, removed)
+
+
+def remove_dead(session: ZooKeeperSession, name: str, life: str, owner: int | None) -> int | None:
+    """Remove the ephemeral nodes of a coordinator whose process has ended.
+
+    The node that registers it goes with the first of its leads, in one step, so that only one of those who see the end
+    does anything, and that one only while the node is there.
+
+    Returns:
+        How many groups are vacant now; None if its nodes were gone, or are another life's, and nothing was done.
+
+    Raises:
+        ZooKeeperDenied, ZooKeeperUnavailable: nothing was removed, or not all.
+    """
+    metadata = Metadata(session)
+    place = paths.coordinator(name)
+    session.sync()
+    node = session.get(place)
+    if node is None or node.owner_session_id != owner or Coordinator.from_json(node.value).life != life:
+        return None
+    leads = [paths.leader(group) for group in metadata.groups()]
+    own = [
+        DeleteNode(path, found.version)
+        for path, found in zip(leads, session.get_many(leads), strict=True)
+        if found is not None and found.owner_session_id == owner
+    ]
+    try:
+        session.multi([DeleteNode(place, node.version), *own[: NODES_AT_ONCE - 1]])
+        for start in range(NODES_AT_ONCE - 1, len(own), NODES_AT_ONCE):
+            session.multi(own[start : start + NODES_AT_ONCE])
+    except NodeMissing:
+        return None  # somebody else was faster, or the session has just ended
+    return len(own)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The roll of coordinators: who is alive, and what each says of itself, as it stands in ZooKeeper.
+
+
+SILENT = Coordinator(0, 0)
+"""A coordinator of which nothing is known but its name."""
+
+
+class Roll:
+    """Read by one thread; what was read may be asked for from any."""
+
+    def __init__(self, session: ZooKeeperSession, on_change: Callable[[], None]) -> None:
+        """Prepare. ``on_change`` is called when :meth:`read` has something new to read, and must not block."""
+        self._session = session
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._nodes: dict[str, Node] = {}
+        self._is_read = False
+        self._names: list[str] = []
+        self.candidates = Candidates()
+        """Who is alive, and ready for what."""
+        self.records: Mapping[str, tuple[Node, Coordinator]] = {}
+        """Their nodes, and what these say, by name."""
+
+    def read(self) -> None:
+        """Read what has changed since; raises as ZooKeeper's session does."""
+        if not self._is_read:
+            self._is_read = True
+            try:
+                self._names = self._session.children(paths.COORDINATORS, self._members_changed)
+            except BaseException:
+                self._is_read = False
+                raise
+        found: dict[str, Node] = {}
+        for name in self._names:
+            node = self._nodes.get(name)
+            if node is None:
+                moved = threading.Event()
+                node = self._session.get(paths.coordinator(name), partial(self._record_changed, name, moved))
+                if node is None:
+                    continue
+                with self._lock:
+                    if not moved.is_set():
+                        self._nodes[name] = node
+            found[name] = node
+        with self._lock:
+            for name in self._nodes.keys() - found.keys():
+                del self._nodes[name]
+        known = self.records
+        self.records = {
+            name: known[name] if name in known and known[name][0] == node else (node, _parse(name, node.value))
+            for name, node in found.items()
+        }
+        self.candidates = Candidates({name: frozenset(item.ready) for name, (_, item) in self.records.items()})
+
+    def _members_changed(self) -> None:
+        self._is_read = False
+        self._on_change()
+
+    def _record_changed(self, name: str, moved: threading.Event) -> None:
+        with self._lock:
+            moved.set()
+            self._nodes.pop(name, None)
+        self._on_change()
+
+
+def within(bytes_max: int, groups: Iterable[GroupName]) -> tuple[GroupName, ...]:
+    """As many of the groups, in the order of their names, as fit into so many bytes."""
+    found = []
+    for group in sorted(groups, key=str):
+        bytes_max -= len(str(group).encode()) + 4  # quotes, comma and blank
+        if bytes_max < 0:
+            break
+        found.append(group)
+    return tuple(found)
+
+
+def _parse(name: str, value: bytes) -> Coordinator:
+    try:
+        return Coordinator.from_json(value) if value else SILENT
+    except (CorruptDataError, InvalidRequestError) as fault:
+        logger.warning("what coordinator %s says of itself can not be read: %s", name, fault)
+        return SILENT

@@ -1,6 +1,6 @@
 """The standby: follows a group that somebody else leads, so that a takeover reads only what came since.
 
-It reads Kafka and ZooKeeper and changes nothing. What it knows is :class:`rollbridge_coordinator.state.tail.WarmTail`;
+It reads Kafka and ZooKeeper and changes nothing. What it knows is :class:`rollbridge_coordinator.state.warm.WarmTail`;
 without one, as before it has looked, or after what it followed was truncated, a takeover reads everything from the
 snapshots on.
 """
@@ -21,18 +21,18 @@ from rollbridge.kafka.snapshots import SnapshotReader
 from rollbridge.kafka.tail import Tail
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
-from rollbridge.model.buffered import Partition
 from rollbridge.model.names import GroupName
+from rollbridge.model.pieces import Partition
 from rollbridge.model.records import StreamState
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.procedures.takeover import MakeFold
-from rollbridge_coordinator.shell.consumers import LogTail
-from rollbridge_coordinator.shell.metrics_file import MetricsBoard, MetricsFile
+from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile
+from rollbridge_coordinator.shell.frames import LogTail
 from rollbridge_coordinator.state.metrics import standby_lines
-from rollbridge_coordinator.state.places import Place, log_start
-from rollbridge_coordinator.state.tail import WarmTail
+from rollbridge_coordinator.state.snapshots import Place, log_start
+from rollbridge_coordinator.state.warm import WarmTail
 
 logger = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbridge.model.buffered import FrameRef, Partition
 from rollbridge.model.cas import Condition
+from rollbridge.model.conditions import ForeignTransaction
 from rollbridge.model.control import ControlRecord
-from rollbridge.model.course import Course
-from rollbridge.model.foreign import ForeignTransaction
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.late import LateRecord
+from rollbridge.model.lineage import Course
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.nodes import NodeOperation
+from rollbridge.model.pieces import FrameRef, Partition
+from rollbridge.model.records import NodeOperation
 from rollbridge.model.sn import SN
 
 

@@ -3,28 +3,104 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from rollbridge.model.buffer import BufferFold
-from rollbridge.model.buffered import BufferedTransaction, Partition
-from rollbridge.model.counters import GroupCounter
-from rollbridge.model.foreign import Obstacle
-from rollbridge.model.identifiers import SegmentId
+from rollbridge.model.changes import Committing, Work
+from rollbridge.model.conditions import Obstacle
+from rollbridge.model.ids import GroupCounter, SegmentId
 from rollbridge.model.names import GroupName
+from rollbridge.model.ongoing import FRAME_BYTES, TRANSACTION_BYTES, OngoingTransaction, OngoingTransactions
+from rollbridge.model.pieces import BufferedTransaction, FrameRef, Partition
 from rollbridge.model.requests import Request
 from rollbridge.model.transaction import State
-from rollbridge.model.under_way import Committing, Work
-from rollbridge_coordinator.state.doubts import Doubts
-from rollbridge_coordinator.state.faults import Faults
-from rollbridge_coordinator.state.forecast import Forecast
-from rollbridge_coordinator.state.housekeeping import Housekeeping, Rest
-from rollbridge_coordinator.state.journal import JournalState
-from rollbridge_coordinator.state.late import LateWatch
+from rollbridge_coordinator.state.faults import Doubts, Faults
 from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPreserver
-from rollbridge_coordinator.state.snapshots import Snapshots, SnapshotSettings
-from rollbridge_coordinator.state.streams import Doomed, StreamState
-from rollbridge_coordinator.state.times import Times
+from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, Plan, Snapshots, SnapshotSettings
+from rollbridge_coordinator.state.streams import Doomed, JournalState, StreamState
+from rollbridge_coordinator.state.succession import Times
+from rollbridge_coordinator.state.upkeep import Housekeeping, LateWatch, Rest
+
+# --------------------------------------------------------------------------------------------------------------------
+# Forecast: where the next record of a segment will stand, as long as nobody but this leader writes there. Pure.
+# A control record says where a transaction's records stand, so it can only be written once they have their offsets: a
+# second request, after the first is answered. A leader that knows the offsets beforehand sends both together. It
+# learns from the answers whether it was right; if it was not, the round is aborted, done again the long way, and the
+# topic is left alone for a while, longer each time.
+
+
+Items = Sequence[tuple[str, FrameRef]]
+
+BYTES_MAX: Final = 512 * 1024
+"""Rounds larger than this gain nothing, and lose more if the forecast is wrong."""
+PATIENCE_MAX: Final = 1024
+
+
+@dataclass(slots=True)
+class _Topic:
+    """What is known of a topic: its next offset, and for how many rounds it is not to be relied on."""
+
+    next: int
+    patience: int
+    resting: int = 0
+
+
+class Forecast:
+    """Remembers where rounds have ended. Not thread-safe."""
+
+    __slots__ = ("_patience", "_topics")
+
+    def __init__(self, patience: int) -> None:
+        """Start without knowledge; after a forecast that was wrong a topic rests for ``patience`` rounds at least."""
+        self._patience = patience
+        self._topics: dict[str, _Topic] = {}
+
+    def offsets(self, items: Items) -> list[int] | None:
+        """The offset that each frame's first record will get; None if that can not be said, or is not worth it."""
+        ends: dict[str, int] = {}
+        size = 0
+        expected = []
+        for topic, frame in items:
+            end = ends.get(topic)
+            if end is None:
+                known = self._topics.get(topic)
+                if known is None or known.resting:
+                    return None
+                end = known.next
+            expected.append(end)
+            ends[topic] = end + frame.records
+            size += frame.size
+        return expected if expected and size <= BYTES_MAX else None
+
+    def note(self, items: Items, offsets: Sequence[int], expected: Sequence[int] | None = None) -> None:
+        """Take note of where a round's frames stand, which ends now: a marker follows in each topic.
+
+        ``expected`` is what :meth:`offsets` said of them, if the round relied on it.
+        """
+        ends: dict[str, int] = {}
+        missed: set[str] = set()
+        for place, ((topic, frame), offset) in enumerate(zip(items, offsets, strict=True)):
+            ends[topic] = offset + frame.records + 1
+            if expected is not None and expected[place] != offset:
+                missed.add(topic)
+        for topic, end in ends.items():
+            known = self._topics.get(topic)
+            if known is None:
+                self._topics[topic] = _Topic(end, self._patience)
+            elif topic in missed:
+                known.next, known.resting = end, known.patience
+                known.patience = min(2 * known.patience, PATIENCE_MAX)
+            else:
+                known.next, known.resting = end, max(known.resting - 1, 0)
+                if expected is not None:
+                    known.patience = max(known.patience - 1, self._patience)
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """Segments that are sealed will not be written to any more."""
+        for topic in topics:
+            self._topics.pop(topic, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,3 +348,60 @@ class GroupState:
     def is_folded(self, barrier: Mapping[Partition, int]) -> bool:
         """Whether everything below a barrier has been folded."""
         return all(self.fold.positions.get(partition, 0) >= offset for partition, offset in barrier.items())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# When a partition's open transactions are written down, and which of them: so that a takeover stays short. Pure.
+# A record costs as much as its transactions have frames, so one is only written when as much has come since; and as
+# there are at least so many messages between two records, what they cost together is in proportion to what was
+# written.
+
+
+ONGOING_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of one record: about half a million frames. What does not fit is read again, as everything after it."""
+
+
+def plan_ongoing(group: GroupState, plan: Plan) -> OngoingTransactions | None:
+    """The record to write with a snapshot; None if it is not worth it, or not now."""
+    partition, draft = plan.partition, plan.draft
+    known = group.snapshots.partitions[partition]
+    lag = known.lag(draft.position, draft.commit_log_end)
+    known.frames = 0
+    if lag <= group.settings.snapshots.transaction_buffer_snapshot_replay_max:
+        return None
+    found = [item for item in group.fold.open.values() if partition in item.first_offsets]
+    known.frames = sum(len(item.frames) for item in found)
+    if lag <= known.frames:
+        return None
+    needed = needed_with(known, plan) or Needed(draft.max_read_position, draft.commit_log_position)
+    found.sort(key=lambda item: item.first_offsets[partition])
+    if any(item.state is not State.OPEN and item.first_offsets[partition] < needed.position for item in found):
+        return None  # it is about to go
+    known.tried = Needed(draft.position, draft.commit_log_end)
+    stream = group.partitions()[partition]
+    listed: list[OngoingTransaction] = []
+    room = ONGOING_BYTES_MAX
+    for item in found:
+        room -= TRANSACTION_BYTES + FRAME_BYTES * len(item.frames)
+        if item.state is not State.OPEN or item.id not in group.recorded or room < 0:
+            break
+        listed.append(OngoingTransaction.of(item, stream, partition))
+    rest = found[len(listed) :]
+    record = OngoingTransactions(
+        partition=partition,
+        topic_id=draft.topic_id,
+        generation=draft.generation,
+        controller_epoch=draft.controller_epoch,
+        position=draft.position,
+        replay_position=min([item.first_offsets[partition] for item in rest], default=draft.position),
+        commit_log_position=min([item.log_position for item in rest], default=draft.commit_log_end),
+        transactions=tuple(listed),
+    )
+    saved = record.replay_position - needed.position, record.commit_log_position - needed.log_position
+    return record if listed and min(saved) >= 0 and max(saved) > 0 else None
+
+
+def needed_with(known: PartitionSnapshots, plan: Plan) -> Needed | None:
+    """What a new leader needs by the record that there is, once a snapshot has been taken; None if it is of no use."""
+    spared = known.spared
+    return spared if spared is not None and spared.position > plan.draft.max_read_position else None

@@ -7,7 +7,7 @@ Those of snapshots have PIP-196's names, with our prefix in place of ``pulsar``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -137,3 +137,33 @@ def joined(sheets: Iterable[Iterable[str]]) -> str:
             else:
                 samples.append(line)
     return "".join(f"{line}\n" for head, samples in families.items() for line in (head, *samples))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Whether a coordinator could lead a group now, and why not. Pure; the daemon says what it knows of itself.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What a coordinator knows of itself at one moment."""
+
+    connected: bool
+    """Its ZooKeeper session is known to live."""
+    registered: bool
+    """It stands among the coordinators, in this session."""
+    answered: bool
+    """Kafka answers, as far as is known."""
+    ended: Sequence[str] = ()
+    """Groups whose thread has ended although the coordinator goes on."""
+
+
+def faults(vitals: Vitals) -> Iterator[str]:
+    """What keeps it from leading; nothing if it is healthy, whether or not there is a group for it to lead."""
+    if not vitals.connected:
+        yield "not connected to ZooKeeper"
+    elif not vitals.registered:
+        yield "not registered among the coordinators"
+    if not vitals.answered:
+        yield "Kafka does not answer"
+    for group in vitals.ended:
+        yield f"the thread of group {group} has ended"

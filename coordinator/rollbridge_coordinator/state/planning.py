@@ -13,13 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rollbridge.model.buffered import BufferedTransaction
+from rollbridge.model.changes import Roll, ids_beside
 from rollbridge.model.commit_order import LineKey
-from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.foreign import name_some
+from rollbridge.model.conditions import StreamCondition, name_some
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import bytes_of_epoch
 from rollbridge.model.transaction import State
-from rollbridge.model.under_way import Roll, ids_beside
 from rollbridge_coordinator.state.group import GroupState
 
 ROLL_BYTES_MAX: Final = 1_000_000

@@ -17,8 +17,8 @@ from enum import Enum
 from typing import Final
 
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.identifiers import TransactionId
-from rollbridge.model.terminated import GONE, Terminated, decode_terminated, encode_terminated
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.outcomes import GONE, Terminated, decode_terminated, encode_terminated
 
 Record = tuple[bytes, bytes | None]
 """Key and value of a message of the compacted topic; None is a tombstone."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rollbridge.model.buffered import FrameRef, Partition
 from rollbridge.model.commit_order import LineKey
+from rollbridge.model.conditions import ForeignTransaction, Obstacle
 from rollbridge.model.control import ControlRecord
-from rollbridge.model.foreign import ForeignTransaction, Obstacle
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.late import LateRecord
 from rollbridge.model.names import GroupName
-from rollbridge.model.nodes import NodeOperation
+from rollbridge.model.pieces import FrameRef, Partition
+from rollbridge.model.records import NodeOperation
 from rollbridge_coordinator.state.effects import (
     AbortRound,
     AppendControl,

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from rollbridge.model.buffered import BufferedTransaction, Partition
+from rollbridge.model import paths
+from rollbridge.model.changes import StreamFault
+from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX
 from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.frames import buffer_partition
-from rollbridge.model.identifiers import SegmentId, TransactionId
+from rollbridge.model.frames import BUFFER_OVERHEAD_BYTES, buffer_partition
+from rollbridge.model.ids import SegmentId, TransactionId
+from rollbridge.model.journal import DELETED, is_deleted, streams_of
 from rollbridge.model.late import LateNotes
-from rollbridge.model.records import Mark, StreamConfig
-from rollbridge_coordinator.state.retention import ByteCounter
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.pieces import BufferedTransaction, Partition
+from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, Mark, StreamConfig, Truncation, epoch_to_json
+from rollbridge.model.records import StreamState as Lifecycle
+from rollbridge_coordinator.state.effects import TopicSpec
+from rollbridge_coordinator.state.upkeep import ByteCounter
 
 
 @dataclass(slots=True)
@@ -67,3 +75,176 @@ class Doomed:
         """The partitions that its buffer had."""
         for number in range(self.config.buffer_partitions):
             yield self.config.buffer_topic, number
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What of a group's streams its journal does not have yet. Pure; see :mod:`rollbridge.model.journal`.
+
+
+@dataclass(slots=True)
+class JournalState:
+    """The journal as it stands in Kafka, and what of a leader's state is known to stand there.
+
+    States and records are never changed but replaced, so each is compared by identity: looking costs next to nothing.
+    """
+
+    nodes: dict[str, bytes] = field(default_factory=dict)
+    _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    _epochs: dict[str, EpochRecord] = field(default_factory=dict)
+
+    def changes(self, streams: Mapping[str, StreamState], faults: Mapping[str, StreamFault]) -> dict[str, bytes | None]:
+        """What is to be written so that it says what these streams are; None is a node that is gone."""
+        found: dict[str, bytes | None] = {}
+        for name, stream in streams.items():
+            fault = faults.get(name)
+            state = _state_of(stream, fault)
+            known = self._seen.get(name)
+            if stream.config.state is Lifecycle.ACTIVE and (
+                known is None or any(one is not other for one, other in zip(known, state, strict=True))
+            ):
+                found |= self._of(stream, fault)
+        alive = {item.config.name for item in streams.values() if item.config.state is Lifecycle.ACTIVE}
+        if len(alive) < len(self._seen) or not self._seen:
+            for gone in streams_of(self.nodes).keys() - alive:
+                found |= dict.fromkeys(self._below(gone), None)
+                if not is_deleted(self.nodes[paths.stream(gone)]):
+                    found[paths.stream(gone)] = DELETED
+        return found
+
+    def adopt(
+        self, changes: Mapping[str, bytes | None], streams: Mapping[str, StreamState], faults: Mapping[str, StreamFault]
+    ) -> None:
+        """The changes are durable."""
+        for path, value in changes.items():
+            if value is None:
+                self.nodes.pop(path, None)
+                self._epochs.pop(path, None)
+            else:
+                self.nodes[path] = value
+        active = {name: item for name, item in streams.items() if item.config.state is Lifecycle.ACTIVE}
+        self._seen = {name: _state_of(item, faults.get(name)) for name, item in active.items()}
+        for item in active.values():
+            self._epochs |= {paths.epoch(item.config.name, record.epoch): record for record in item.history.records}
+
+    def _of(self, stream: StreamState, fault: StreamFault | None) -> dict[str, bytes | None]:
+        name, history = stream.config.name, stream.history
+        wanted: dict[str, bytes | None] = {paths.stream(name): stream.config.to_json()}
+        kept = {paths.epoch(name, record.epoch): record for record in history.records}
+        for path, record in kept.items():
+            if self._epochs.get(path) is not record:
+                wanted[path] = epoch_to_json(record)
+        if history.removed or history.foundation is not None:
+            wanted[paths.truncation(name)] = Truncation(history.removed, stream.removing, history.foundation).to_json()
+        if stream.late.segments:
+            wanted[paths.late(name)] = stream.late.to_json()
+        if fault is not None:
+            wanted[paths.stream_fault(name)] = fault.to_json()
+        old = [path for path in self._below(name) if path not in wanted and path not in kept]
+        fresh = {path: value for path, value in wanted.items() if self.nodes.get(path) != value}
+        return fresh | dict.fromkeys(old, None)
+
+    def _below(self, name: StreamName) -> list[str]:
+        return [path for path in self.nodes if path.startswith(f"{paths.stream(name)}/")]
+
+
+def _state_of(stream: StreamState, fault: StreamFault | None) -> tuple[object, ...]:
+    """All that the journal says of a stream, as values that are replaced and never changed."""
+    return stream.config, stream.history, stream.removing, stream.late, fault
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The Kafka topics of a stream and a group, with the settings that each needs. Pure.
+
+
+BATCH_OVERHEAD_BYTES: Final = 48_588
+"""How much larger a segment's message limit is than its records: batch header, record framing and our header."""
+BUFFER_FILE_BYTES: Final = 256 * 1024 * 1024
+"""Kafka frees the disk of what was truncated file by file, and never the file that it writes to."""
+COMPACTED_SEGMENT_BYTES: Final = 16 * 1024 * 1024
+COMPACTED_SEGMENT_MS: Final = 10 * 60 * 1000
+"""What is in the newest segment of a compacted topic is not compacted."""
+
+ANY_TIME: Final = {
+    "message.timestamp.before.max.ms": str(2**63 - 1),
+    "message.timestamp.after.max.ms": str(2**63 - 1),
+}
+"""Users give event times, of the past and of the future. Kafka's default takes none that is over an hour ahead."""
+
+_KEEP: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+
+
+def segment_bytes_max(config: StreamConfig) -> int:
+    """``max.message.bytes`` of a stream's segments: a batch with one record of the largest size fits.
+
+    However small the records are, it is not less than the broker's default: the limit holds for a whole batch, and
+    both clients and leaders put many records into one.
+    """
+    return max(config.record_bytes_max, RECORD_BYTES_MAX_DEFAULT) + BATCH_OVERHEAD_BYTES
+
+
+def segment_topic_spec(config: StreamConfig, segment: SegmentId) -> TopicSpec:
+    """The topic of a segment: records keep the time that their writers gave, retention is the stream's matter."""
+    return TopicSpec(
+        config.name.segment_topic(segment),
+        replication_factor=config.replication_factor,
+        config={
+            **_KEEP,
+            **ANY_TIME,
+            "max.message.bytes": str(segment_bytes_max(config)),
+            "message.timestamp.type": "CreateTime",
+        },
+    )
+
+
+def buffer_topic_spec(config: StreamConfig) -> TopicSpec:
+    """The transaction buffer: leases run on the append time, which no client chooses; truncated only by us."""
+    return TopicSpec(
+        config.buffer_topic,
+        partitions=config.buffer_partitions,
+        replication_factor=config.replication_factor,
+        config={
+            **_KEEP,
+            "max.message.bytes": str(segment_bytes_max(config) + BUFFER_OVERHEAD_BYTES),
+            "message.timestamp.type": "LogAppendTime",
+            "segment.bytes": str(BUFFER_FILE_BYTES),
+        },
+    )
+
+
+def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicSpec:
+    """The commit log: never compacted, because its order is the commit order."""
+    return TopicSpec(
+        group.commit_log_topic,
+        replication_factor=replication_factor,
+        config={
+            **_KEEP,
+            "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
+            "message.timestamp.type": "LogAppendTime",
+        },
+    )
+
+
+def terminated_topic_spec(group: GroupName, replication_factor: int) -> TopicSpec:
+    """The topic of terminated transactions."""
+    return _compacted_topic_spec(group.terminated_topic, replication_factor)
+
+
+def snapshot_topic_spec(name: str, replication_factor: int) -> TopicSpec:
+    """A topic of snapshots."""
+    return _compacted_topic_spec(name, replication_factor)
+
+
+def _compacted_topic_spec(name: str, replication_factor: int) -> TopicSpec:
+    """Compacted often, so that what a new leader reads of it stays small."""
+    return TopicSpec(
+        name,
+        replication_factor=replication_factor,
+        config={
+            "cleanup.policy": "compact",
+            "segment.bytes": str(COMPACTED_SEGMENT_BYTES),
+            "segment.ms": str(COMPACTED_SEGMENT_MS),
+            "min.cleanable.dirty.ratio": "0.1",
+            "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
+            "message.timestamp.type": "LogAppendTime",
+        },
+    )

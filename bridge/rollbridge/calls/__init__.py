@@ -1,1 +1,0 @@
-"""What calls of an application have in common: time-outs, futures, code of its own that we run, and forks."""

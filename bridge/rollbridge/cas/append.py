@@ -1,0 +1,355 @@
+"""One round: writes appended in a native transaction, and committed if what they expect holds where they stand.
+
+1. Append at offset o, invisible. Appending before looking is what makes it hold against any other writer: whoever
+   comes later has a later offset.
+2. Wait until every offset below o is decided, reading only what was not looked at before. Earlier writers never wait
+   for later ones, so nobody waits in a circle.
+3. Commit if the conditions hold for what is committed below o; otherwise abort. If what was read so far refutes a
+   condition for good, abort at once, so that those who wait for this round wait no longer than they must.
+
+Writes of the same connection that wait behind a round are decided with it as far as it refutes them: they expect what
+it has followed. They must have been there before it was read where the log ends, so that the SN which they are told is
+the last one is not older than they are.
+
+A commit whose answer is lost is looked up: the same id is initialised again, after which nothing of it is open, and
+the log says whether the record at o is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rollbridge.cas.request import Request
+from rollbridge.cas.session import Engine
+from rollbridge.cas.tail import WAIT_MS, SegmentLog, StreamLogs, WaitedTooLong, sn_of
+from rollbridge.errors import InvalidRequestError, RollbridgeError, TruncatedError
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.batches import BatchBuilder, Compression
+from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError, TopicNotFound
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.model.cas import Accepted, Entry, Refused, Scope, Verdict, is_refuted, judge, place_of
+from rollbridge.model.lineage import Course
+from rollbridge.model.sn import ANY, OPERATION_HEADER, SN, Token
+
+logger = logging.getLogger(__name__)
+
+ROUND_BYTES_MAX: Final = 900_000
+"""Most bytes of one round; it is one record batch, so that its records stand side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The round is visible; SNs by write."""
+
+    sns: Sequence[tuple[SN, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The round was aborted: some writes are refused, or can never succeed; the others may be tried again."""
+
+    verdicts: Sequence[Verdict | InvalidRequestError]
+
+
+@dataclass(frozen=True, slots=True)
+class NotWritten:
+    """The round left nothing and may be tried again."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Nobody can tell now whether the round is visible."""
+
+    offset: int
+    why: str
+
+
+RoundResult = Committed | Judged | NotWritten | Unclear
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a round waits, by ``time.monotonic()``."""
+
+    earlier: float
+    """For earlier native transactions to end; before the own one is timed out."""
+    answer: float
+    """For finding out what became of a commit."""
+
+
+class Round:
+    """Carries out one round of writes to one segment; used once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        logs: StreamLogs,
+        requests: Sequence[Request],
+        entries: Sequence[Entry],
+        waiting: Callable[[], Sequence[Request]] = tuple,
+        *,
+        alone: bool = True,
+    ) -> None:
+        """A round of writes that go together.
+
+        Args:
+            engine: Writes and reads.
+            logs: What is known.
+            requests: The writes.
+            entries: The same for the decision.
+            waiting: Tells what waits behind them.
+            alone: Whether nobody of the same connection is known to contend.
+        """
+        self._appender: Final[TransactionalAppender] = engine.appender
+        self._reader: Final[LogReader] = engine.reader
+        self._engine = engine
+        self._logs = logs
+        self._requests = requests
+        self._entries = entries
+        self._log: Final[SegmentLog] = logs.active(requests[0].course)
+        self._met_before = self._log.met
+        self._waiting = waiting
+        self._alone = alone
+        self._appended = self._aborted = False
+        self.refuted: dict[Request, Refused] = {}
+        """Of the writes that wait behind it, those that are refused in any case."""
+
+    @property
+    def met_others(self) -> bool:
+        """Whether others have appended since this writer looked last, with success or not."""
+        return self._log.met > self._met_before
+
+    def look(self, deadline: float) -> Sequence[Verdict | InvalidRequestError]:
+        """What would be decided now, without appending anything.
+
+        A refusal is as good as one after an append, if the segment is still active: an append would tell.
+
+        Raises:
+            WaitedTooLong: an earlier native transaction is still open.
+        """
+        behind = self._waiting()
+        end = self._log.end_now(self._reader)
+        verdicts = self._decide(end, deadline)
+        self._refute(behind)
+        return verdicts
+
+    def is_refuted(self) -> bool:
+        """Whether what is known refutes the first condition for good, so that there is no use in appending it."""
+        entry = self._entries[0]
+        condition = entry.condition
+        known = self._log.known_last(condition.key if condition.scope is Scope.KEY else None)
+        if known is None or entry.after is not None:
+            return False
+        try:
+            return is_refuted(condition, known, entry.course)
+        except InvalidRequestError:
+            return False
+
+    def run(self, patience: Patience) -> RoundResult:
+        """Append, decide, commit or abort.
+
+        Raises:
+            AppendRefusedError: the segment does not take it: sealed, gone, not allowed; nothing was written.
+            ProducerFencedError: another writer has the transactional id; nothing was written.
+            KafkaUnavailable: nothing was written.
+        """
+        try:
+            alone = self._alone and not self._waiting()
+            if alone and self._log.marker_expected:
+                # The broker answers as soon as the marker is there, mostly before the append is acknowledged.
+                self._reader.ask(self._log.topic, self._log.end or 0, wait_ms=WAIT_MS, last_epoch=self._log.epoch)
+            offset = self._append()
+            self._appended = True
+            behind = () if alone else self._waiting()
+            try:
+                verdicts = self._decide(offset, patience.earlier)
+            except WaitedTooLong as fault:
+                self._engine.rollback()
+                return NotWritten(f"an earlier native transaction is still open: {fault}")
+            sns = [verdict.sns for verdict in verdicts if isinstance(verdict, Accepted)]
+            if len(sns) < len(verdicts):
+                self._engine.rollback()
+                return Judged(verdicts)
+            if self._aborted:
+                return NotWritten("it was aborted too early")
+        except AppendUnknownError as fault:
+            # No commit was ever asked for, so the init before the next use aborts it.
+            return NotWritten(str(fault))
+        except BaseException:
+            self._engine.rollback()
+            raise
+        finally:
+            self._reader.unask()
+        result = self._commit(offset, sns, patience.answer)
+        end = offset + sum(len(written) for written in sns)
+        if isinstance(result, Committed) and self._log.high_watermark == self._log.end == end:
+            self._refute(behind)
+        return result
+
+    def _append(self) -> int:
+        builder = BatchBuilder(ROUND_BYTES_MAX * 2, Compression.NONE)
+        for request in self._requests:
+            for record in request.records:
+                builder.append(request.timestamp_ms, record.key, record.value, record.headers)
+        return self._appender.append([(self._log.topic, builder.build())])[0]
+
+    def _decide(self, offset: int, deadline: float) -> list[Verdict | InvalidRequestError]:
+        entries = self._entries
+        with self._log.lock:
+            self._log.confirm(self._reader, offset)
+        faults: dict[int, InvalidRequestError] = {}
+        key_lasts: dict[bytes, SN] = {}
+        for place, entry in enumerate(entries):
+            try:
+                place_of(entry.condition.expected, entry.course)
+            except InvalidRequestError as fault:
+                faults[place] = fault
+                continue
+            condition = entry.condition
+            # One that expects nothing may share its key with one that does, and must not hide what is there from it.
+            key, expected = condition.key, condition.expected
+            if key is not None and condition.scope is Scope.KEY and entry.after is None and expected != ANY:
+                key_lasts[key] = self._key_last(key, expected, entry.course, offset, deadline)
+        if faults:
+            return [faults.get(place, Accepted(())) for place in range(len(entries))]
+        last = self._logs.last(entries[0].course, self._reader, offset, deadline, self._abort_if_refuted)
+        verdicts: list[Verdict | InvalidRequestError] = []
+        last_ids = {
+            place: self._logs.last_id(entry.course, self._reader, offset, deadline)
+            for place, entry in enumerate(entries)
+            if entry.checks_ids
+        }
+        for entry, verdict in zip(entries, judge(entries, offset, last, key_lasts, last_ids), strict=True):
+            key = entry.condition.key
+            if (
+                isinstance(verdict, Refused)
+                and entry.condition.scope is Scope.KEY
+                and verdict.actual.empty
+                and key is not None
+            ):
+                # Only what stands after the expected place was looked at; the caller wants to know what is there.
+                actual = self._logs.last_of(entry.course, self._reader, key, None, offset, deadline)
+                verdict = Refused(verdict.expected, actual)
+            verdicts.append(verdict)
+        return verdicts
+
+    def _abort_if_refuted(self) -> None:
+        if self._appended and not self._aborted and self.is_refuted():
+            self._aborted = True
+            self._engine.rollback()
+
+    def _refute(self, behind: Sequence[Request]) -> None:
+        """Note which of the writes behind this round are refused by what is known, whatever stands behind that.
+
+        So nothing rests on where the log seemed to end: right after an election that may be less than what somebody
+        has seen of it.
+        """
+        for request in behind:
+            if request in self.refuted or request.broken_chain() or request.awaited({}):
+                continue
+            condition = request.condition()
+            actual = self._log.known_last(condition.key if condition.scope is Scope.KEY else None)
+            try:
+                if actual is not None and is_refuted(condition, actual, request.course):
+                    self.refuted[request] = Refused(condition.expected, actual)
+            except InvalidRequestError:
+                continue  # it is told so when it is its turn
+
+    def _key_last(self, key: bytes, expected: SN, course: Course, offset: int, deadline: float) -> SN:
+        # With a transaction id the record itself is wanted, not only whether there is a later one.
+        place = None if expected.transaction_id is not None else place_of(expected, course)
+        return self._logs.last_of(course, self._reader, key, place, offset, deadline)
+
+    def _commit(self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: float) -> RoundResult:
+        try:
+            self._appender.commit()
+        except AppendUnknownError as fault:
+            return self._look_up(offset, sns, deadline, fault)
+        except RollbridgeError:
+            self._engine.rollback()
+            raise
+        with self._log.lock:
+            keys = (record.key for request in self._requests for record in request.records)
+            self._log.wrote([sn for written in sns for sn in written], keys)
+        return Committed(sns)
+
+    def _look_up(
+        self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: float, fault: AppendUnknownError
+    ) -> RoundResult:
+        """After an unclear commit: end it for good, then see what the log says."""
+        logger.info("looking into %s for what became of a commit: %s", self._log.topic, fault)
+        operation = self._requests[0].operation
+        try:
+            try:
+                self._appender.init()
+            except ProducerFencedError:
+                logger.info("somebody else has ended transactional id %s", self._appender.transactional_id)
+            found = find_operation(self._log, self._reader, operation, offset, offset + 1, deadline)
+        except (RollbridgeError, WaitedTooLong) as exc:
+            return Unclear(offset, str(exc))  # nobody could look at where it would stand: that says nothing
+        return Committed(sns) if found else NotWritten("the commit did not take effect")
+
+
+def find_operation(
+    log: SegmentLog, reader: LogReader, operation: bytes, since: int, to: int, deadline: float
+) -> list[SN]:
+    """SNs of the committed records of a write in ``since..to-1``; empty if it is not there, and never was.
+
+    Raises:
+        WaitedTooLong: something before ``to`` is still undecided.
+        TruncatedError: it was not found, and may have stood where records were truncated.
+    """
+    try:
+        found = [
+            sn_of(record, log.segment, log.base)
+            for record in log.records(reader, since, to, deadline)
+            if any(name == OPERATION_HEADER and value == operation for name, value in record.headers)
+        ]
+    except TopicNotFound as fault:
+        raise TruncatedError(f"segment {log.segment} is gone: nobody can tell if it held the write") from fault
+    if not found and since < min(log.truncated_at(), to):
+        raise TruncatedError(
+            f"segment {log.segment} was truncated to offset {log.truncated_at()}: nobody can tell if the write stood "
+            f"there, from offset {since} on"
+        )
+    return found
+
+
+def find_write(logs: StreamLogs, course: Course, reader: LogReader, token: Token, deadline: float) -> list[SN]:
+    """SNs of the committed records of a write, looked for in everything that was appended until now.
+
+    Raises:
+        WaitedTooLong: something is still undecided.
+        TruncatedError: it may have stood where records were truncated.
+    """
+    place = place_of(token.since, course)
+    lost: TruncatedError | None = None
+    for stage in course.stages:
+        log = logs.of(stage)
+        end = log.end_now(reader) if stage.end is None else stage.end
+        since = 0 if place is None else min(max(place + 1 - stage.base, 0), end)
+        try:
+            if found := find_operation(log, reader, token.operation, since, end, deadline):
+                return found
+        except TruncatedError as fault:
+            lost = fault
+        if place is not None and place >= stage.base:
+            break
+    else:
+        if course.dropped_end > (0 if place is None else place + 1):
+            lost = TruncatedError(f"what token {token} is looked for in was truncated, segments and all")
+    if lost is not None:
+        raise lost
+    return []
+
+
+def patience(transaction_timeout_s: float, answer_s: float) -> Patience:
+    """Half of the native transaction's time-out for those before, the rest for ending it."""
+    now = time.monotonic()
+    return Patience(now + transaction_timeout_s / 2, now + transaction_timeout_s + answer_s)

@@ -1,0 +1,170 @@
+"""The shape of a stream as a conditional writer sees it: where each key goes now, and what came before."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+from rollbridge.errors import InvalidRequestError, UnavailableError
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.keyspace import position_of
+from rollbridge.model.lineage import Course, Stage
+from rollbridge.model.names import StreamName
+from rollbridge.model.paths import epochs
+from rollbridge.model.sn import sequence_bases
+from rollbridge.model.truncation import ancestors
+from rollbridge.zookeeper.catalog import Catalog
+from rollbridge.zookeeper.session import ZooKeeperSession
+
+_PAUSE_FIRST_S: Final = 0.005
+_PAUSE_MAX_S: Final = 0.2
+
+
+class _Known:
+    """A history, with the courses that were asked for: positions between two bounds of whatever epoch share one."""
+
+    def __init__(self, history: EpochHistory) -> None:
+        self.history: Final = history
+        self.bases: Final = sequence_bases(history)
+        bounds = {segment.range.low for record in history.records for segment in record.segments}
+        self._bounds = sorted(bounds.union(() if history.foundation is None else history.foundation.lows))
+        self._courses: dict[int, Course] = {}
+
+    def course(self, position: float) -> Course:
+        place = bisect_right(self._bounds, position)
+        found = self._courses.get(place)
+        if found is None:
+            self._courses[place] = found = Course(self.history, position, self.bases)
+        return found
+
+
+class Shape:
+    """Routes keys to the active segments of one stream. Safe to use from several threads."""
+
+    def __init__(self, catalog: Catalog, session: ZooKeeperSession, stream: StreamName) -> None:
+        self.stream: Final = stream
+        self._name = str(stream)
+        self._catalog = catalog
+        self._session = session
+        self._known: _Known | None = None
+
+    @property
+    def record_bytes_max(self) -> int:
+        """Largest record of the stream."""
+        return self._catalog.view(self._name).config.record_bytes_max
+
+    def segments(self) -> int:
+        """How many segments are active."""
+        return len(self._catalog.view(self._name).history.active.segments)
+
+    def course(self, position: float) -> Course:
+        """The course of a position, as of what is known.
+
+        Raises:
+            UnavailableError: a predecessor's end is not known yet; see :meth:`await_course`.
+            ScopeNotFound, StreamNotFound: there is no such stream.
+        """
+        return self._current().course(position)
+
+    def before(self, segment: SegmentId) -> list[Stage]:
+        """Everything that a segment continues, however far back, whatever keys it holds; the oldest first.
+
+        Raises:
+            UnavailableError: where one of them ends is not known yet; nothing was written.
+            ScopeNotFound, StreamNotFound: there is no such stream.
+        """
+        known, found = self._current(), []
+        history = known.history
+        for item in sorted(ancestors(history, [segment])):
+            end, base = history.sealed_end(item), known.bases.get(item)
+            if end is None or base is None:
+                raise UnavailableError(f"the end of segment {item} is not known yet; try again; nothing was written")
+            found.append(Stage(item, base, end, item in history.removed))
+        return found
+
+    def _current(self) -> _Known:
+        history = self._catalog.view(self._name).history
+        known = self._known
+        if known is None or known.history is not history:
+            self._known = known = _Known(history)
+        return known
+
+    def await_course(self, position: float, deadline: float, sealed: SegmentId | None = None) -> Course:
+        """The course of a position once it can be written to, in another segment than ``sealed``.
+
+        Raises:
+            UnavailableError: it was not so by the deadline; nothing was written.
+            ScopeNotFound, StreamNotFound: there is no such stream.
+        """
+        pause_s = _PAUSE_FIRST_S
+        while True:
+            try:
+                course = self.course(position)
+                if course.active != sealed:
+                    return course
+                why = f"segment {sealed} is sealed and its successor is not known"
+            except UnavailableError as fault:
+                why = str(fault)
+            if time.monotonic() >= deadline:
+                raise UnavailableError(
+                    f"{why}; a scale or a rolling commit of {self.stream} is under way: is a coordinator running? "
+                    "Nothing was written"
+                )
+            time.sleep(pause_s)
+            pause_s = min(_PAUSE_MAX_S, pause_s * 2)
+            self._catalog.forget(self._name)
+
+    def check_current(self) -> None:
+        """Look whether there is an epoch that is not known here, and if so read it."""
+        self._session.sync()
+        names = self._session.children(epochs(self.stream))
+        if not names or int(names[-1]) != self._catalog.view(self._name).history.active.epoch:
+            self._catalog.forget(self._name)
+
+    def is_removed(self, segment: SegmentId) -> bool:
+        """Whether a segment was truncated as a whole; asks ZooKeeper.
+
+        Raises:
+            ZooKeeperUnavailable: no answer in time.
+            ScopeNotFound, StreamNotFound: there is no such stream any more.
+        """
+        self._session.sync()
+        self._catalog.forget(self._name)
+        return self._catalog.view(self._name).history.is_removed(segment)
+
+    def has_moved(self, position: float, segment: SegmentId, *, is_lost: bool = False) -> bool:
+        """Whether a position has another active segment by now, or is about to; asks ZooKeeper.
+
+        If the segment's topic ``is_lost``, nothing of what is known is trusted.
+
+        Raises:
+            ZooKeeperUnavailable: no answer in time.
+            ScopeNotFound, StreamNotFound: there is no such stream any more.
+        """
+        if is_lost:
+            self._session.sync()
+            self._catalog.forget(self._name)
+        else:
+            self.check_current()
+        try:
+            return self.course(position).active != segment
+        except UnavailableError:
+            return True
+
+    def position_of_run(self, keys: Sequence[bytes | None]) -> float:
+        """The position of the first key of a run.
+
+        Raises:
+            InvalidRequestError: its keys are in several segments.
+        """
+        positions = [position_of(key) for key in keys]
+        history = self._catalog.view(self._name).history
+        if len({history.active.segment_at(position).id for position in positions}) > 1:
+            raise InvalidRequestError(
+                f"the {len(keys)} records of a run are in several segments of {self.stream}, and a condition is about "
+                f"one: write them as a transaction, or as one run for each segment; nothing was written"
+            )
+        return positions[0]

@@ -1,0 +1,280 @@
+"""Engines: each a transactional id and a connection to read with; a writer has a few and uses them in turn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from rollbridge.calls import answers_within
+from rollbridge.config import ConnectionSettings
+from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.appender import State, TransactionalAppender
+from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.model import paths
+from rollbridge.model.names import StreamName
+from rollbridge.zookeeper.errors import NodeExists, UnknownWriteError
+from rollbridge.zookeeper.session import ZooKeeperSession
+
+# --------------------------------------------------------------------------------------------------------------------
+# Slots: which transactional ids a conditional writer uses, so that no two live writers share one.
+# A transactional id has one user: whoever takes it fences the one before. The ids of a stream's conditional writers
+# are therefore numbered, ``scope.stream.cas.SLOT.INDEX``, and a writer takes the lowest slot that no live one holds,
+# by an ephemeral ZooKeeper node. A writer that died leaves its slot, and whoever takes it next ends what the dead one
+# left open. A writer that was only paused finds itself fenced, has written nothing, and takes another slot.
+# The numbers belong to the stream and not to a client's name, because unnamed clients are named after their process:
+# ids made from those would be new ones at every start, which brokers keep for days and which fence nobody.
+
+
+logger = logging.getLogger(__name__)
+
+IDS_PER_SLOT: Final = 3
+"""Used in turn, a transaction never waits for the markers of the one before."""
+
+
+def transactional_ids(stream: StreamName, slot: int) -> list[str]:
+    """The ids of a slot; they begin like the stream's topics, so one prefixed ACL covers both."""
+    return [f"{stream.scope}.{stream.stream}.cas.{slot}.{index}" for index in range(IDS_PER_SLOT)]
+
+
+class Slot:
+    """A slot that is held as long as the ZooKeeper session lives in which it was taken."""
+
+    def __init__(self, session: ZooKeeperSession, path: str, number: int, session_id: int | None) -> None:
+        self.number: Final = number
+        self._session = session
+        self._path = path
+        self._session_id = session_id
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nobody else can have taken it, as far as is known here; costs no round trip."""
+        return self._session.session_id in (None, self._session_id)
+
+    def release(self) -> None:
+        """Give it back; if that can not be done, the end of the session does it."""
+        if not self.is_held:
+            return
+        try:
+            self._session.delete(self._path)
+        except RollbridgeError as fault:
+            logger.info("slot %s is given back with the end of the session: %s", self._path, fault)
+
+
+def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Slot:
+    """Take the lowest slot of a stream that nobody holds.
+
+    Args:
+        session: Its end gives the slot back.
+        stream: Whose slots.
+        owner: Name of the client, for whoever looks at the node.
+
+    Raises:
+        ZooKeeperUnavailable: no answer in time.
+    """
+    parent = paths.cas_slots(stream)
+    session.ensure(parent)
+    mark = f"{owner} {uuid.uuid4().hex}".encode()
+    while True:
+        taken = set(session.children(parent))
+        number = next(number for number in range(len(taken) + 1) if str(number) not in taken)
+        path = f"{parent}/{number}"
+        session_id = session.session_id
+        try:
+            session.create(path, mark, ephemeral=True)
+        except NodeExists:
+            continue
+        except UnknownWriteError:
+            node = session.get(path)
+            if node is None or node.value != mark:
+                continue
+        if session.session_id != session_id:
+            # The session ended meanwhile, and the node may belong to the old one.
+            node = session.get(path)
+            if node is None or node.value != mark:
+                continue
+            session.delete(path)
+            continue
+        logger.info("%s writes conditionally to %s with slot %d", owner, stream, number)
+        return Slot(session, path, number, session_id)
+
+
+_REQUEST_TIMEOUT_MS: Final = 10_000
+
+
+@dataclass(slots=True)
+class Engine:
+    """One transactional id; used by one thread at a time."""
+
+    appender: TransactionalAppender
+    reader: LogReader
+
+    def prepare(self) -> None:
+        """Take the id, or come back to it, unless it is ready.
+
+        Raises:
+            ProducerFencedError: somebody else has it by now.
+            KafkaUnavailable: no answer in time.
+        """
+        self.rollback()
+        if self.appender.state in (State.NEW, State.UNKNOWN):
+            self.appender.init()
+
+    def rollback(self) -> None:
+        """Abort what is open, at the latest when this engine is used next; it is never committed in any case."""
+        if self.appender.state not in (State.IN_TRANSACTION, State.MUST_ABORT):
+            return
+        try:
+            self.appender.abort()
+        except AppendUnknownError as fault:
+            logger.info("an abort is left to the next use of the transactional id: %s", fault)
+        except ProducerFencedError:
+            logger.info("transactional id %s was taken over; it ended there", self.appender.transactional_id)
+
+    def close(self) -> None:
+        """Disconnect."""
+        try:
+            self.appender.close()
+        except RollbridgeError as fault:
+            logger.info("transactional id %s: %s", self.appender.transactional_id, fault)
+        self.reader.close()
+
+
+class EnginePool:
+    """The engines of one slot, each used by one thread at a time, the longest unused first.
+
+    One whose last transaction may still be open comes before all others.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        stream: StreamName,
+        take: Callable[[], Slot],
+        *,
+        transaction_timeout_ms: int,
+        retry_timeout_ms: int,
+    ) -> None:
+        """``take`` takes a slot; it is called again when the one at hand was lost."""
+        self._settings = settings
+        self._stream = stream
+        self._take = take
+        self._transaction_timeout_ms = transaction_timeout_ms
+        self._retry_timeout_ms = retry_timeout_ms
+        self._changed = threading.Condition()
+        self._slot: Slot | None = None
+        self._generation = 0
+        self._idle: deque[tuple[int, Engine]] = deque()
+
+    @contextmanager
+    def engine(self) -> Iterator[Engine]:
+        """An engine that is ready; with a slot of its own if the one before was lost.
+
+        Raises:
+            KafkaUnavailable, ZooKeeperUnavailable: no answer in time; nothing was written.
+            NotAuthorizedError, ConfigError: the broker will not have it.
+        """
+        while True:
+            generation, engine = self._acquire()
+            prepared = False
+            try:
+                try:
+                    engine.prepare()
+                except ProducerFencedError:
+                    self.lose(generation)
+                    continue
+                prepared = True
+                yield engine
+                return
+            except ProducerFencedError:
+                self.lose(generation)
+                raise
+            finally:
+                # What it may have left open keeps everybody waiting, its own writer too, until it is prepared again.
+                self._give_back(generation, engine, first=prepared and engine.appender.state is State.UNKNOWN)
+
+    def lose(self, generation: int) -> None:
+        """Take another slot next time: somebody else has this one by now."""
+        with self._changed:
+            if generation == self._generation and self._slot is not None:
+                logger.warning(
+                    "slot %d of %s was taken by another writer, as after a long pause; taking another",
+                    self._slot.number,
+                    self._stream,
+                )
+                self._slot = None
+
+    def close(self) -> None:
+        """Disconnect all and give the slot back. Nobody may be using an engine."""
+        with self._changed:
+            engines = [engine for _, engine in self._idle]
+            self._idle.clear()
+            slot, self._slot = self._slot, None
+        for engine in engines:
+            engine.close()
+        if slot is not None:
+            slot.release()
+
+    def _acquire(self) -> tuple[int, Engine]:
+        with self._changed:
+            while True:
+                if self._slot is None or not self._slot.is_held:
+                    try:
+                        self._renew()
+                    except ProducerFencedError:
+                        self._slot = None
+                        continue
+                if self._idle:
+                    return self._idle.popleft()
+                self._changed.wait()
+
+    def _give_back(self, generation: int, engine: Engine, *, first: bool) -> None:
+        with self._changed:
+            if generation == self._generation and self._slot is not None:
+                if first:
+                    self._idle.appendleft((generation, engine))
+                else:
+                    self._idle.append((generation, engine))
+                self._changed.notify()
+                return
+        engine.close()
+
+    def _renew(self) -> None:
+        """A slot that is ours alone, and engines for its ids; those in use with the old one are closed when done."""
+        for _, engine in self._idle:
+            engine.close()
+        self._idle.clear()
+        with answers_within(self._retry_timeout_ms / 1000):
+            self._slot = self._take()
+        self._generation += 1
+        for identifier in transactional_ids(self._stream, self._slot.number):
+            self._idle.append((self._generation, self._make(identifier)))
+        self._changed.notify_all()
+        for _, engine in self._idle:
+            # All of them now: what a dead writer left open with any of these ids would keep everybody waiting.
+            engine.prepare()
+
+    def _make(self, transactional_id: str) -> Engine:
+        settings = self._settings
+        return Engine(
+            TransactionalAppender(
+                settings.bootstrap_servers,
+                transactional_id,
+                transaction_timeout_ms=self._transaction_timeout_ms,
+                security=settings.kafka,
+                client_id=settings.client_name,
+                request_timeout_ms=min(_REQUEST_TIMEOUT_MS, self._retry_timeout_ms),
+                retry_timeout_ms=self._retry_timeout_ms,
+            ),
+            LogReader(
+                Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name),
+                retry_timeout_s=self._retry_timeout_ms / 1000,
+            ),
+        )

@@ -1,0 +1,421 @@
+"""The end of one segment's log, looked at no more than needed.
+
+Conditions are about its last committed record, the last one of a key, and the last transaction id that a user gave.
+
+Whatever is told has been compared with the log after it was asked for: what is read says by its leader epoch whether
+it goes on from what is known, and where nothing is to be read, :meth:`SegmentLog.confirm` asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from rollbridge.errors import InvalidRequestError
+from rollbridge.kafka.batches import Record
+from rollbridge.kafka.errors import TopicNotFound
+from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader, Stretch
+from rollbridge.model.conditions import Examined, Seen
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.lineage import Course, Stage
+from rollbridge.model.names import StreamName
+from rollbridge.model.sn import (
+    ANY,
+    DLSN,
+    EMPTY,
+    RECORD_HEADER,
+    SN,
+    TRANSACTION_ID_HEADER,
+    unpack_record_header,
+    unpack_transaction_id,
+)
+
+logger = logging.getLogger(__name__)
+
+FIRST_STEP: Final = 64
+"""How many offsets before the end are looked at first for the last record; then eight times as many, and so on."""
+_STEP_FACTOR: Final = 8
+GAP_MAX: Final = 5_000
+"""After more offsets than this by others, the last record is looked for from the end, not read up to."""
+WAIT_MS: Final = 200
+"""How long a broker holds back the answer to a fetch while there is nothing to see."""
+Progress = Callable[[], object]
+
+
+def _ignore() -> None:
+    """Nobody wants to know of progress."""
+
+
+class WaitedTooLong(Exception):
+    """An earlier native transaction of somebody else is still open at the deadline."""
+
+    def __init__(self, topic: str, offset: int, wanted: int) -> None:
+        super().__init__(f"topic {topic} is decided up to offset {offset} only, {wanted} is waited for")
+        self.offset = offset
+
+
+def sn_of(record: Record, segment: SegmentId, base: int) -> SN:
+    """The SN of a committed record; headers of ours that do not parse count as absent, since anybody may write."""
+    local, transaction_id = 0, None
+    for name, value in record.headers:
+        if value is None:
+            continue
+        try:
+            if name == RECORD_HEADER:
+                local = unpack_record_header(value)[1]
+            elif name == TRANSACTION_ID_HEADER:
+                transaction_id = unpack_transaction_id(value)
+        except InvalidRequestError:
+            continue
+    return SN(DLSN.of(segment, record.offset, local), transaction_id, base + record.offset)
+
+
+class SegmentLog:
+    """What one writer knows of one segment. Hold ``lock`` while using it.
+
+    Methods take a reader, the offset ``to`` below which they look, and a deadline by ``time.monotonic()``.
+    """
+
+    def __init__(self, topic: str, segment: SegmentId, base: int) -> None:
+        self.topic: Final = topic
+        self.segment: Final = segment
+        self.base: Final = base
+        self.lock: Final = threading.RLock()
+        self._examined: Examined | None = None
+        self._truncated_at = 0
+        self._own_end: int | None = None
+        self.epoch = NO_EPOCH
+        """Leader epoch of the last batch that is known; own ones behind it may have a later one."""
+        self.read_epoch = NO_EPOCH
+        """Leader epoch of the last batch that :meth:`records` has come to; that says nothing of what is known."""
+        self.high_watermark = 0
+        """Where the segment ended when it was read last."""
+        self.met = 0
+        """How much was read that others have appended since the log was looked at first, or that was aborted."""
+
+    @property
+    def end(self) -> int | None:
+        """Below this offset everything is known; None before the first look."""
+        return None if self._examined is None else self._examined.end
+
+    @property
+    def marker_expected(self) -> bool:
+        """Whether what is known ends with an own record, so that its marker stands there, or is about to."""
+        return self._own_end is not None and self._own_end == self.end
+
+    def known_last(self, key: bytes | None) -> SN | None:
+        """The last committed record of those that were looked at, or the last one of a key; None if there is none."""
+        if self._examined is None:
+            return None
+        return self._examined.last if key is None else self._examined.last_of(key)
+
+    def end_now(self, reader: LogReader) -> int:
+        """The high watermark: that of a leader which knows it, other than one that comes with a fetch (KIP-207)."""
+        return reader.end(self.topic)
+
+    def confirm(self, reader: LogReader, to: int) -> None:
+        """Forget what is known up to ``to`` if it is not in the log any more; whatever ends before is read on from.
+
+        Asks nobody unless something is known right up to there.
+        """
+        known = self._examined
+        if known is None or known.end != to or self.epoch == NO_EPOCH:
+            return
+        try:
+            self.high_watermark = reader.fetch(self.topic, to, last_epoch=self.epoch).high_watermark
+        except LogDivergedError as fault:
+            self._forget(fault)
+
+    def wrote(self, sns: Sequence[SN], keys: Iterable[bytes | None]) -> None:
+        """Take note of own records, committed at the end of what is known, without reading them.
+
+        Not without an epoch: should the log lose its end, nothing would tell that.
+        """
+        known = self._examined
+        start = sns[0].dlsn.offset if sns and sns[0].dlsn is not None else None
+        if known is not None and known.end == start and self.epoch != NO_EPOCH:
+            records = [Seen(start + place, key, sn) for place, (sn, key) in enumerate(zip(sns, keys, strict=True))]
+            known.extend(start, start + len(records), records)
+            self._own_end = known.end
+
+    def last(self, reader: LogReader, to: int, deadline: float, progress: Progress = _ignore) -> SN:
+        """SN of the last committed record below ``to``; EMPTY if there is none, ANY if it was truncated away.
+
+        ``progress`` is called whenever more is known, which may be before all of it is.
+
+        Raises:
+            WaitedTooLong: something below ``to`` is still undecided.
+        """
+        known = self._look_back(reader, to, deadline, lambda known: known.last is not None, progress)
+        if known.last is None:
+            return ANY if self._truncated_at else EMPTY
+        return known.last
+
+    def last_id(self, reader: LogReader, to: int, deadline: float) -> int | None:
+        """The last transaction id that a user gave a committed record below ``to``; None if there is none any more.
+
+        Looks back for it once, as far as the log goes; what comes later is known from reading it.
+
+        Raises:
+            WaitedTooLong: something below ``to`` is still undecided.
+        """
+        return self._look_back(reader, to, deadline, lambda known: known.last_id is not None).last_id
+
+    def last_of(self, reader: LogReader, key: bytes, since: int, to: int, deadline: float) -> SN | None:
+        """SN of the last committed record with ``key`` in ``since..to-1``; None if there is none.
+
+        Raises:
+            WaitedTooLong: something below ``to`` is still undecided.
+        """
+        known = self._examine(reader, min(since, to), to, deadline)
+        found = known.last_of(key)
+        if found is None and since < known.keys_from:
+            for part in self._read(reader, since, known.keys_from, deadline):
+                for seen in self._seen(part):
+                    if seen.key == key:
+                        found = seen.sn
+        return found
+
+    def truncated_at(self) -> int:
+        """Where the log begins, as far as was seen."""
+        return self._truncated_at
+
+    def records(
+        self, reader: LogReader, since: int, to: int, deadline: float, epoch: int = NO_EPOCH
+    ) -> Iterator[Record]:
+        """The committed records in ``since..to-1``; afterwards :attr:`read_epoch` is that of the last batch.
+
+        Raises:
+            LogDivergedError: What was read before ``since``, last under leader epoch ``epoch``, is not there any more.
+        """
+        self.read_epoch = epoch
+        for part in self._read(reader, since, to, deadline, epoch):
+            if part.epoch != NO_EPOCH:
+                self.read_epoch = part.epoch
+            yield from part.records
+
+    def _look_back(
+        self,
+        reader: LogReader,
+        to: int,
+        deadline: float,
+        found: Callable[[Examined], bool],
+        progress: Progress = _ignore,
+    ) -> Examined:
+        """Examine what stands below ``to``, from the end on, until what is looked for is found or nothing is left."""
+        known = self._examine(reader, max(0, to - FIRST_STEP), to, deadline, progress, GAP_MAX)
+        step = FIRST_STEP
+        while not found(known) and known.last_from > self._truncated_at:
+            step *= _STEP_FACTOR
+            start = max(self._truncated_at, known.last_from - step)
+            stretch = [
+                seen for part in self._read(reader, start, known.last_from, deadline) for seen in self._seen(part)
+            ]
+            known.prepend(max(start, self._truncated_at), stretch)
+        return known
+
+    def _examine(
+        self,
+        reader: LogReader,
+        start: int,
+        to: int,
+        deadline: float,
+        progress: Progress = _ignore,
+        gap_max: float = math.inf,
+    ) -> Examined:
+        """Read on up to ``to`` from what is known; from ``start`` if that is nothing, or too far back.
+
+        Begins there as well where the log goes on before the end of what is known, as it has become shorter then, and
+        where it has grown again since.
+        """
+        known = self._examined
+        if known is not None and 0 <= to - known.end <= gap_max:
+            try:
+                self._catch_up(known, reader, to, deadline, progress, self.epoch)
+            except LogDivergedError as fault:
+                self._forget(fault)
+            else:
+                return known
+        self._examined = known = Examined(start)
+        self._own_end, self.epoch = None, NO_EPOCH
+        self._catch_up(known, reader, to, deadline, progress, NO_EPOCH)
+        return known
+
+    def _forget(self, why: LogDivergedError) -> None:
+        logger.warning("what was known of a segment is forgotten: %s", why)
+        self._examined = self._own_end = None
+        self.epoch = NO_EPOCH
+
+    def _catch_up(
+        self, known: Examined, reader: LogReader, to: int, deadline: float, progress: Progress, epoch: int
+    ) -> None:
+        if known.end >= to:
+            return
+        for part in self._read(reader, known.end, to, deadline, epoch):
+            self.met += len(part.records) + part.aborted
+            known.extend(part.start, part.end, self._seen(part))
+            if part.epoch != NO_EPOCH:
+                self.epoch = part.epoch
+            progress()
+
+    def _read(
+        self, reader: LogReader, start: int, to: int, deadline: float, epoch: int = NO_EPOCH
+    ) -> Iterator[Stretch]:
+        """What stands in ``start..to-1``, part by part, waiting for what is undecided.
+
+        Raises:
+            LogDivergedError: ``epoch`` is that of what was known before, which is not there any more.
+        """
+        position = start
+        while position < to:
+            part = reader.fetch(self.topic, position, wait_ms=WAIT_MS, last_epoch=epoch)
+            self.high_watermark = part.high_watermark
+            if part.start > position:
+                self._truncated_at = max(self._truncated_at, part.start)
+            if part.end == position and time.monotonic() >= deadline:
+                raise WaitedTooLong(self.topic, position, to)
+            position = part.end
+            if epoch != NO_EPOCH and part.epoch != NO_EPOCH:
+                epoch = part.epoch  # the one before has ended where this batch stands, or earlier
+            if part.end > to:
+                part = part._replace(end=to, records=[record for record in part.records if record.offset < to])
+            yield part
+
+    def _seen(self, part: Stretch) -> list[Seen]:
+        return [Seen(record.offset, record.key, sn_of(record, self.segment, self.base)) for record in part.records]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What conditions look at: the last record of a key's course, and the last one with the key, across its segments.
+
+
+class StreamLogs:
+    """What one writer knows of the segments of a stream; safe to use from several threads."""
+
+    def __init__(self, stream: StreamName) -> None:
+        self._stream = stream
+        self._logs: dict[int, SegmentLog] = {}
+        self._removed: set[int] = set()
+        self._lock = threading.Lock()
+
+    def of(self, stage: Stage) -> SegmentLog:
+        """The log of a segment."""
+        with self._lock:
+            found = self._logs.get(int(stage.segment))
+            if found is None:
+                found = SegmentLog(self._stream.segment_topic(stage.segment), stage.segment, stage.base)
+                self._logs[int(stage.segment)] = found
+            return found
+
+    def active(self, course: Course) -> SegmentLog:
+        """The log of the active segment of a course."""
+        return self.of(Stage(course.active, course.active_base, None))
+
+    def last(
+        self, course: Course, reader: LogReader, to: int, deadline: float, progress: Progress = lambda: None
+    ) -> SN:
+        """SN of the last committed record of a course before offset ``to`` of its active segment.
+
+        EMPTY if there is none, ANY if it was truncated away. ``progress`` is called as :meth:`SegmentLog.last` does.
+
+        Raises:
+            WaitedTooLong: something before is still undecided.
+        """
+        active = self.active(course)
+        with active.lock:
+            found = active.last(reader, to, deadline, progress)
+        if not found.empty:
+            return found
+        for stage in course.stages[1:]:
+            found = self._last_before(stage, course, reader, deadline)
+            if not found.empty:
+                return found
+        return ANY if course.dropped_end else EMPTY
+
+    def last_id(self, course: Course, reader: LogReader, to: int, deadline: float) -> int | None:
+        """The last transaction id that a user gave a committed record of a course before offset ``to``.
+
+        None if there is none, or if all were truncated away.
+
+        Raises:
+            WaitedTooLong: something before is still undecided.
+        """
+        for stage in course.stages:
+            if self._is_removed(stage):
+                continue
+            log = self.of(stage)
+            try:
+                with log.lock:
+                    found = log.last_id(reader, to if stage.segment == course.active else stage.end or 0, deadline)
+            except TopicNotFound as fault:
+                self._note_removed(stage, course, fault)
+                continue
+            if found is not None:
+                return found
+        return None
+
+    def last_of(self, course: Course, reader: LogReader, key: bytes, place: int | None, to: int, deadline: float) -> SN:
+        """SN of the last committed record with ``key`` before offset ``to`` of the active segment.
+
+        EMPTY if there is none, ANY if it may have been truncated away.
+
+        Args:
+            course: The course of the key.
+            reader: Reads.
+            key: The key.
+            place: Sequence id at and before which nothing is looked for; None: the whole course is.
+            to: See above.
+            deadline: By ``time.monotonic()``.
+
+        Raises:
+            WaitedTooLong: something before is still undecided.
+        """
+        for stage in course.stages:
+            end = to if stage.segment == course.active else stage.end or 0
+            since = 0 if place is None else min(max(place + 1 - stage.base, 0), end)
+            found, truncated = self._key_last(stage, course, reader, key, since, end, deadline)
+            if found is not None:
+                return found
+            if truncated:
+                return ANY
+            if place is not None and place >= stage.base:
+                return EMPTY
+        return ANY if course.dropped_end > (0 if place is None else place + 1) else EMPTY
+
+    def _last_before(self, stage: Stage, course: Course, reader: LogReader, deadline: float) -> SN:
+        """The last record of a sealed segment; ANY if that may have been truncated away."""
+        if not self._is_removed(stage):
+            log = self.of(stage)
+            try:
+                with log.lock:
+                    return log.last(reader, stage.end or 0, deadline)
+            except TopicNotFound as fault:
+                self._note_removed(stage, course, fault)
+        return ANY if stage.end else EMPTY
+
+    def _key_last(
+        self, stage: Stage, course: Course, reader: LogReader, key: bytes, since: int, end: int, deadline: float
+    ) -> tuple[SN | None, bool]:
+        """The last record of a key in a segment from an offset on, and whether something there was truncated away."""
+        if not self._is_removed(stage):
+            log = self.of(stage)
+            try:
+                with log.lock:
+                    return log.last_of(reader, key, since, end, deadline), log.truncated_at() > since
+            except TopicNotFound as fault:
+                self._note_removed(stage, course, fault)
+        return None, since < end
+
+    def _is_removed(self, stage: Stage) -> bool:
+        """Whether a segment is known to be gone: by the history, or by not having been there before."""
+        return stage.removed or int(stage.segment) in self._removed
+
+    def _note_removed(self, stage: Stage, course: Course, fault: TopicNotFound) -> None:
+        """A segment was removed since the epochs were read; raises the fault if it is the active one."""
+        if stage.segment == course.active:
+            raise fault
+        self._removed.add(int(stage.segment))

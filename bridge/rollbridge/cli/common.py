@@ -1,0 +1,109 @@
+"""What every command is given: the global options, the settings that follow from them, and how to answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+import click
+
+from rollbridge.client.runtime import ClientOptions
+from rollbridge.config import ConnectionSettings, default_home, load_settings
+from rollbridge.connection import Bridge, connect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CliContext:
+    """The global options of one call; commands get it with ``@click.pass_obj``."""
+
+    flags: Mapping[str, str | None] = field(default_factory=dict)
+    """Connection settings from the command line, by key; ``None`` when not given."""
+    config_file: Path | None = None
+    named_home: Path | None = None
+    """The embedded cluster's directory, if one was named by flag or environment variable."""
+    json: bool = False
+    """Answer with JSON on standard output."""
+    verbosity: int = 0
+
+    @property
+    def home(self) -> Path:
+        """The directory of the embedded cluster that is meant."""
+        return self.named_home or default_home()
+
+    def settings(self) -> ConnectionSettings:
+        """Where the cluster is and how to reach it.
+
+        Raises:
+            ConfigError: a setting is wrong, or no cluster is named.
+        """
+        return load_settings(self.flags, config_file=self.config_file, home=self.home)
+
+    def answer(self, document: object, text: str) -> None:
+        """Print the result: the document with ``--json``, the text otherwise."""
+        click.echo(json.dumps(document, indent=2) if self.json else text)
+
+    def tell(self, line: str) -> None:
+        """Print progress, which never mixes with the result: it goes to standard error."""
+        click.echo(line, err=True)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# From the global options to a connection.
+
+
+def connected(context: CliContext, options: ClientOptions | None = None) -> Bridge:
+    """A connection to the cluster that the command line means; close it.
+
+    Raises:
+        ConfigError, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError: see :func:`rollbridge.connect`.
+    """
+    settings = context.settings()
+    return connect(
+        settings.bootstrap_servers,
+        zookeeper=settings.zookeeper,
+        zookeeper_root=settings.zookeeper_root,
+        client_name=settings.client_name,
+        kafka=settings.kafka,
+        zookeeper_security=settings.zookeeper_security,
+        options=options,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What the exit code of ``rollbridge`` says; stable, so that scripts can rely on it.
+# Every error of ``rollbridge.errors`` carries its own; this is the list of them all.
+
+
+class ExitCode(IntEnum):
+    """The exit codes of all commands."""
+
+    OK = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    REFUSED = 4
+    CONFLICT = 5
+    OUTCOME_UNKNOWN = 6
+    UNAVAILABLE = 7
+    ENVIRONMENT = 8
+    FINDINGS = 9
+    INTERRUPTED = 130
+
+
+MEANINGS: Final = {
+    ExitCode.OK: "done",
+    ExitCode.UNEXPECTED: "an error that nobody foresaw, or data that is not what it claims to be",
+    ExitCode.USAGE: "the command line is wrong",
+    ExitCode.NOT_FOUND: "what the command names does not exist; nothing was written",
+    ExitCode.REFUSED: "the request or a setting can never be right as it is; nothing was written",
+    ExitCode.CONFLICT: "the state is not what the request assumes; it wrote nothing",
+    ExitCode.OUTCOME_UNKNOWN: "it may have happened or not; ask again with the id in the message",
+    ExitCode.UNAVAILABLE: "Kafka, ZooKeeper or the coordinator does not answer; try again later",
+    ExitCode.ENVIRONMENT: "this machine lacks something: Java, a free port, space on disk",
+    ExitCode.FINDINGS: "the doctor found a problem; it says what to do",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C",
+}

@@ -1,0 +1,537 @@
+"""A client name that several processes share: they agree on the transactions that they write together, and end them.
+
+Which transaction that is stands in the record of the client's session, see :mod:`rollbridge.model.cooperative`. It is only
+changed if nobody else has changed it since it was read; whoever loses reads again, and joins.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Final
+
+from rollbridge.calls import Timeout, answers_within, as_seconds, patience_s
+from rollbridge.client.futures import Completion
+from rollbridge.client.identity import ClientSessions, GroupCounters
+from rollbridge.client.recovery import Resumer
+from rollbridge.client.results import CommitResult, PartHandle
+from rollbridge.client.runtime import Plan, Planner, Runtime
+from rollbridge.client.transaction import Transaction
+from rollbridge.client.writing import Part
+from rollbridge.errors import (
+    AlreadyCommitted,
+    ConflictError,
+    Fenced,
+    InvalidRequestError,
+    OutcomeExpired,
+    OutcomeUnknown,
+    RollbridgeError,
+    TransactionClosed,
+    TransactionNotFound,
+    TransactionPreserverClosed,
+)
+from rollbridge.model import paths
+from rollbridge.model.cooperative import (
+    SERIES_BYTES,
+    SERIES_KEPT_MS,
+    SESSION_BYTES_MAX,
+    JointContent,
+    JointState,
+    JointWork,
+    Step,
+    decide_again,
+    decide_step,
+    label_of,
+)
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
+from rollbridge.model.ids import OWNER_PART, TransactionId
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import ClientSession
+from rollbridge.model.transaction import State
+from rollbridge.zookeeper.catalog import Catalog
+from rollbridge.zookeeper.errors import NodeMissing, NodeVersionMismatch, UnknownWriteError
+from rollbridge.zookeeper.metadata import Metadata
+
+# --------------------------------------------------------------------------------------------------------------------
+# Joint transactions as their processes see them: agree on one, write parts of it, and end it, each in any process.
+# Which transaction it is stands in the record of the client's session, see :mod:`rollbridge.client.cooperative`. Everybody
+# who writes a part sends the BEGIN frames before it, so that nobody has to wait for whoever came first; the leader
+# takes the first ones, and drops those that come when the transaction has ended.
+
+
+@dataclass(frozen=True, slots=True)
+class JointTicket:
+    """Names a joint transaction for other processes of the session; it can be pickled."""
+
+    group: GroupName
+    series: str
+    number: int
+    transaction: TransactionId
+
+
+class JointTransaction:
+    """A transaction that several processes write; for several threads, too. Made by
+    :meth:`rollbridge.SharedClient.joint`.
+
+    Attributes:
+        ticket: What another process needs to end it.
+        committed: Whether an earlier session has committed it: then there is nothing left to do.
+        content: What that has committed; None if it was not said, as by older versions.
+    """
+
+    def __init__(self, group: GroupName, work: JointWork, new_part: Callable[[], Part], *, committed: bool) -> None:
+        """See :meth:`rollbridge.SharedClient.joint`; ``new_part`` makes a part with a number of its own."""
+        self._new_part = new_part
+        self.ticket = JointTicket(group, work.series, work.number, work.transaction)
+        self.committed = committed
+        self.content = work.content
+
+    @property
+    def id(self) -> TransactionId:
+        """The id of the transaction."""
+        return self.ticket.transaction
+
+    def part(self) -> Part:
+        """Write a part of it; it counts if its handle is among those that the commit is given.
+
+        Raises:
+            TransactionClosed: an earlier session has committed it.
+            ZooKeeperUnavailable: the part could not be given a number.
+        """
+        if self.committed:
+            raise TransactionClosed(
+                f"{label_of(self.ticket.series, self.ticket.number)} has been committed as transaction {self.id}; "
+                "nothing was written",
+                transaction=str(self.id),
+            )
+        return self._new_part()
+
+
+class JointPart(Part):
+    """A part of a joint transaction: it sends the BEGIN frames itself, in front of what is written."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, plan: Plan, completion: Completion, part: int) -> None:
+        super().__init__(runtime, plan, completion, part)
+        header = FrameHeader(FrameKind.BEGIN, completion.key, OWNER_PART, client_epoch=plan.begin.client_epoch).pack()
+        with self._lock:
+            for place in range(len(self._buffers)):
+                self._emit(place, header, plan.begin_value)
+
+
+class JointEnding(Transaction):
+    """The transaction as the process sees it that ends it: all of it was written by parts, and so was its begin."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, plan: Plan, transaction: TransactionId) -> None:
+        completion = runtime.outcomes.completion(transaction, plan.begin.client_epoch)
+        self._prepare(runtime, plan, completion, transaction.counter, OWNER_PART)
+        self._sent = self._acked = 1
+
+
+logger = logging.getLogger(__name__)
+
+_ANY_LEASE: Final = timedelta(milliseconds=1)
+"""Of what is not begun."""
+_KEPT_DAYS: Final = SERIES_KEPT_MS // (24 * 3_600_000)
+
+
+class SharedClient:
+    """A client name as several processes use it at once, in one session. Made by :meth:`rollbridge.Bridge.share`.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        client_name: str,
+        metadata: Metadata,
+        catalog: Catalog,
+        runtime: Runtime,
+        sessions: ClientSessions,
+        planner: Planner,
+        counters: GroupCounters,
+        resumer: Resumer,
+        connect_timeout_s: float,
+    ) -> None:
+        self._client_name = client_name
+        self._metadata = metadata
+        self._catalog = catalog
+        self._runtime = runtime
+        self._sessions = sessions
+        self._planner = planner
+        self._counters = counters
+        self._resumer = resumer
+        self._connect_timeout_s = connect_timeout_s
+
+    def joint(
+        self,
+        *streams: str,
+        series: str,
+        number: int,
+        lease: timedelta | None = None,
+        retain: timedelta | None = None,
+        timeout: Timeout = None,
+        once: bool = False,
+    ) -> JointTransaction:
+        """A transaction that processes of this session write together: whoever asks first begins it, the others join.
+
+        All of them name the same streams, series and number. The numbers of a series never fall, and one that was
+        committed is never written again: not by this session, and not by a later one, which is told that there is
+        nothing left to do. What an earlier session has left open is aborted first, and written anew; so is what is open
+        of another series, since a client works at one at a time.
+
+        Args:
+            streams: ``scope/stream``, one or more of one transaction group.
+            series: What the number counts in.
+            number: Which transaction of the series.
+            lease, retain: As ``timeout`` and ``retain`` of :meth:`rollbridge.Bridge.begin`.
+            timeout: How long to wait for the leader, if an earlier session has left something behind.
+            once: Whether nobody will ask for this series again, so that it need not be remembered.
+
+        Raises:
+            Fenced: a newer session of this client name has begun; nothing was written.
+            TransactionClosed: this session has ended that number.
+            ConflictError: a later number has been begun.
+            OutcomeExpired: an earlier session has left that number behind so long ago that nobody knows its outcome, or
+                the series may have been written so long ago that it has been forgotten.
+            InvalidRequestError: the client has written too many series within 30 days.
+            And as :meth:`rollbridge.Bridge.begin`.
+        """
+        timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
+        with answers_within(timeout_s):
+            plan = self._planner.plan(streams, lease, label_of(series, number), retain)
+            found = self._agreed(plan, series, number, time.monotonic() + timeout_s, begin=True, once=once)
+        assert found is not None
+        return found
+
+    def committed(self, *streams: str, series: str, number: int, timeout: Timeout = None) -> JointTransaction | None:
+        """What :meth:`joint` would find to be committed by an earlier session, for who has nothing to write; else None.
+
+        What an earlier session has left open is given an outcome before. Raises as :meth:`joint` does.
+        """
+        timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
+        with answers_within(timeout_s):
+            group = self._catalog.view(streams[0]).config.group
+            node = self._metadata.session.get(paths.session(group, self._client_name))
+            work = None if node is None else ClientSession.from_json(node.value).work
+            if work is None or (work.series == series and work.number < number):
+                return None  # the usual case costs one look
+            plan = self._planner.plan(streams, _ANY_LEASE, label_of(series, number), None)
+            return self._agreed(plan, series, number, time.monotonic() + timeout_s, begin=False, once=False)
+
+    def _agreed(
+        self, plan: Plan, series: str, number: int, deadline: float, *, begin: bool, once: bool
+    ) -> JointTransaction | None:
+        """The transaction of a number; None if nobody has committed it, and none is to be begun."""
+        epoch = plan.begin.client_epoch
+        while True:
+            session, version = self._session(plan.group)
+            work = session.work
+            step = decide_step(work, epoch=epoch, series=series, number=number)
+            if step is Step.LOOK and work is not None:
+                step, work = self._look_back(plan, session, work, series, number, deadline, once=once)
+            match step:
+                case Step.BEGIN:
+                    if not begin:
+                        return None
+                    fresh = self._new_work(plan, series, number, once=once)
+                    self._check_room(session, fresh)
+                    if self._record(plan.group, session, version, fresh):
+                        return self._joint(plan, fresh)
+                case Step.JOIN if work is not None:
+                    return self._joint(self._plan_of(plan.group, work), work) if begin else None
+                case Step.SKIP if work is not None:
+                    return self._joint(plan, work, committed=True)
+                case Step.SETTLE if work is not None:
+                    state = self._settle(plan.group, epoch, work, deadline)
+                    self._record(plan.group, session, version, work.ended(state))
+                case Step.OVER:
+                    raise TransactionClosed(
+                        f"{label_of(series, number)} is over in this session; nothing was written",
+                        transaction="" if work is None else str(work.transaction),
+                    )
+                case Step.BEHIND:
+                    raise ConflictError(
+                        f"{label_of(series, number)} can not be written: number {work and work.number} of the series "
+                        "has been begun already; nothing was written. A late task may be ignored; a Spark query whose "
+                        "checkpoint was wound back goes on under a new checkpoint"
+                    )
+
+    def _look_back(
+        self,
+        plan: Plan,
+        session: ClientSession,
+        work: JointWork,
+        series: str,
+        number: int,
+        deadline: float,
+        *,
+        once: bool,
+    ) -> tuple[Step, JointWork]:
+        """What to do about a series that is not the one on record, and what is known of it.
+
+        Raises:
+            OutcomeExpired: it may have been written so long ago that nobody remembers.
+        """
+        shared = session.shared
+        assert shared is not None
+        former = shared.former_series(series)
+        if former is not None:
+            known = replace(work, series=series, number=former.number, transaction=former.transaction)
+            return decide_again(former, number), replace(known, content=former.content)
+        if once:
+            return Step.BEGIN, work
+        if shared.has_forgotten(series):
+            raise _forgotten(self._client_name, series, f"it was written more than {_KEPT_DAYS} days ago")
+        if not shared.complete:
+            before = self._committed_before(plan.group, series, number, deadline)
+            if before is not None:
+                return Step.SKIP, replace(work, series=series, number=number, transaction=before, content=None)
+        return Step.BEGIN, work
+
+    def _check_room(self, session: ClientSession, fresh: JointWork) -> None:
+        """Refuse a series that could not be remembered in its turn."""
+        if session.work is None or session.work.series == fresh.series or fresh.once:
+            return
+        size = len(session.with_work(fresh, int(time.time() * 1000)).to_json()) + SERIES_BYTES
+        if size > SESSION_BYTES_MAX:
+            raise InvalidRequestError(
+                f"{fresh.label} can not be written: client {self._client_name} has written so many labels, or series, "
+                f"within {_KEPT_DAYS} days that no other one could be remembered ({SESSION_BYTES_MAX} bytes); nothing "
+                "was written: use several client names, or one label with numbers that rise"
+            )
+
+    def commit(
+        self,
+        ticket: JointTicket,
+        parts: Sequence[PartHandle],
+        timeout: Timeout = None,
+        *,
+        content: JointContent | None = None,
+    ) -> CommitResult:
+        """Commit a joint transaction, in whichever process of the session; as :meth:`rollbridge.Transaction.commit`.
+
+        Who has the result calls :meth:`note_committed`; otherwise a later session has to ask for the outcome.
+        ``content`` says what the parts hold: it is on record before the commit is asked for, so that whoever comes
+        with this number again can tell whether it is the same, wherever this process may die.
+
+        Raises:
+            TransactionClosed: it is not the one on record for its number, or its end was asked for before.
+            And as :meth:`rollbridge.Transaction.commit`.
+        """
+        with answers_within(as_seconds(timeout, self._runtime.commit_timeout_s)):
+            ending = self._ending(ticket, content)
+            try:
+                return ending.commit(parts, timeout)
+            except OutcomeUnknown:
+                self._note(ticket, JointState.ENDING)
+                raise
+            except TransactionClosed:
+                self._note(ticket, JointState.ABORTED)
+                raise
+
+    def note_committed(self, ticket: JointTicket, *, last: bool = False) -> None:
+        """Put on record that a joint transaction is committed.
+
+        ``last`` says that nobody will come back to this client name: its session is forgotten then.
+        """
+        self._end(ticket, JointState.COMMITTED, last=last)
+
+    def abort(
+        self, ticket: JointTicket, reason: str = "client", timeout: Timeout = None, *, last: bool = False
+    ) -> bool:
+        """Abort a joint transaction, unless it is committed or may be: False then, and nothing was asked for.
+
+        Raises:
+            As :meth:`rollbridge.Transaction.abort`, but for AlreadyCommitted.
+        """
+        timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
+        with answers_within(timeout_s):
+            return self._abort(ticket, reason, timeout_s, last=last)
+
+    def _abort(self, ticket: JointTicket, reason: str, timeout_s: float, *, last: bool) -> bool:
+        self._sessions.epoch(ticket.group, timeout_s)
+        session, _ = self._session(ticket.group)
+        if session.work is not None and session.work.transaction == ticket.transaction:
+            if session.work.state is JointState.ENDING:
+                return False
+            if session.work.state is JointState.ABORTED:
+                return True
+        try:
+            state = self._resumer.outcome(ticket.transaction, None, self._client_name, ticket.group, timeout_s).state
+            if state is State.OPEN:
+                self._ending(ticket).abort(reason, patience_s(timeout_s))
+        except AlreadyCommitted:
+            state = State.COMMITTED
+        except TransactionNotFound:
+            state = State.ABORTED  # no part of it has arrived
+        committed = state is State.COMMITTED
+        self._end(ticket, JointState.COMMITTED if committed else JointState.ABORTED, last=last)
+        return not committed
+
+    def _joint(self, plan: Plan, work: JointWork, *, committed: bool = False) -> JointTransaction:
+        return JointTransaction(plan.group, work, lambda: self._part(plan, work.transaction), committed=committed)
+
+    def _part(self, plan: Plan, transaction: TransactionId) -> Part:
+        """A part with a number of its own."""
+        completion = self._runtime.outcomes.completion(transaction, plan.begin.client_epoch)
+        number = self._metadata.claim_part(plan.group, transaction, joint_of=self._client_name)
+        return JointPart(self._runtime, plan, completion, number)
+
+    def _end(self, ticket: JointTicket, state: JointState, *, last: bool) -> None:
+        """Put on record what became of a transaction, or forget the session."""
+        if not last:
+            self._note(ticket, state)
+            return
+        try:
+            self._metadata.session.delete(paths.session(ticket.group, self._client_name))
+        except RollbridgeError as fault:
+            logger.warning("the session of client %s could not be forgotten: %s", self._client_name, fault)
+
+    def _ending(self, ticket: JointTicket, content: JointContent | None = None) -> JointEnding:
+        """What ends the transaction of a ticket, if that is the one on record; its content is, too, if it is given."""
+        self._sessions.epoch(ticket.group, self._connect_timeout_s)
+        self._metadata.session.sync()  # it may just have been put on record, by another process
+        while True:
+            session, version = self._session(ticket.group)
+            work = session.work
+            if work is None or work.transaction != ticket.transaction or work.state is not JointState.OPEN:
+                known = (
+                    "not the one on record" if work is None or work.transaction != ticket.transaction else work.state
+                )
+                raise TransactionClosed(
+                    f"transaction {ticket.transaction} of {label_of(ticket.series, ticket.number)} is {known}; its end "
+                    "was not asked for: its outcome can be asked for by its id",
+                    transaction=str(ticket.transaction),
+                )
+            if content in (None, work.content):
+                break
+            self._record(ticket.group, session, version, replace(work, content=content))
+        self._runtime.outcomes.follow(ticket.group, self._connect_timeout_s)
+        return JointEnding(self._runtime, self._plan_of(ticket.group, work), ticket.transaction)
+
+    def _session(self, group: GroupName) -> tuple[ClientSession, int]:
+        """The record of the session and its version; raises Fenced if it is not ours any more."""
+        node = self._metadata.session.get(paths.session(group, self._client_name))
+        if node is None:
+            raise Fenced(
+                f"the session of client {self._client_name} is not on record in group {group} any more; nothing was "
+                "written: begin anew with another client name"
+            )
+        session = ClientSession.from_json(node.value)
+        if session.epoch > self._sessions.epoch(group, self._connect_timeout_s):
+            self._sessions.fenced[group] = session.epoch
+        self._sessions.check()
+        return session, node.version
+
+    def _record(self, group: GroupName, session: ClientSession, version: int, work: JointWork) -> bool:
+        """Put a transaction on record unless somebody has changed it meanwhile; False if it has to be read again."""
+        fresh = session.with_work(work, int(time.time() * 1000))
+        try:
+            self._metadata.session.set(paths.session(group, self._client_name), fresh.to_json(), version)
+        except (NodeVersionMismatch, NodeMissing, UnknownWriteError):
+            return False
+        return True
+
+    def _note(self, ticket: JointTicket, state: JointState) -> None:
+        """Put on record what became of a transaction; who needs to know and does not find it asks the leader."""
+        try:
+            while True:
+                session, version = self._session(ticket.group)
+                work = session.work
+                if work is None or work.transaction != ticket.transaction or work.state is state:
+                    return
+                if self._record(ticket.group, session, version, work.ended(state)):
+                    return
+        except RollbridgeError as fault:
+            # Denied, say, or what is on record can not be read: none of that undoes what has become of it.
+            logger.warning("that transaction %s is %s could not be put on record: %s", ticket.transaction, state, fault)
+
+    def _committed_before(self, group: GroupName, series: str, number: int, deadline: float) -> TransactionId | None:
+        """The committed transaction of a number that an older version has written, which the leader may remember."""
+        left = max(deadline - time.monotonic(), 0.0)
+        try:
+            outcome = self._resumer.outcome(None, label_of(series, number), self._client_name, group, left)
+        except TransactionNotFound:
+            return None
+        except (OutcomeExpired, TransactionPreserverClosed) as fault:
+            raise _forgotten(self._client_name, series, str(fault)) from fault
+        return outcome.transaction if outcome.committed else None
+
+    def look(self) -> None:
+        """Let those go who wait for what a newer session keeps from being carried out; called now and then."""
+        self._resumer.look_at_sessions()
+
+    def _new_work(self, plan: Plan, series: str, number: int, *, once: bool) -> JointWork:
+        begin = plan.begin
+        return JointWork(
+            series=series,
+            number=number,
+            transaction=TransactionId(plan.id_prefix | self._counters.next(plan.group)),
+            epoch=begin.client_epoch,
+            streams=begin.streams,
+            lease_ms=begin.lease_ms,
+            retain_ms=begin.retain_ms,
+            once=once,
+        )
+
+    def _plan_of(self, group: GroupName, work: JointWork) -> Plan:
+        """The plan as whoever began it had it, also if the streams have been scaled meanwhile."""
+        return Plan(
+            group=group,
+            begin=BeginFrame(self._client_name, work.epoch, work.label, work.lease_ms, work.streams, work.retain_ms),
+            routes=tuple(self._catalog.route(name, epoch) for name, epoch in work.streams.items()),
+            generation=self._catalog.generation,
+        )
+
+    def _settle(self, group: GroupName, epoch: int, work: JointWork, deadline: float) -> JointState:
+        """The outcome of what an earlier session has left behind; it is aborted if it is open.
+
+        Raises:
+            OutcomeExpired: it was left behind so long ago that nobody remembers.
+            Fenced: a newer session has begun.
+            UnavailableError: nobody answered in time.
+        """
+        fenced = False
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                outcome = self._resumer.outcome(work.transaction, None, self._client_name, group, left)
+            except TransactionNotFound:
+                if fenced:
+                    return JointState.ABORTED  # it was never begun, and from now on it would be refused
+                self._sessions.fence(group, epoch, left)
+                fenced = True
+                continue
+            except OutcomeExpired as fault:
+                raise OutcomeExpired(
+                    f"whether {work.label} was committed as transaction {work.transaction} is not remembered any more "
+                    f"({fault}); nothing was written: look for its records in {', '.join(work.streams)}, and go on "
+                    "under a new client name, with or without them"
+                ) from fault
+            if outcome.state is State.COMMITTED:
+                return JointState.COMMITTED
+            if outcome.state is State.ABORTED:
+                return JointState.ABORTED
+            try:
+                self._resumer.resume(work.transaction, left).abort("left open by an earlier session", left)
+            except AlreadyCommitted:
+                return JointState.COMMITTED
+            except (Fenced, TransactionNotFound) as fault:
+                self._sessions.check()  # unless it is that, another process of this session is at it, too
+                logger.info("transaction %s is looked at again: %s", work.transaction, fault)
+            else:
+                return JointState.ABORTED
+
+
+def _forgotten(client: str, series: str, why: str) -> OutcomeExpired:
+    return OutcomeExpired(
+        f"whether {series} was committed before by client {client} is not remembered any more ({why}); nothing was "
+        "written. If it was, there is nothing to do; if it was not, write it under another label or a new client name"
+    )

@@ -1,0 +1,366 @@
+"""One connection to one broker: requests go out in order, answers come back in order.
+
+Bodies are kio's entities; a caller with a large body hands over ready-made buffers instead, which are sent without
+being copied. A connection that broke or timed out stays broken: what was under way is unknown, and only the caller
+knows whether that matters.
+"""
+
+from __future__ import annotations
+
+import io
+import select
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, TypeVar, cast
+
+from kio.schema.api_versions.v3 import ApiVersionsRequest, ApiVersionsResponse
+from kio.schema.errors import ErrorCode
+from kio.schema.sasl_authenticate.v2 import SaslAuthenticateRequest, SaslAuthenticateResponse
+from kio.schema.sasl_handshake.v1 import SaslHandshakeRequest, SaslHandshakeResponse
+from kio.serial import entity_reader, entity_writer
+from kio.static.protocol import Payload
+
+from rollbridge.errors import KafkaUnavailable
+from rollbridge.forks import forks, refusal
+from rollbridge.kafka import errors as codes
+from rollbridge.kafka.errors import AuthenticationError, ConnectionLostError, UnsupportedBrokerError
+from rollbridge.kafka.retry import Deadline
+from rollbridge.security.kafka import Security
+
+R = TypeVar("R", bound=Payload)
+Buffer = bytes | bytearray | memoryview
+
+# No answer to a request of ours comes near this; more than it means that the other side is no broker.
+RESPONSE_BYTES_MAX: Final = 64 << 20
+# Brokers close a connection after connections.max.idle.ms, 10 minutes by default. One that has been silent for almost
+# as long is replaced rather than raced for.
+_IDLE_MAX_S: Final = 540.0
+_READ_BUFFER_BYTES: Final = 64 << 10
+_LENGTH: Final = struct.Struct(">i")
+_REQUEST_HEAD: Final = struct.Struct(">ihhih")
+_ANSWER_HEAD: Final = struct.Struct(">ii")
+# The only answers without tagged fields in their header; ApiVersions must be readable by clients of any age.
+_PLAIN_ANSWERS: Final = frozenset((ApiVersionsResponse.__api_key__, SaslHandshakeResponse.__api_key__))
+_IOV_MAX: Final = 512
+
+
+@cache
+def _software_version() -> str:
+    try:
+        return version("rollbridge")
+    except PackageNotFoundError:
+        return "0"
+
+
+class Connection:
+    """An authenticated connection; not thread-safe.
+
+    Args:
+        connect_timeout_s: Longest time until the connection is there and authenticated, whatever the broker does.
+        request_timeout_s: Longest wait for the answer to a request; a ``deadline`` shortens it.
+
+    Attributes:
+        deadline: When whoever has the connection at the moment wants an answer at the latest; None: no sooner than
+            ``request_timeout_s`` says.
+
+    Raises:
+        KafkaUnavailable: Nobody answered at ``host:port`` in time, or what answered is no broker.
+        AuthenticationError: TLS or SASL failed.
+        UnsupportedBrokerError: A broker before Kafka 4.0.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        security: Security | None = None,
+        client_id: str = "rollbridge",
+        connect_timeout_s: float = 10.0,
+        request_timeout_s: float = 30.0,
+    ) -> None:
+        security = security or Security()
+        self.address: Final = f"{host}:{port}"
+        self._client_id = client_id.encode()
+        self._request_timeout_s = request_timeout_s
+        self.deadline: Deadline | None = Deadline(connect_timeout_s)
+        self._correlation_id = 0
+        self._waiting: deque[tuple[int, float]] = deque()
+        self._expires_at = float("inf")
+        self._last_used = time.monotonic()
+        self._closed = False
+        self._forks = forks()
+        self._socket = self._connect(host, port, security, connect_timeout_s)
+        # Buffered, so that a small answer costs one system call.
+        self._reader = cast("io.BufferedReader", self._socket.makefile("rb", buffering=_READ_BUFFER_BYTES))
+        self.api_versions: dict[int, tuple[int, int]] = {}
+        self.transaction_version = 0
+        try:
+            self._introduce()
+            if security.uses_sasl:
+                self._authenticate(security)
+        except BaseException:
+            self.close()
+            raise
+        self.deadline = None
+
+    def __repr__(self) -> str:
+        return f"<Connection to {self.address}{', closed' if self._closed else ''}>"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests sent and not answered yet."""
+        return len(self._waiting)
+
+    def alive(self) -> bool:
+        """Whether the next request has a chance: open, nothing under way, and not closed by the broker.
+
+        Costs one system call. A broker that goes away right after is found out only by the request.
+        """
+        if self._closed or self._waiting:
+            return False
+        # With nothing under way the broker has nothing to say, so that readable means closed.
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return not poller.poll(0)
+
+    def fileno(self) -> int:
+        """The socket's file descriptor, to wait for answers on several connections."""
+        return self._socket.fileno()
+
+    def has_answer(self) -> bool:
+        """Whether :meth:`receive` would not have to wait for an answer to begin; also if it would only fail.
+
+        Costs a system call or two, and never waits.
+        """
+        if self._closed or not self._waiting:
+            return False
+        try:
+            self._socket.settimeout(0.0)
+            if self._reader.peek(1):
+                return True
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except OSError:
+            return True
+        if isinstance(self._socket, ssl.SSLSocket):
+            return True  # the end of the connection: nothing at all would have been SSLWantReadError
+        # Either there is nothing, or the broker has closed the connection.
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def expired(self) -> bool:
+        """Whether it has been authenticated for so long that the broker is about to close it."""
+        return time.monotonic() >= self._expires_at
+
+    def overdue(self) -> bool:
+        """Whether the answer to the oldest request should have come by now."""
+        return bool(self._waiting) and time.monotonic() > self._waiting[0][1]
+
+    def usable(self) -> bool:
+        """Whether to start something new on this connection: alive, and neither idle nor authenticated too long."""
+        now = time.monotonic()
+        return now < self._expires_at and now - self._last_used < _IDLE_MAX_S and self.alive()
+
+    def close(self) -> None:
+        """Close the socket; what was under way stays unknown. May be called again."""
+        self._closed = True
+        self._waiting.clear()
+        if hasattr(self, "_reader"):
+            self._reader.close()
+        self._socket.close()
+
+    def call(self, request: Payload, response_type: type[R]) -> R:
+        """Send one request and return its answer; see :meth:`send` and :meth:`receive`."""
+        self.send(request)
+        return self.receive(response_type)
+
+    def send(self, request: Payload) -> None:
+        """Send one request.
+
+        Raises:
+            ConnectionLostError: The broker may or may not have received it.
+        """
+        body = io.BytesIO()
+        entity_writer(type(request))(body, request)
+        self.send_body(request.__api_key__, request.__version__, (body.getbuffer(),))
+
+    def send_body(self, api_key: int, api_version: int, body: Sequence[Buffer]) -> None:
+        """Send one request of a flexible version whose body is the given buffers, which are not copied.
+
+        Raises:
+            ConnectionLostError: The broker may or may not have received it.
+        """
+        self._require_open()
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFF_FFFF
+        head = self._request_head(api_key, api_version, sum(len(part) for part in body))
+        self._last_used = time.monotonic()
+        self._waiting.append((self._correlation_id, self._last_used + self._patience_s()))
+        try:
+            self._send_all((head, *body))
+        except OSError as exc:
+            raise self._lost(exc) from exc
+
+    def receive(self, response_type: type[R]) -> R:
+        """Return the answer to the oldest unanswered request.
+
+        Raises:
+            ConnectionLostError: It did not come, or not in time, or was not the answer to that request.
+        """
+        self._require_open()
+        if not self._waiting:
+            raise ValueError("no request is under way")
+        correlation_id, deadline = self._waiting.popleft()
+        data = self._read_frame(deadline)
+        size, answered = _ANSWER_HEAD.unpack_from(data)
+        if answered != correlation_id:
+            raise self._lost(f"answer {answered} came for request {correlation_id}")
+        offset = _ANSWER_HEAD.size
+        if response_type.__api_key__ not in _PLAIN_ANSWERS:
+            if data[offset] != 0:
+                raise self._lost("answer with tagged header fields, which no version that we speak has")
+            offset += 1
+        try:
+            entity, _ = entity_reader(response_type)(data, offset)
+        except Exception as exc:  # whatever the decoder trips over, the stream cannot be trusted any more
+            raise self._lost(f"answer of {size} bytes does not parse: {exc}") from exc
+        self._last_used = time.monotonic()
+        return entity
+
+    def require(self, api_key: int, api_version: int, what: str) -> None:
+        """UnsupportedBrokerError unless the broker speaks this version of this request."""
+        low, high = self.api_versions.get(api_key, (0, -1))
+        if not low <= api_version <= high:
+            raise UnsupportedBrokerError(
+                f"broker {self.address} does not support {what} version {api_version} (it has {low} to {high}); "
+                "Kafka 4.0 or later is needed"
+            )
+
+    def _connect(self, host: str, port: int, security: Security, timeout_s: float) -> socket.socket:
+        try:
+            raw = socket.create_connection((host, port), timeout=timeout_s)
+        except OSError as exc:
+            raise KafkaUnavailable(f"cannot connect to Kafka at {self.address}: {exc}") from exc
+        try:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if not security.uses_tls:
+                return raw
+            raw.settimeout(max(0.001, self._patience_s()))
+            return security.tls_context().wrap_socket(raw, server_hostname=host)
+        except ssl.SSLCertVerificationError as exc:
+            raw.close()
+            raise AuthenticationError(f"cannot trust the certificate of {self.address}: {exc.verify_message}") from exc
+        except ssl.SSLError as exc:
+            raw.close()
+            raise AuthenticationError(f"TLS handshake with {self.address} failed: {exc}") from exc
+        except OSError as exc:
+            raw.close()
+            raise KafkaUnavailable(f"cannot connect to Kafka at {self.address}: {exc}") from exc
+        except BaseException:
+            raw.close()
+            raise
+
+    def _introduce(self) -> None:
+        try:
+            answer = self.call(
+                ApiVersionsRequest(client_software_name="rollbridge", client_software_version=_software_version()),
+                ApiVersionsResponse,
+            )
+        except ConnectionLostError as exc:
+            raise KafkaUnavailable(f"{self.address} does not answer as a Kafka broker does: {exc}") from exc
+        if answer.error_code != ErrorCode.none:
+            raise UnsupportedBrokerError(
+                f"broker {self.address} does not understand ApiVersions version 3; Kafka 4.0 or later is needed"
+            )
+        self.api_versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
+        for feature in answer.finalized_features:
+            if feature.name == "transaction.version":
+                self.transaction_version = feature.max_version_level
+
+    def _authenticate(self, security: Security) -> None:
+        mechanism = security.mechanism or ""
+        try:
+            handshake = self.call(SaslHandshakeRequest(mechanism=mechanism), SaslHandshakeResponse)
+            if handshake.error_code != ErrorCode.none:
+                raise AuthenticationError(
+                    f"broker {self.address} does not offer {mechanism}, but {', '.join(handshake.mechanisms)}"
+                )
+            security.authenticate(self._sasl_exchange)
+        except ConnectionLostError as exc:
+            # No refusal: a broker that refuses says so, and one that is stopped or starts anew hangs up or is silent.
+            raise KafkaUnavailable(f"broker {self.address} did not answer during SASL {mechanism}: {exc}") from exc
+
+    def _sasl_exchange(self, message: bytes) -> bytes:
+        answer = self.call(SaslAuthenticateRequest(auth_bytes=message), SaslAuthenticateResponse)
+        if answer.error_code != ErrorCode.none:
+            reason = answer.error_message or codes.name(answer.error_code)
+            raise AuthenticationError(f"broker {self.address} refused our credentials: {reason}")
+        lifetime_s = answer.session_lifetime.total_seconds()
+        if lifetime_s > 0:
+            # connections.max.reauth.ms: the broker hangs up on what is sent later, so leave in good time.
+            self._expires_at = time.monotonic() + lifetime_s * 0.8
+        return answer.auth_bytes
+
+    def _request_head(self, api_key: int, api_version: int, body_bytes: int) -> bytes:
+        # SaslHandshake is the one request of ours that never became flexible: no tagged fields in its header.
+        tags = b"" if api_key == SaslHandshakeRequest.__api_key__ else b"\0"
+        head_bytes = _REQUEST_HEAD.size - _LENGTH.size + len(self._client_id) + len(tags)
+        fixed = _REQUEST_HEAD.pack(
+            head_bytes + body_bytes, api_key, api_version, self._correlation_id, len(self._client_id)
+        )
+        return fixed + self._client_id + tags
+
+    def _send_all(self, parts: Sequence[Buffer]) -> None:
+        self._socket.settimeout(max(0.001, self._patience_s()))
+        if isinstance(self._socket, ssl.SSLSocket):
+            for part in parts:
+                self._socket.sendall(part)
+            return
+        views = [memoryview(part).cast("B") for part in parts if len(part)]
+        first = 0
+        while first < len(views):
+            sent = self._socket.sendmsg(views[first : first + _IOV_MAX])
+            while first < len(views) and sent >= len(views[first]):
+                sent -= len(views[first])
+                first += 1
+            if sent:
+                views[first] = views[first][sent:]
+
+    def _read_frame(self, deadline: float) -> bytes:
+        try:
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            head: bytes = self._reader.read(_LENGTH.size)
+            if len(head) < _LENGTH.size:
+                raise self._lost("closed by the broker")
+            (size,) = _LENGTH.unpack(head)
+            if not _LENGTH.size <= size <= RESPONSE_BYTES_MAX:
+                raise self._lost(f"answer of {size} bytes: not a Kafka broker")
+            body: bytes = self._reader.read(size)
+        except OSError as exc:
+            raise self._lost("no answer in time" if isinstance(exc, TimeoutError) else exc) from exc
+        if len(body) < size:
+            raise self._lost("closed by the broker in the middle of an answer")
+        return head + body
+
+    def _patience_s(self) -> float:
+        if self.deadline is None:
+            return self._request_timeout_s
+        return min(self._request_timeout_s, self.deadline.left())
+
+    def _require_open(self) -> None:
+        if self._forks != forks():
+            raise refusal()
+        if self._closed:
+            raise ConnectionLostError(f"connection to Kafka at {self.address} is closed")
+
+    def _lost(self, why: object) -> ConnectionLostError:
+        self.close()
+        return ConnectionLostError(f"connection to Kafka at {self.address} lost: {why}")

@@ -1,0 +1,257 @@
+"""The committed offsets of a consumer group: OffsetFetch and OffsetCommit over connections of our own.
+
+librdkafka's synchronous commit has no time-out, and while it waits every other call on that consumer waits, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, TypeVar
+
+from kio.schema.errors import ErrorCode
+from kio.schema.offset_commit.v9 import OffsetCommitRequest, OffsetCommitResponse
+from kio.schema.offset_commit.v9.request import OffsetCommitRequestPartition, OffsetCommitRequestTopic
+from kio.schema.offset_fetch.v9 import OffsetFetchRequest, OffsetFetchResponse
+from kio.schema.offset_fetch.v9.request import OffsetFetchRequestGroup, OffsetFetchRequestTopics
+from kio.schema.txn_offset_commit.v5 import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from kio.schema.txn_offset_commit.v5.request import TxnOffsetCommitRequestPartition, TxnOffsetCommitRequestTopic
+from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
+from kio.static.primitive import i16, i32, i64
+
+from rollbridge.errors import KafkaUnavailable
+from rollbridge.kafka import errors as codes
+from rollbridge.kafka.connection import Connection
+from rollbridge.kafka.coordination import ask_coordinator
+from rollbridge.kafka.errors import is_definite, refusal
+from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
+from rollbridge.kafka.pipeline import Producer, Session, TopicPartition
+from rollbridge.kafka.retry import Backoff, Deadline
+from rollbridge.model.group_offsets import GroupMember
+
+T = TypeVar("T")
+
+_TIMEOUT_S: Final = 30.0
+_PASSING: Final = frozenset(
+    {
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.not_coordinator,
+        ErrorCode.request_timed_out,
+    }
+)
+"""With these a commit was not carried out, and another broker, or this one later, may carry it out."""
+
+
+class Committed(NamedTuple):
+    """What a group has committed in a partition, and what it has put beside that."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+
+
+class GroupCommits:
+    """Reads and writes what one group has committed; safe to use from several threads."""
+
+    def __init__(
+        self, bootstrap_servers: str, group_id: str, *, security: Mapping[str, str] | None, client_id: str
+    ) -> None:
+        self._group_id = group_id
+        self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id)
+
+    def close(self) -> None:
+        """Drop the connections; another question opens them again."""
+        self._clusters.close()
+
+    def read(self, topics: Iterable[str] | None = None, *, timeout_s: float = _TIMEOUT_S) -> list[Committed]:
+        """Commits in partition 0 of these topics, or of all: in any order.
+
+        Offsets in a native transaction that is not decided yet are waited for: they may become commits.
+
+        Raises:
+            KafkaUnavailable: no answer, or not decided, within ``timeout_s`` seconds; ask again.
+            NotAuthorizedError: the group may not be described.
+        """
+        wanted = None if topics is None else sorted(set(topics))
+        if wanted == []:
+            return []
+        doing = f"read the commits of group {self._group_id}"
+        try:
+            return self._until_answered(lambda cluster: self._ask(cluster, wanted), doing, timeout_s)
+        except CodeError as fault:
+            raise refusal(fault.code, doing, fault.subject) from fault
+
+    def write(self, member: GroupMember, commits: Iterable[Committed], *, timeout_s: float) -> None:
+        """Commit offsets; if the answer is lost that is done again, as the same commit once more changes nothing.
+
+        Raises:
+            KafkaUnavailable: no answer within ``timeout_s`` seconds: it is not known whether they are committed.
+            CodeError: the group's coordinator refuses one of them; others may be committed.
+        """
+        topics: dict[str, list[OffsetCommitRequestPartition]] = {}
+        for item in commits:
+            topics.setdefault(item.topic, []).append(
+                OffsetCommitRequestPartition(
+                    partition_index=i32(item.partition),
+                    committed_offset=i64(item.offset),
+                    committed_metadata=item.metadata,
+                )
+            )
+        request = OffsetCommitRequest(
+            group_id=GroupId(self._group_id),
+            generation_id_or_member_epoch=i32(member.generation),
+            member_id=member.member_id,
+            group_instance_id=member.instance_id,
+            topics=tuple(
+                OffsetCommitRequestTopic(name=TopicName(topic), partitions=tuple(places))
+                for topic, places in topics.items()
+            ),
+        )
+
+        def commit(cluster: Cluster) -> None:
+            node = cluster.coordinator(CoordinatorType.GROUP, self._group_id)
+            for topic in cluster.connection(node).call(request, OffsetCommitResponse).topics:
+                for place in topic.partitions:
+                    _check(place.error_code, f"topic {topic.name}")
+
+        doing = f"commit offsets of group {self._group_id}"
+        self._until_answered(commit, doing, timeout_s, lambda code: code not in _PASSING)
+
+    def _until_answered(
+        self,
+        ask: Callable[[Cluster], T],
+        doing: str,
+        timeout_s: float,
+        is_final: Callable[[ErrorCode], bool] = is_definite,
+    ) -> T:
+        """What the group's coordinator answers, whichever broker that is by then.
+
+        Raises:
+            CodeError: an answer that is final.
+            KafkaUnavailable: no other one within the time.
+        """
+        deadline = Deadline(timeout_s)
+        backoff = Backoff()
+        with self._clusters.borrow(deadline) as cluster:
+            while True:
+                why: Exception
+                try:
+                    return ask(cluster)
+                except KafkaUnavailable as fault:
+                    why = fault
+                except CodeError as fault:
+                    if is_final(fault.code):
+                        raise
+                    why = fault
+                # Whatever it was, another broker may have the group by now.
+                cluster.forget_coordinator(CoordinatorType.GROUP, self._group_id)
+                if deadline.passed():
+                    raise KafkaUnavailable(f"cannot {doing} within {timeout_s:g} s: {why}") from why
+                backoff.sleep(deadline)
+
+    def _ask(self, cluster: Cluster, topics: list[str] | None) -> list[Committed]:
+        """Ask the coordinator once; raises CodeError, KafkaUnavailable."""
+        request = OffsetFetchRequest(
+            groups=(
+                OffsetFetchRequestGroup(
+                    group_id=GroupId(self._group_id),
+                    topics=None
+                    if topics is None
+                    else tuple(
+                        OffsetFetchRequestTopics(name=TopicName(name), partition_indexes=(i32(0),)) for name in topics
+                    ),
+                ),
+            ),
+            require_stable=True,
+        )
+        node = cluster.coordinator(CoordinatorType.GROUP, self._group_id)
+        [group] = cluster.connection(node).call(request, OffsetFetchResponse).groups
+        if group.error_code is ErrorCode.group_id_not_found:
+            return []
+        _check(group.error_code, f"group {self._group_id}")
+        found = []
+        for topic in group.topics:
+            for place in topic.partitions:
+                _check(place.error_code, f"topic {topic.name}")
+                if place.committed_offset >= 0:
+                    found.append(
+                        Committed(
+                            str(topic.name),
+                            int(place.partition_index),
+                            int(place.committed_offset),
+                            # The library sends its terminating zero, too.
+                            (place.metadata or "").partition("\0")[0],
+                        )
+                    )
+        return found
+
+
+def _check(code: ErrorCode, subject: str) -> None:
+    if code is not ErrorCode.none:
+        raise CodeError(code, subject)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Consumer group offsets inside a native transaction: they count if, and only if, it is committed.
+# With transactions v2 the group coordinator adds its partition to the transaction by itself.
+
+
+_DONE = (ErrorCode.none, None)
+
+
+def send_group_offsets(
+    cluster: Cluster,
+    session: Session,
+    producer: Producer,
+    member: GroupMember,
+    offsets: Mapping[TopicPartition, int],
+    *,
+    retry_timeout_s: float,
+) -> None:
+    """Add offsets (of the next record to read) to the open transaction.
+
+    Raises:
+        RequestRefused, KafkaUnavailable: As from any coordinator.
+    """
+    topics: dict[str, list[TxnOffsetCommitRequestPartition]] = {}
+    for (topic, partition), offset in offsets.items():
+        topics.setdefault(topic, []).append(
+            TxnOffsetCommitRequestPartition(
+                partition_index=i32(partition), committed_offset=i64(offset), committed_metadata=""
+            )
+        )
+    request = TxnOffsetCommitRequest(
+        transactional_id=TransactionalId(producer.transactional_id),
+        group_id=GroupId(member.group_id),
+        producer_id=ProducerId(producer.producer_id),
+        producer_epoch=i16(producer.epoch),
+        generation_id=i32(member.generation),
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        topics=tuple(
+            TxnOffsetCommitRequestTopic(name=TopicName(topic), partitions=tuple(partitions))
+            for topic, partitions in topics.items()
+        ),
+    )
+
+    def attempt(connection: Connection) -> tuple[ErrorCode, None]:
+        answer = connection.call(request, TxnOffsetCommitResponse)
+        failures = (
+            partition.error_code
+            for topic in answer.topics
+            for partition in topic.partitions
+            if partition.error_code != ErrorCode.none
+        )
+        return next(((code, None) for code in failures), _DONE)
+
+    ask_coordinator(
+        cluster,
+        CoordinatorType.GROUP,
+        member.group_id,
+        f"offsets of group {member.group_id}",
+        codes.OFFSETS,
+        attempt,
+        session,
+        retry_timeout_s=retry_timeout_s,
+    )

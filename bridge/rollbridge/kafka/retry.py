@@ -1,0 +1,196 @@
+"""How long to wait, and how long to pause: deadlines that are handed on, and pauses that grow."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+BACKOFF_FIRST_S: Final = 0.01
+BACKOFF_MAX_S: Final = 1.0
+
+
+class Deadline:
+    """A point in time up to which something may take; handed on to whatever is asked on the way there."""
+
+    __slots__ = ("_at", "timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        """``timeout_s`` from now on, in seconds."""
+        self.timeout_s: Final = timeout_s
+        self._at: Final = time.monotonic() + timeout_s
+
+    def __repr__(self) -> str:
+        return f"<Deadline of {self.timeout_s:g} s, {self.left():.3f} s left>"
+
+    def left(self) -> float:
+        """Seconds that are left; 0 if it has passed."""
+        return max(0.0, self._at - time.monotonic())
+
+    def passed(self) -> bool:
+        """Whether nothing is left."""
+        return time.monotonic() >= self._at
+
+
+class Backoff:
+    """Pauses that double from one failure to the next, each shortened at random by up to a half.
+
+    The chance keeps many clients that were cut off at the same moment from coming back at the same moment.
+    """
+
+    __slots__ = ("_first_s", "_max_s", "_next_s")
+
+    def __init__(self, first_s: float = BACKOFF_FIRST_S, max_s: float = BACKOFF_MAX_S) -> None:
+        self._first_s: Final = first_s
+        self._max_s: Final = max_s
+        self._next_s = first_s
+
+    def grow(self) -> float:
+        """Return the pause after one more failure, in seconds."""
+        pause_s = self._next_s * random.uniform(0.5, 1.0)
+        self._next_s = min(self._max_s, self._next_s * 2)
+        return pause_s
+
+    def reset(self) -> None:
+        """Begin anew after a success."""
+        self._next_s = self._first_s
+
+    def sleep(self, deadline: Deadline) -> None:
+        """Pause, but not beyond the deadline."""
+        time.sleep(min(self.grow(), deadline.left()))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# One line for each cause, minute and client: what is said again and again while a server is away is counted.
+# librdkafka says up to 22 times a second that a broker cannot be reached, and so does whoever tries again. The first
+# line is what one wants to read; of those like it within a minute the next one that is let through tells the number.
+
+
+INTERVAL_S: Final = 60.0
+_CAUSES_MAX: Final = 1_000
+# Numbers that differ from line to line: offsets, durations, counts. Those that follow a letter or a sign belong to a
+# name: a topic, an address, a client of the library ("rdkafka#consumer-2").
+_FIGURES: Final = re.compile(r"(?:(?<=[\s(=])|^)\d+(?:\.\d+)?")
+_HISTORY: Final = re.compile(r"\(after .*\)")
+
+
+@dataclass(slots=True)
+class _Cause:
+    since: float
+    left_out: int = 0
+
+
+class Limiter(logging.Filter):
+    """Lets one line in ``interval_s`` seconds through for each cause; safe to use from several threads."""
+
+    def __init__(self, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._interval_s = interval_s
+        self._clock = clock
+        self._causes: dict[tuple[str, int, str], _Cause] = {}
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to let a line through, with the number of those before it that were left out."""
+        if record.levelno < logging.INFO:
+            return True
+        text = record.getMessage()
+        cause = record.name, record.levelno, _FIGURES.sub("#", _HISTORY.sub("", text))
+        now = self._clock()
+        with self._lock:
+            known = self._causes.get(cause)
+            if known is not None and now - known.since < self._interval_s:
+                known.left_out += 1
+                return False
+            if len(self._causes) >= _CAUSES_MAX:
+                self._forget(now)
+            self._causes[cause] = _Cause(now)
+        if known is not None and known.left_out:
+            record.msg = "%s (%d lines like this were left out in the last %.0f s)"
+            record.args = (text, known.left_out, now - known.since)
+        return True
+
+    def _forget(self, now: float) -> None:
+        """Drop what was not said lately, or everything if there is no end to the causes."""
+        self._causes = {key: item for key, item in self._causes.items() if now - item.since < self._interval_s}
+        if len(self._causes) >= _CAUSES_MAX:
+            self._causes.clear()
+
+
+LIMITER: Final = Limiter()
+
+
+def limited(logger: logging.Logger) -> logging.Logger:
+    """The same logger, whose lines are limited from now on."""
+    logger.addFilter(LIMITER)  # adding it again changes nothing
+    return logger
+
+
+def limited_child(logger: logging.Logger) -> logging.Logger:
+    """A logger for the library below one that is not ours to change."""
+    return limited(logger.getChild("librdkafka"))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# One question at a time in the background, for threads that must not wait for a broker.
+
+
+T = TypeVar("T")
+
+
+class Errand(Generic[T]):
+    """Runs one function at a time on a thread of its own and keeps what it gives until it is taken.
+
+    Used by one thread. What is under way when the process ends, or when nobody asks any more, is left to itself.
+    """
+
+    def __init__(self, name: str) -> None:
+        """``name`` of its threads, as seen in a debugger."""
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._outcome: tuple[T | None, Exception | None] | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something was begun and not taken yet."""
+        return self._thread is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether what was begun can be taken."""
+        return self._outcome is not None
+
+    def begin(self, run: Callable[[], T], then: Callable[[], object] = lambda: None) -> None:
+        """Run a function; the one before must have been taken. ``then`` is called on its thread once it is done."""
+        if self._thread is not None:
+            raise RuntimeError(f"{self._name}: the errand before has not been taken")
+        self._outcome = None
+        self._thread = threading.Thread(target=self._run, args=(run, then), name=self._name, daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the function is done, at most so long; whether it is."""
+        if self._thread is not None and self._outcome is None:
+            self._thread.join(timeout_s)
+        return self._outcome is not None
+
+    def take(self) -> T | None:
+        """What the function gave, or None if it is not done; raises what it raised."""
+        if self._outcome is None:
+            return None
+        (value, fault), self._outcome, self._thread = self._outcome, None, None
+        if fault is not None:
+            raise fault
+        return value
+
+    def _run(self, run: Callable[[], T], then: Callable[[], object]) -> None:
+        try:
+            self._outcome = run(), None
+        except Exception as fault:
+            self._outcome = None, fault
+        then()

@@ -1,0 +1,223 @@
+"""What a leader is carrying out, as ZooKeeper has it, so that the next leader finishes exactly that."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import rollbridge_schemas
+from rollbridge.model import paths
+from rollbridge.model.ids import OWNER_PART, TransactionId
+from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import reading
+
+_SCALE: Final = "scale-"
+NODE_BYTES: Final = 1_000
+"""What a ``committing`` node takes at most beside rolls and ids, with its path and a root path."""
+ROLL_BYTES: Final = 170
+"""What a roll takes in it at most beside the name of its stream."""
+ID_BYTES: Final = 52
+"""What a transaction takes in it at most: its id and the part of its owner."""
+
+
+def ids_beside(streams: Iterable[str], bytes_max: int) -> int:
+    """Return how many transactions fit into a ``committing`` node with rolls of these streams; one at least.
+
+    A transaction has at most 1,000 streams, so there is room for thousands beside them in ZooKeeper's 1 MiB.
+    """
+    room = bytes_max - NODE_BYTES - sum(ROLL_BYTES + len(name) for name in streams)
+    return max(room // ID_BYTES, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """The two epochs that a rolling commit gives one stream."""
+
+    stream: str
+    transaction_epoch: int
+    active_epoch: int
+    duplicate_epoch: int
+    new_active_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committing:
+    """A rolling commit that is being carried out; ids in commit order, and the part of each one's owner."""
+
+    transactions: tuple[TransactionId, ...]
+    rolls: tuple[Roll, ...]
+    created_ms: int
+    controller_epoch: int
+    owners: tuple[int, ...] = ()
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams that it changes."""
+        return tuple(roll.stream for roll in self.rolls)
+
+    @property
+    def title(self) -> str:
+        """A name that no other work of its group has: epochs are never used again."""
+        first = self.rolls[0]
+        return f"roll-{StreamName.parse(first.stream).stream}-{first.duplicate_epoch}"
+
+    def with_only(self, kept: Container[bytes]) -> Self:
+        """The same with only those transactions whose 16 bytes of an id are among ``kept``."""
+        owners = self.owner_parts()
+        left = tuple(item for item in self.transactions if item.bytes in kept)
+        return replace(self, transactions=left, owners=tuple(owners[item.bytes] for item in left))
+
+    def without(self, stream: str) -> Self:
+        """The same without one of its streams."""
+        return replace(self, rolls=tuple(roll for roll in self.rolls if roll.stream != stream))
+
+    def owner_parts(self) -> dict[bytes, int]:
+        """By the 16 bytes of their ids, the owner whose commit was decided on."""
+        owners = self.owners or (OWNER_PART,) * len(self.transactions)
+        return {item.bytes: part for item, part in zip(self.transactions, owners, strict=False)}
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return rollbridge_schemas.codec("committing").to_json(
+            {
+                "transactions": [str(item) for item in self.transactions],
+                "rolls": [
+                    {
+                        "stream": roll.stream,
+                        "transaction_epoch": roll.transaction_epoch,
+                        "active_epoch": roll.active_epoch,
+                        "duplicate_epoch": roll.duplicate_epoch,
+                        "new_active_epoch": roll.new_active_epoch,
+                    }
+                    for roll in self.rolls
+                ],
+                "created_ms": self.created_ms,
+                "controller_epoch": self.controller_epoch,
+                "owners": list(self.owners),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with reading("committing", raw) as datum:
+            return cls(
+                transactions=tuple(TransactionId.parse(item) for item in datum["transactions"]),
+                rolls=tuple(Roll(**item) for item in datum["rolls"]),
+                created_ms=datum["created_ms"],
+                controller_epoch=datum["controller_epoch"],
+                owners=tuple(datum["owners"]),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A scale that is being carried out; its ``request`` is empty once that has been answered."""
+
+    stream: StreamName
+    request: str
+    epoch: int
+    seal: tuple[int, ...]
+    ranges: tuple[KeyRange, ...]
+    created_ms: int
+    controller_epoch: int
+    abort_foreign: bool = False
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams that it changes."""
+        return (str(self.stream),)
+
+    @property
+    def title(self) -> str:
+        """A name that no other work of its group has: epochs are never used again."""
+        return f"{_SCALE}{self.stream.stream}-{self.epoch}"
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return rollbridge_schemas.codec("scaling").to_json(
+            {
+                "stream": str(self.stream),
+                "request": self.request,
+                "epoch": self.epoch,
+                "seal": list(self.seal),
+                "ranges": [{"low": item.low, "high": item.high} for item in self.ranges],
+                "created_ms": self.created_ms,
+                "controller_epoch": self.controller_epoch,
+                "abort_foreign": self.abort_foreign,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with reading("scaling", raw) as datum:
+            return cls(
+                stream=StreamName.parse(datum["stream"]),
+                request=datum["request"],
+                epoch=datum["epoch"],
+                seal=tuple(datum["seal"]),
+                ranges=tuple(KeyRange(item["low"], item["high"]) for item in datum["ranges"]),
+                created_ms=datum["created_ms"],
+                controller_epoch=datum["controller_epoch"],
+                abort_foreign=datum["abort_foreign"],
+            )
+
+
+Work = Scaling | Committing
+"""What may have to wait for native transactions of others when it is half done."""
+
+
+def work_from_json(title: str, raw: bytes) -> Work:
+    """What stands in a node of that title; raises CorruptDataError."""
+    return Scaling.from_json(raw) if title.startswith(_SCALE) else Committing.from_json(raw)
+
+
+def works_of(nodes: Mapping[str, bytes], group: GroupName) -> Iterator[tuple[str, Work]]:
+    """What is under way in a group, and what waits half done, of these nodes; raises CorruptDataError."""
+    if paths.scaling(group) in nodes:
+        yield paths.scaling(group), Scaling.from_json(nodes[paths.scaling(group)])
+    if paths.committing(group) in nodes:
+        yield paths.committing(group), Committing.from_json(nodes[paths.committing(group)])
+    prefix = f"{paths.suspended(group)}/"
+    for path in sorted(path for path in nodes if path.startswith(prefix)):
+        yield path, work_from_json(path.removeprefix(prefix), nodes[path])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The error state of a stream: what keeps its transactions from being merged, while all others go on.
+
+
+SUSPENDED: Final = "native-transaction-open"
+"""Code of a stream whose segments are closed and wait for the native transactions that are open on them to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFault:
+    """Why the transactions of a stream wait.
+
+    Attributes:
+        reason: As a sentence for people.
+        code: Kafka's name of the error, such as ``TOPIC_AUTHORIZATION_FAILED``.
+        topic: Topic that is refused; empty if it is no single one.
+        since_ms: Since when, ms since 1970.
+    """
+
+    reason: str
+    code: str
+    topic: str
+    since_ms: int
+
+    def to_json(self) -> bytes:
+        """Plain JSON."""
+        return rollbridge_schemas.codec("stream_fault").to_json(
+            {"reason": self.reason, "code": self.code, "topic": self.topic, "since_ms": self.since_ms}
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """The inverse of :meth:`to_json`; raises CorruptDataError."""
+        with reading("stream_fault", raw) as datum:
+            return cls(**datum)

@@ -1,0 +1,321 @@
+"""Identifiers: segments, transactions, parts and local sequence numbers, each with its bit layout.
+
+Source: PDP-24, "Implementation Details": ``long segmentId = 32bit<epoch>32bit<segmentNumber>``;
+``UUID txn id = 16 bit epoch + 96 bit counter``.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import total_ordering
+from typing import Any, Final, NamedTuple, NewType, Self
+
+from rollbridge.model.errors import CorruptDataError, InvalidRequestError
+
+Epoch = NewType("Epoch", int)
+SegmentNumber = NewType("SegmentNumber", int)
+PartId = NewType("PartId", int)
+
+SEGMENT_NUMBER_MAX: Final = (1 << 31) - 1
+EPOCH_MAX: Final = (1 << 31) - 1
+COUNTER_MAX: Final = (1 << 96) - 1
+
+PART_BITS: Final = 23
+COUNT_BITS: Final = 40
+PART_MAX: Final = (1 << PART_BITS) - 1
+COUNT_MAX: Final = (1 << COUNT_BITS) - 1
+OWNER_PART: Final = PartId(0)
+
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-?)[0-9a-fA-F]{4}\1[0-9a-fA-F]{4}\1[0-9a-fA-F]{4}\1[0-9a-fA-F]{12}")
+"""Stricter than ``uuid.UUID``, which also takes braces, ``urn:uuid:`` and hyphens anywhere."""
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class SegmentId:
+    """One segment: ``number`` (primary: which key range lineage) and ``epoch`` (secondary: which incarnation).
+
+    Packs into 64 bits as ``epoch << 32 | number`` and sorts so.
+    """
+
+    number: SegmentNumber
+    epoch: Epoch
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.number <= SEGMENT_NUMBER_MAX:
+            raise InvalidRequestError(f"segment number {self.number} is not in 0..{SEGMENT_NUMBER_MAX}")
+        if not 0 <= self.epoch <= EPOCH_MAX:
+            raise InvalidRequestError(f"segment epoch {self.epoch} is not in 0..{EPOCH_MAX}")
+
+    @classmethod
+    def of(cls, number: int, epoch: int) -> Self:
+        """Build from plain integers."""
+        return cls(SegmentNumber(number), Epoch(epoch))
+
+    @classmethod
+    def from_int(cls, value: int) -> Self:
+        """Unpack from 64 bits; the inverse of ``int(segment_id)``."""
+        return cls(SegmentNumber(value & 0xFFFF_FFFF), Epoch(value >> 32))
+
+    def __int__(self) -> int:
+        return self.epoch << 32 | self.number
+
+    def __lt__(self, other: SegmentId) -> bool:
+        return int(self) < int(other)
+
+    def __str__(self) -> str:
+        return f"{self.number}.#epoch.{self.epoch}"
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class TransactionId:
+    """A transaction: 16 bits of its reference epoch, 96 bits of a counter that is unique in the cluster.
+
+    Laid out in a UUID as ``epoch(16) | zero(16) | counter(96)``, so ids sort by counter within an epoch. A reference
+    epoch beyond 65,535 keeps its low 16 bits here; the BEGIN frame carries the whole number for every stream.
+    """
+
+    value: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value < 1 << 128:
+            raise InvalidRequestError(f"transaction id {self.value:#x} has more than 128 bits")
+        if self.value >> 96 & 0xFFFF:
+            raise InvalidRequestError(
+                f"{uuid.UUID(int=self.value)} is not a transaction id: bits 16 to 31 of one are zero"
+            )
+
+    @classmethod
+    def of(cls, epoch: int, counter: int) -> Self:
+        """Build from the reference epoch (its low 16 bits are kept) and the counter."""
+        if not 0 <= counter <= COUNTER_MAX:
+            raise InvalidRequestError(f"transaction counter {counter} has more than 96 bits")
+        return cls((epoch & 0xFFFF) << 112 | counter)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Self:
+        """Unpack 16 bytes, big-endian."""
+        if len(raw) != 16:
+            raise InvalidRequestError(f"a transaction id has 16 bytes, not {len(raw)}")
+        return cls(int.from_bytes(raw, "big"))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse what ``str()`` prints (a UUID, with or without hyphens)."""
+        if not _UUID.fullmatch(text):
+            raise InvalidRequestError(
+                f"{text!r} is not a transaction id (a UUID such as 00010000-0000-0000-0000-00000000002a)"
+            )
+        return cls(int(text.replace("-", ""), 16))
+
+    @classmethod
+    def of_any(cls, transaction: TransactionId | str) -> TransactionId:
+        """An id as callers may give it: as it is, or as text; raises as :meth:`parse` does."""
+        return cls.parse(transaction) if isinstance(transaction, str) else transaction
+
+    @property
+    def epoch(self) -> int:
+        """Low 16 bits of the reference epoch of the transaction's first stream."""
+        return self.value >> 112
+
+    @property
+    def counter(self) -> int:
+        """The 96-bit counter."""
+        return self.value & COUNTER_MAX
+
+    @property
+    def bytes(self) -> bytes:
+        """16 bytes, big-endian; sorts as the id does."""
+        return self.value.to_bytes(16, "big")
+
+    def __lt__(self, other: TransactionId) -> bool:
+        return self.value < other.value
+
+    def __str__(self) -> str:
+        return str(uuid.UUID(int=self.value))
+
+
+def local_sequence(part: int, count: int) -> int:
+    """The 64-bit local sequence number of a record: the writing part (23 bits) and its count within it (40 bits).
+
+    For the ordinary one-process transaction the part is 0, so the local sequence number is the plain count from 0.
+
+    Source: DistributedLog transactions, "local sequence number"; parts are our extension for several writers.
+    """
+    if not 0 <= part <= PART_MAX:
+        raise InvalidRequestError(f"part {part} is not in 0..{PART_MAX}")
+    if not 0 <= count <= COUNT_MAX:
+        raise InvalidRequestError(f"local sequence count {count} is not in 0..{COUNT_MAX}")
+    return part << COUNT_BITS | count
+
+
+def split_local_sequence(value: int) -> tuple[int, int]:
+    """The part and the count of a local sequence number; the inverse of :func:`local_sequence`."""
+    return value >> COUNT_BITS, value & COUNT_MAX
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Counters of transaction ids: how a group's ids differ from all others, and what of a counter's node is believed.
+# The 96 bits of a transaction's counter are ``group number(32) | count(64)``. Coordinators number the groups, from a
+# node that nobody else may write; the count comes from a node of the group, which its members write. So whatever they
+# write there, ids of other groups stay apart, and go on. Number 0 is that of ids from the counter that all groups
+# shared in earlier versions; a group that is older than that, or that was repaired, also has ids of *former* numbers.
+# Clients reserve counts between the ``floor`` and the ``ceiling`` in the group's record, which only coordinators
+# write: outside of these the node is damaged, and the group's leader sets it right. An id whose count the node has
+# not given out is forged. Pure.
+
+
+NUMBER_MAX: Final = (1 << 32) - 1
+"""The highest number of a group."""
+ISSUED_BITS: Final = 64
+ISSUED_MAX: Final = (1 << 62) - 1
+"""The highest count of a group; snapshots show counts in 63 bits."""
+SHARED_MAX: Final = ISSUED_MAX
+"""The highest counter that the shared node may hold."""
+FIRST_COUNT: Final = 1
+STRIDE: Final = 1 << 40
+"""How far the ceiling is above what is known to be given out; a million transactions a second take 12 days for it."""
+JUMP: Final = 1 << 32
+"""How far a counter that is set right goes beyond all that was seen in use: nobody knows which blocks are reserved."""
+START_MAX: Final = 1 << 53
+"""The count of an older group begins beyond the shared counter, since connections are told apart by 55 bits of it."""
+NOT_GIVEN_OUT: Final = "its id was not given out by the counter of its group: begin it again"
+_DIGITS_MAX: Final = 20
+"""No number that is believed is longer; Python refuses to convert thousands of digits, and takes long for fewer."""
+_COUNTER: Final = slice(4, 16)
+_SHOWN: Final = 40
+
+
+def parse_number(raw: bytes | None, most: int, least: int = 0) -> int | None:
+    """The decimal number in a node's value; None if it is none between the bounds, whatever it is."""
+    if raw is None or not 0 < len(raw) <= _DIGITS_MAX or not raw.isdigit():
+        return None
+    number = int(raw)
+    return number if least <= number <= most else None
+
+
+def need_number(path: str, raw: bytes | None, most: int, what_to_do: str) -> int:
+    """The same for a node that is needed, of which ``what_to_do`` says how it is put right.
+
+    Raises:
+        CorruptDataError: it holds no such number.
+    """
+    number = parse_number(raw, most)
+    if number is None:
+        holds = "does not exist" if raw is None else f"holds {raw[:_SHOWN]!r} ({len(raw)} bytes)"
+        raise CorruptDataError(
+            f"ZooKeeper node {path} {holds} where a decimal number up to {most} is expected; nothing was written; "
+            f"{what_to_do}"
+        )
+    return number
+
+
+def counter_of(number: int, count: int) -> int:
+    """The counter of an id, from the number of its group and a count."""
+    return number << ISSUED_BITS | count
+
+
+def split_counter(transaction: bytes) -> tuple[int, int]:
+    """The number of the group and the count in the 16 bytes of an id."""
+    counter = int.from_bytes(transaction[_COUNTER], "big")
+    return counter >> ISSUED_BITS, counter & (1 << ISSUED_BITS) - 1
+
+
+class Note(NamedTuple):
+    """What a leader has seen of the counters, as its group's journal keeps it.
+
+    The versions count how often the nodes were written, and can not be lowered by those who may write them: where one
+    is lower, ZooKeeper was set back; where the value alone is, somebody has written nonsense.
+    """
+
+    number: int
+    value: int
+    version: int
+    shared_value: int = 0
+    shared_version: int = -1
+
+    def to_text(self) -> bytes:
+        """As it stands in the journal."""
+        return " ".join(map(str, self)).encode()
+
+    @classmethod
+    def from_text(cls, raw: bytes | None) -> Note | None:
+        """The inverse; None if there is none, or none of a version that we know."""
+        try:
+            return None if raw is None or len(raw) > 200 else cls(*(int(item) for item in raw.split()))
+        except (TypeError, ValueError):
+            return None
+
+
+NOTHING: Final = Note(0, 0, -1)
+
+
+@dataclass(slots=True)
+class GroupCounter:
+    """What the leader of a group knows of its counter.
+
+    Attributes:
+        number: The number of the group; 0 before it has one: then all ids are believed.
+        formers: Those that it had before.
+        ceiling: Up to where clients reserve.
+        note: What was seen last of the nodes.
+        noted: What of it the journal holds.
+    """
+
+    number: int = 0
+    formers: frozenset[int] = frozenset()
+    ceiling: int = 0
+    note: Note = NOTHING
+    noted: Note | None = None
+    _range: tuple[Note, int, bytes, bytes] = field(init=False, default=(NOTHING, 0, b"", b""))
+    """Between what ids of the group are, but for their epochs; for which note and number."""
+
+    @property
+    def bound(self) -> int:
+        """Above the counters of all ids that were given out, as far as is known."""
+        return counter_of(self.number, self.note.value) if self.number else 1 << 96
+
+    def is_given(self, transaction: bytes) -> bool:
+        """Whether an id was given out, as far as is known; ids of former numbers can not be told from forged ones.
+
+        These are never given out again, so nobody else's are taken by believing them.
+        """
+        note, of, low, high = self._range
+        if note is not self.note or of != self.number:
+            low, high = (counter_of(self.number, count).to_bytes(12, "big") for count in (0, self.note.value))
+            self._range = self.note, self.number, low, high
+        if low <= transaction[_COUNTER] < high:
+            return True
+        number, _ = split_counter(transaction)
+        if number == self.number:
+            return not number
+        return not self.number or not number or number in self.formers
+
+    def is_ours(self, transaction: bytes) -> bool:
+        """Whether an id has the number of the group, so that a newer look at the counter may tell more of it."""
+        return split_counter(transaction)[0] == self.number
+
+
+def shared_count(transaction: bytes) -> int:
+    """The counter of an id that the shared counter may have given out; -1 of others."""
+    number, count = split_counter(transaction)
+    return -1 if number or count >= SHARED_MAX else count
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The streams of a transaction and their reference epochs, as records and messages hold them. Pure.
+# Source: PDP-24, "Transactions" (a transaction is of the epoch in which it was created).
+
+
+def encode_streams(streams: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Reference epochs by ``scope/stream`` as an Avro array of records."""
+    return [{"stream": name, "reference_epoch": epoch} for name, epoch in streams.items()]
+
+
+def decode_streams(items: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Reference epochs by ``scope/stream``."""
+    return {item["stream"]: item["reference_epoch"] for item in items}

@@ -1,0 +1,123 @@
+"""Terminated transactions: what a group remembers of each client's latest ones, as it stands in the compacted topic.
+
+The Kafka key is the client name, the value the whole list, so that compaction keeps one record for each name. Beside
+the list stands the *horizon*: the counter below which transactions of the client may have been forgotten. Whoever asks
+for one that is not in the list is told with certainty that there is no outcome of it, if its counter is not below.
+
+Source: PIP-255, ``TransactionMetadataPreserver``, ``Map<ClientName, List<TxnMeta>>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import rollbridge_schemas
+from rollbridge.model.avro import encode_long, encode_string
+from rollbridge.model.errors import CorruptDataError, InvalidRequestError
+from rollbridge.model.ids import COUNTER_MAX, TransactionId
+
+RETAIN_DEFAULT: Final = -1
+"""Retention of a transaction that names none: the group's."""
+GONE: Final = ""
+"""Stands in the topic in place of a client name for what is remembered of names that are gone; no name is empty."""
+
+_HALF: Final = 48
+_LOW: Final = (1 << _HALF) - 1
+_NO, _YES = b"\0", b"\1"
+_NULL, _PRESENT = encode_long(0), encode_long(1)
+_END: Final = encode_long(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """A terminated transaction.
+
+    Attributes:
+        transaction: Its id.
+        committed: Whether it was committed; otherwise it was aborted.
+        position: Offset of its record on the commit log; -1 before that is known.
+        records: How many records became visible.
+        decided_ms: Clock of the leader, ms since 1970.
+        retain_ms: How long it is remembered; RETAIN_DEFAULT is the group's setting.
+        label: Given by the user.
+        reason: Why it was aborted; empty otherwise.
+    """
+
+    transaction: TransactionId
+    committed: bool
+    position: int
+    records: int
+    decided_ms: int
+    retain_ms: int = RETAIN_DEFAULT
+    label: str | None = None
+    reason: str = ""
+
+    def forgotten_at_ms(self, default_ms: int) -> int:
+        """From when on it need not be remembered, ms since 1970."""
+        return self.decided_ms + (default_ms if self.retain_ms == RETAIN_DEFAULT else self.retain_ms)
+
+    def encode(self) -> bytes:
+        """Avro binary of the list's item, put together by hand: a leader writes one for every transaction."""
+        counter = self.transaction.counter
+        label = _NULL if self.label is None else _PRESENT + encode_string(self.label)
+        return b"".join(
+            (
+                encode_long(self.transaction.epoch),
+                encode_long(counter >> _HALF),
+                encode_long(counter & _LOW),
+                _YES if self.committed else _NO,
+                encode_long(self.position),
+                encode_long(self.records),
+                encode_long(self.decided_ms),
+                encode_long(self.retain_ms),
+                label,
+                encode_string(self.reason),
+            )
+        )
+
+
+def encode_terminated(items: Sequence[bytes], forgotten_below: int) -> bytes:
+    """The value of a client's record.
+
+    Args:
+        items: What :meth:`Terminated.encode` gives, oldest first.
+        forgotten_below: The horizon.
+    """
+    head = encode_long(forgotten_below >> _HALF) + encode_long(forgotten_below & _LOW)
+    return b"".join((head, encode_long(len(items)), *items, _END)) if items else head + _END
+
+
+def decode_terminated(value: bytes) -> tuple[tuple[Terminated, ...], int]:
+    """A client's terminated transactions, oldest first, and its horizon.
+
+    Raises:
+        CorruptDataError: not such a value.
+    """
+    try:
+        datum = rollbridge_schemas.codec("terminated_transactions").decode(value)
+        found = tuple(
+            Terminated(
+                transaction=TransactionId.of(
+                    item["reference_epoch"], _joined(item["counter_high"], item["counter_low"])
+                ),
+                committed=item["committed"],
+                position=item["position"],
+                records=item["records"],
+                decided_ms=item["decided_ms"],
+                retain_ms=item["retain_ms"],
+                label=item["label"],
+                reason=item["reason"],
+            )
+            for item in datum["transactions"]
+        )
+        return found, _joined(datum["forgotten_high"], datum["forgotten_low"])
+    except (rollbridge_schemas.SchemaError, InvalidRequestError) as fault:
+        raise CorruptDataError(f"a record of terminated transactions is none: {fault}") from fault
+
+
+def _joined(high: int, low: int) -> int:
+    if not (0 <= high <= _LOW and 0 <= low <= _LOW):
+        raise InvalidRequestError(f"{high} and {low} are no halves of a counter of {COUNTER_MAX.bit_length()} bits")
+    return high << _HALF | low

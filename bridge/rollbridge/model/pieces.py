@@ -1,0 +1,492 @@
+"""A transaction as its frames in the buffers make it: what has arrived, and whether that is what its commit names."""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, overload
+
+from rollbridge.model.commit_order import CommitOrder
+from rollbridge.model.conditions import RefusedCondition
+from rollbridge.model.control import is_too_scattered, scattered_reason
+from rollbridge.model.fences import NO_SESSION, Owners, Session
+from rollbridge.model.frames import BeginFrame, Manifest, PieceKey
+from rollbridge.model.ids import COUNT_BITS, COUNT_MAX, TransactionId
+from rollbridge.model.transaction import State
+
+# --------------------------------------------------------------------------------------------------------------------
+# The frames of a transaction as a fold holds them: objects while their batches are cached, beyond that 32 bytes each.
+# A transaction may have hundreds of thousands of frames, and a group as many transactions. Where a batch is not
+# cached, what is needed of a frame is where it stands and what it counts; that is packed into four words, and an
+# object is only made of it while somebody looks at it.
+
+
+Partition = tuple[str, int]
+"""Topic and partition of a buffer."""
+
+_WORDS: Final = 4
+_HALF_BITS: Final = 32
+_HALF_MASK: Final = (1 << _HALF_BITS) - 1
+
+
+@dataclass(slots=True)
+class FrameRef:
+    """A DATA frame of an open transaction: where it stands, and its record batch while that is cached."""
+
+    partition: Partition
+    offset: int
+    piece: PieceKey
+    first_count: int
+    records: int
+    size: int
+    batch: bytes | None
+    start: int = 0
+    """Where the batch begins in the message's value, if the frame came in a bundle."""
+
+
+class _Packed:
+    """Frames without a batch: offset; partition and first count; records and size; piece and start.
+
+    Partitions and pieces are numbered as they come.
+    """
+
+    __slots__ = ("at", "numbers", "partitions", "pieces", "words")
+
+    def __init__(self, cached: int) -> None:
+        self.words = array("Q")
+        # Of the frames that are cached, their places among all.
+        self.at = array("Q", range(cached))
+        self.partitions: list[Partition] = []
+        self.pieces: list[PieceKey] = []
+        self.numbers: dict[PieceKey, int] = {}
+
+
+class HeldFrames(Sequence[FrameRef]):
+    """Frames in order of arrival: a list of those that are cached, and, once there is one that is not, the packed."""
+
+    __slots__ = ("_cached", "_packed")
+
+    def __init__(self, frames: Iterable[FrameRef] = ()) -> None:
+        """Hold these."""
+        self._cached: list[FrameRef] = []
+        self._packed: _Packed | None = None
+        if frames:
+            self.extend(frames)
+
+    def append(self, frame: FrameRef) -> None:
+        """Hold one more."""
+        if frame.batch is not None:
+            self.append_cached(frame)
+        else:
+            self.append_place(
+                frame.partition, frame.offset, frame.piece, frame.first_count, frame.records, frame.size, frame.start
+            )
+
+    def append_cached(self, frame: FrameRef) -> None:
+        """Hold one more with its batch."""
+        if self._packed is not None:
+            self._packed.at.append(len(self))
+        self._cached.append(frame)
+
+    def append_place(
+        self, partition: Partition, offset: int, piece: PieceKey, first_count: int, records: int, size: int, start: int
+    ) -> None:
+        """Hold one more, of which only the place is kept."""
+        packed = self._packed
+        if packed is None:
+            packed = self._packed = _Packed(len(self._cached))
+        number = packed.numbers.get(piece)
+        if number is None:
+            number = packed.numbers[piece] = len(packed.pieces)
+            packed.pieces.append(piece)
+        partitions = packed.partitions
+        if partition not in partitions:
+            partitions.append(partition)
+        packed.words.extend(
+            (
+                offset,
+                partitions.index(partition) << COUNT_BITS | first_count,
+                records << _HALF_BITS | size,
+                number << _HALF_BITS | start,
+            )
+        )
+
+    def extend(self, frames: Iterable[FrameRef]) -> None:
+        """Hold more."""
+        for frame in frames:
+            self.append(frame)
+
+    @property
+    def all_cached(self) -> Sequence[FrameRef] | None:
+        """The frames, if each has its batch."""
+        return self._cached if self._packed is None else None
+
+    def counts(self) -> Iterator[tuple[PieceKey, int]]:
+        """Piece and number of records of each; no objects are made for it."""
+        packed = self._packed
+        if packed is None:
+            return ((frame.piece, frame.records) for frame in self._cached)
+        return self._counts(packed)
+
+    def _counts(self, packed: _Packed) -> Iterator[tuple[PieceKey, int]]:
+        words, pieces = packed.words, packed.pieces
+        cached = iter(self._cached)
+        places = iter(packed.at)
+        due = next(places, -1)
+        at = 2
+        for index in range(len(self)):
+            if index == due:
+                frame = next(cached)
+                yield frame.piece, frame.records
+                due = next(places, -1)
+            else:
+                yield pieces[words[at + 1] >> _HALF_BITS], words[at] >> _HALF_BITS
+                at += _WORDS
+
+    def __len__(self) -> int:
+        packed = self._packed
+        return len(self._cached) if packed is None else len(self._cached) + len(packed.words) // _WORDS
+
+    def __iter__(self) -> Iterator[FrameRef]:
+        packed = self._packed
+        return iter(self._cached) if packed is None else (self._of(place, packed) for place in range(len(self)))
+
+    @overload
+    def __getitem__(self, index: int) -> FrameRef: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[FrameRef]: ...
+
+    def __getitem__(self, index: int | slice) -> FrameRef | Sequence[FrameRef]:
+        packed = self._packed
+        if packed is None:
+            return self._cached[index]
+        if isinstance(index, slice):
+            return [self._of(place, packed) for place in range(*index.indices(len(self)))]
+        return self._of(range(len(self))[index], packed)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(other) == len(self) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # they change
+
+    def __repr__(self) -> str:
+        return f"<HeldFrames: {len(self._cached)} cached of {len(self)}>"
+
+    def _of(self, index: int, packed: _Packed) -> FrameRef:
+        at = packed.at
+        before = bisect_left(at, index)
+        if before < len(at) and at[before] == index:
+            return self._cached[before]
+        word = (index - before) * _WORDS
+        offset, placed, counted, numbered = packed.words[word : word + _WORDS]
+        return FrameRef(
+            packed.partitions[placed >> COUNT_BITS],
+            offset,
+            packed.pieces[numbered >> _HALF_BITS],
+            placed & COUNT_MAX,
+            counted >> _HALF_BITS,
+            counted & _HALF_MASK,
+            None,
+            numbered & _HALF_MASK,
+        )
+
+
+NO_FRAMES: Final = HeldFrames()
+"""Of a transaction that takes no more."""
+
+
+class ChosenFrames(Sequence[FrameRef]):
+    """Some of the frames, in their order."""
+
+    __slots__ = ("_frames", "_places")
+
+    def __init__(self, frames: HeldFrames, places: Sequence[int]) -> None:
+        self._frames = frames
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> FrameRef: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[FrameRef]: ...
+
+    def __getitem__(self, index: int | slice) -> FrameRef | Sequence[FrameRef]:
+        if isinstance(index, slice):
+            return [self._frames[place] for place in self._places[index]]
+        return self._frames[self._places[index]]
+
+
+__all__ = ["NO_FRAMES", "BufferedTransaction", "FrameRef", "HeldFrames", "LateBegin", "Partition"]
+
+# Prices: what each thing that a client can write makes a fold hold, in bytes of memory, objects included. Measured with
+# tracemalloc on CPython 3.11, 64 bits, and rounded up; ``bridge/tests/test_prices.py`` measures them again. They do not
+# depend on what is cached, so that whoever folds the same frames comes to the same price.
+TRANSACTION_PRICE: Final = 3_000
+"""A BEGIN frame: 2,090 with what the fold notes of its state and age; the rest is what a leader notes besides."""
+STREAM_PRICE: Final = 400
+"""A stream in it: 180 to 300, with a BEGIN frame and a first offset in its buffer."""
+OWNER_PRICE: Final = 60
+"""Somebody who has resumed it: 40."""
+PIECE_PRICE: Final = 350
+"""The first frame of a piece: 190 to 290, since dictionaries grow by doubling."""
+FRAME_PRICE: Final = 40
+"""Any frame: 32 packed, and the room into which arrays grow."""
+CACHED_PRICE: Final = 300
+"""A frame that is cached, besides the bytes of its batch: 270."""
+LATE_PRICE: Final = 400
+"""A transaction that has an outcome and whose BEGIN frame was met again: 300."""
+LATE_STREAM_PRICE: Final = 16
+"""A stream in it, besides its name: 8."""
+LATE_PLACE_PRICE: Final = 200
+"""A partition in which such a frame stands: 60 to 170."""
+NAMED_PRICE: Final = 350
+"""A piece, an offset of a consumer group or a condition that a COMMIT frame names: 150 to 330, and its texts."""
+
+
+def text_price(text: str | None) -> int:
+    """What a text takes."""
+    return 0 if text is None else sys.getsizeof(text)
+
+
+def begin_price(begin: BeginFrame) -> int:
+    """What a transaction takes of which only this frame has come."""
+    return TRANSACTION_PRICE + STREAM_PRICE * len(begin.epochs) + begin.text_bytes
+
+
+def manifest_price(manifest: Manifest) -> int:
+    """What a COMMIT frame takes."""
+    if not manifest.offsets and not manifest.conditions:
+        return NAMED_PRICE * len(manifest.pieces)
+    named = len(manifest.pieces) + len(manifest.conditions) + sum(len(item.offsets) + 1 for item in manifest.offsets)
+    texts = sum(len(item.condition.key or b"") for item in manifest.conditions)
+    texts += sum(text_price(topic) for item in manifest.offsets for topic, _ in item.offsets)
+    return NAMED_PRICE * named + texts
+
+
+@dataclass(frozen=True, slots=True)
+class LateBegin:
+    """BEGIN frames of a transaction that has an outcome: its streams, and where each stands."""
+
+    streams: tuple[str, ...]
+    first_offsets: dict[Partition, int] = field(default_factory=dict)
+
+
+def late_price(begun: LateBegin) -> int:
+    """What such a transaction takes."""
+    named = sum(LATE_STREAM_PRICE + text_price(name) for name in begun.streams)
+    return LATE_PRICE + named + LATE_PLACE_PRICE * len(begun.first_offsets)
+
+
+@dataclass(slots=True, eq=False)
+class BufferedTransaction:
+    """What the fold knows of one transaction."""
+
+    id: bytes
+    begin: BeginFrame
+    begun_ms: int
+    state: State = State.OPEN
+    reason: str = ""
+    manifest: Manifest | None = None
+    refused: RefusedCondition | None = None
+    decided_ms: int = 0
+    frames: HeldFrames = field(default_factory=HeldFrames)
+    bytes: int = 0
+    cached_bytes: int = 0
+    """What its cached frames take in memory."""
+    held_bytes: int = 0
+    """What everything else of it takes."""
+    is_refused: bool = False
+    """Whether it only waits to be logged as aborted."""
+    last_count: dict[PieceKey, int] = field(default_factory=dict)
+    begun_in: set[str] = field(default_factory=set)
+    first_offsets: dict[Partition, int] = field(default_factory=dict)
+    log_position: int = 0
+    """The commit log holds no outcome of it, or of a transaction that began after it, before this offset."""
+    owners: Owners = field(init=False)
+    ended_by: Session = NO_SESSION
+    """Whose session asked for its end; somebody else may have resumed it since."""
+    order: CommitOrder | None = None
+    """Where its commit stands among those of the connection that asked for it; None if it is not numbered."""
+
+    def __post_init__(self) -> None:
+        self.owners = Owners(self.begin)
+
+    @property
+    def deadline_ms(self) -> int:
+        """When the lease runs out, ms since 1970."""
+        return self.begun_ms + self.begin.lease_ms
+
+    def __str__(self) -> str:
+        return str(self.transaction_id)
+
+    @property
+    def transaction_id(self) -> TransactionId:
+        """The id as a value."""
+        return TransactionId.from_bytes(self.id)
+
+    def is_complete(self) -> bool:
+        """Whether every frame that the manifest names has arrived, and a BEGIN frame in each stream's buffer."""
+        if self.manifest is None or len(self.begun_in) < len(self.begin.streams):
+            return False
+        if self._is_plain():
+            return True
+        missing = dict(self.manifest.pieces)
+        for piece, records in self.frames.counts():
+            left = missing.get(piece)
+            if left is not None:
+                missing[piece] = left - records
+        return all(left <= 0 for left in missing.values())
+
+    def manifest_fault(self) -> str | None:
+        """Why what arrived can never be what the manifest names although nothing is missing; None if it is."""
+        if self.is_too_scattered():
+            return scattered_reason(len(self.frames))
+        missing = dict(self.manifest.pieces) if self.manifest else {}
+        for piece, records in () if self._is_plain() else self.frames.counts():
+            left = missing.get(piece, 0)
+            if 0 < left < records:
+                return f"a frame of {piece} holds {records} records where the commit names {left} more"
+            if left > 0:
+                missing[piece] = left - records
+        for piece in missing:
+            if piece.stream >= len(self.begin.streams):
+                return f"the commit names {piece}, but the transaction has {len(self.begin.streams)} streams"
+        for item in self.manifest.conditions if self.manifest else ():
+            if item.stream >= len(self.begin.streams):
+                return f"the commit expects something of stream {item.stream} of {len(self.begin.streams)}"
+        return None
+
+    def written_streams(self) -> set[str]:
+        """The streams of which its commit names records; anybody may forge one that names a stream it has not."""
+        names = list(self.begin.streams)
+        pieces = self.manifest.pieces if self.manifest else ()
+        return {names[piece.stream] for piece in pieces if piece.stream < len(names)}
+
+    def expected_streams(self) -> set[str]:
+        """The streams of which its commit expects something; likewise."""
+        names = list(self.begin.streams)
+        conditions = self.manifest.conditions if self.manifest else ()
+        return {names[item.stream] for item in conditions if item.stream < len(names)}
+
+    def is_too_scattered(self) -> bool:
+        """Whether its COMMIT record might be too large for the commit log."""
+        return is_too_scattered(len(self.frames), len(self.last_count))
+
+    def merged_frames(self) -> Sequence[FrameRef]:
+        """Exactly the frames that the manifest names, in order of arrival; late and zombie ones are left out."""
+        if self._is_plain():
+            return self.frames
+        merged = array("Q")
+        missing = dict(self.manifest.pieces) if self.manifest else {}
+        for place, (piece, records) in enumerate(self.frames.counts()):
+            left = missing.get(piece, 0)
+            if left >= records:
+                missing[piece] = left - records
+                merged.append(place)
+        return self.frames if len(merged) == len(self.frames) else ChosenFrames(self.frames, merged)
+
+    def price(self) -> int:
+        """What it takes in memory without cached frames, as if everything had come at once."""
+        return (
+            begin_price(self.begin)
+            + FRAME_PRICE * len(self.frames)
+            + PIECE_PRICE * len(self.last_count)
+            + OWNER_PRICE * self.owners.resumed
+            + (0 if self.manifest is None else manifest_price(self.manifest))
+        )
+
+    def _is_plain(self) -> bool:
+        """Whether there is one frame for each piece of the manifest and nothing else, as in most small transactions.
+
+        It is asked several times for each transaction, so that the general answers are only worked out for the rest.
+        """
+        if self.manifest is None:
+            return False
+        pieces = self.manifest.pieces
+        # No two frames of one piece: each piece that has arrived has one entry among the last counts.
+        if not len(self.frames) == len(self.last_count) == len(pieces):
+            return False
+        for frame in self.frames.all_cached or ():
+            if pieces.get(frame.piece) != frame.records:
+                return False
+        if self.frames.all_cached is None:
+            return all(pieces.get(piece) == records for piece, records in self.frames.counts())
+        return True
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Ages: which open transactions have been so for a moment, and which have outlived their leases.
+
+
+DEADLINES_MIN: Final = 1_000
+
+
+class Ages:
+    """When transactions began and when their leases run out; who is open is for the owner of ``known`` to say."""
+
+    def __init__(self, known: Mapping[bytes, BufferedTransaction]) -> None:
+        """Watch a dictionary of transactions; :meth:`add` has to be called for each new one."""
+        self._known = known
+        self._deadlines: list[tuple[int, bytes]] = []
+        self._young: deque[BufferedTransaction] = deque()
+
+    def add(self, item: BufferedTransaction) -> None:
+        """A transaction has become open."""
+        heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
+        self._young.append(item)
+
+    def overdue(self, now_ms: int) -> list[BufferedTransaction]:
+        """Open transactions whose lease has run out, oldest deadline first. Asking changes nothing."""
+        found: list[BufferedTransaction] = []
+        kept: list[tuple[int, bytes]] = []
+        while self._deadlines and self._deadlines[0][0] < now_ms:
+            entry = heapq.heappop(self._deadlines)
+            item = self._known.get(entry[1])
+            if item is not None and item.state is State.OPEN:
+                found.append(item)
+                kept.append(entry)
+        for entry in kept:
+            heapq.heappush(self._deadlines, entry)
+        return found
+
+    def come_of_age(self, begun_before_ms: int) -> list[BufferedTransaction]:
+        """Transactions begun before a time that are still open; each is given once, oldest first."""
+        young = self._young
+        found = []
+        while young and (young[0].state is not State.OPEN or young[0].begun_ms < begun_before_ms):
+            item = young.popleft()
+            if item.state is State.OPEN:
+                found.append(item)
+        return found
+
+    def next_deadline_ms(self) -> int | None:
+        """The earliest deadline that may still matter."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def shed(self) -> None:
+        """Drop the deadlines of transactions that are gone, once they are many.
+
+        Most end long before their lease; without this their deadlines would stay until then.
+        """
+        if len(self._deadlines) > 2 * len(self._known) + DEADLINES_MIN:
+            self._sort()
+
+    def tidy(self) -> None:
+        """Drop all that is about transactions that are gone; all others are young again."""
+        self._sort()
+        self._young = deque(self._known.values())
+
+    def _sort(self) -> None:
+        self._deadlines = [(item.deadline_ms, item.id) for item in self._known.values()]
+        heapq.heapify(self._deadlines)

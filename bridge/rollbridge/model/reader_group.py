@@ -1,0 +1,175 @@
+"""Reading in a consumer group: which segments the members may read now, told from the group's committed offsets alone.
+
+A segment may be read once the group has *committed* all its predecessors to their sealed ends. Which member read them,
+and which one owns the segment now, does not matter, nor does who has crashed meanwhile: an offset that was not
+committed is read again, and until then nothing that comes later for the same keys is handed out.
+
+Two facts make the committed offsets enough:
+
+* an owner commits a segment's sealed end once everything before it has been handed out and committed, because the last
+  offsets of a segment may be markers, which are never handed out;
+* nobody commits in a segment before it may be read, so a commit in a segment says that all it continues has been read,
+  also when Kafka has dropped the old commits by then (``offsets.retention.minutes``, KIP-211).
+
+Source: Pravega's reader groups keep the same facts in a state of their own (``ReaderGroupState``, future segments).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.errors import ConflictError, InvalidNameError
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.lineage import Lineage, lineage
+from rollbridge.model.names import StreamName, parse_segment_topic
+
+
+class Reset(Enum):
+    """Where a group begins that has committed nothing; Kafka's ``auto.offset.reset``."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    ERROR = "error"
+
+
+class Standing(Enum):
+    """What a segment is to its group now."""
+
+    DONE = "nothing is left of it to read"
+    WAITS = "what it continues has not been read and committed to its sealed end"
+    READ = "it is to be read"
+    READ_NEW = "it is to be read from its present end on, because the group begins at the latest records"
+    NO_OFFSET = "the group has committed nothing and is to treat that as an error"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A segment's standing; ``offset`` is where to go on if it is ``READ``, ``after`` what it waits for."""
+
+    standing: Standing
+    offset: int = 0
+    after: tuple[SegmentId, ...] = ()
+
+
+DONE: Final = Verdict(Standing.DONE)
+
+
+def decide(
+    history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset, whole: Lineage | None = None
+) -> dict[SegmentId, Verdict]:
+    """The standing of every segment of a stream in one group.
+
+    Args:
+        history: The stream's epochs; may lag behind the commits.
+        committed: Offsets that the group has committed, by segment.
+        reset: Where the group begins where it has committed nothing.
+        whole: The lineage of ``history``, if the caller has it already.
+    """
+    whole = whole or lineage(history)
+    before: dict[SegmentId, list[SegmentId]] = {life.segment.id: [] for life in whole.lives}
+    for link in whole.links:
+        before[link.after].append(link.before)
+    passed = _ancestors(before, (segment for segment in committed if segment in before))
+    verdicts: dict[SegmentId, Verdict] = {}
+    begun: set[SegmentId] = set()
+    for life in whole.lives:  # predecessors come first
+        segment, end = life.segment.id, life.sealed_end
+        after = tuple(item for item in before[segment] if verdicts[item].standing is not Standing.DONE)
+        offset = committed.get(segment)
+        if offset is not None or any(item in begun for item in before[segment]):
+            begun.add(segment)
+        if (
+            segment in history.removed
+            or segment in passed
+            or (offset is not None and end is not None and offset >= end)
+        ):
+            verdicts[segment] = DONE
+        elif offset is not None:
+            verdicts[segment] = Verdict(Standing.READ, offset)
+        elif segment not in begun and reset is Reset.LATEST:
+            # Nothing of these keys was ever handed out to the group: it begins with what is written from now on.
+            verdicts[segment] = Verdict(Standing.READ_NEW) if life.active else DONE
+        elif after:
+            verdicts[segment] = Verdict(Standing.WAITS, after=after)
+        elif segment not in begun and segment.epoch == history.born and reset is Reset.ERROR:
+            verdicts[segment] = Verdict(Standing.NO_OFFSET)
+        else:
+            verdicts[segment] = DONE if end == 0 else Verdict(Standing.READ)
+    return verdicts
+
+
+def wanted(
+    history: EpochHistory, committed: Mapping[SegmentId, int], verdicts: Mapping[SegmentId, Verdict]
+) -> frozenset[SegmentId]:
+    """The segments that a member subscribes to: all but those that a commit behind them says have been read.
+
+    Those that have been removed are of no use to anybody.
+    """
+    whole = lineage(history)
+    before: dict[SegmentId, list[SegmentId]] = {life.segment.id: [] for life in whole.lives}
+    successors: dict[SegmentId, list[SegmentId]] = {life.segment.id: [] for life in whole.lives}
+    for link in whole.links:
+        before[link.after].append(link.before)
+        successors[link.before].append(link.after)
+    passed = _ancestors(before, (segment for segment in committed if segment in before))
+
+    def settled(segment: SegmentId) -> bool:
+        if segment in history.removed:
+            return True
+        if verdicts[segment].standing is not Standing.DONE:
+            return False
+        # The commit in a segment that was read is needed until there is one behind it; Kafka keeps it for us as long
+        # as somebody subscribes to the topic.
+        return segment not in committed or all(item in committed or item in passed for item in successors[segment])
+
+    return frozenset(segment for segment in before if not settled(segment))
+
+
+def _ancestors(before: Mapping[SegmentId, list[SegmentId]], of: Iterable[SegmentId]) -> set[SegmentId]:
+    """Everything that the given segments continue, however far back."""
+    found: set[SegmentId] = set()
+    waiting = list(of)
+    while waiting:
+        for item in before[waiting.pop()]:
+            if item not in found:
+                found.add(item)
+                waiting.append(item)
+    return found
+
+
+_MARK: Final = "rollbridge:"
+
+
+def mark_of(streams: Iterable[str]) -> str:
+    """The metadata of every commit of a group: which streams it reads."""
+    return _MARK + ",".join(sorted(streams))
+
+
+def check_streams(group: str, streams: Iterable[str], commits: Iterable[tuple[str, str]]) -> None:
+    """Refuse a group that reads other streams than these: its members would take each other's segments away.
+
+    Args:
+        group: The group's id.
+        streams: What this member wants to read.
+        commits: Topic and metadata of all that the group has committed.
+
+    Raises:
+        ConflictError: The group has commits for other streams, or commits that were made for another set of streams.
+    """
+    ours = frozenset(streams)
+    for topic, metadata in commits:
+        try:
+            stream: StreamName = parse_segment_topic(topic)[0]
+        except InvalidNameError:
+            continue  # what else the group reads with plain clients is none of our business
+        theirs = frozenset(metadata.removeprefix(_MARK).split(",")) if metadata.startswith(_MARK) else ours
+        if str(stream) not in ours or theirs != ours:
+            named = ", ".join(sorted(theirs | {str(stream)})) if theirs != ours else str(stream)
+            raise ConflictError(
+                f"consumer group {group} reads {named}, so it can not read {', '.join(sorted(ours))}: give each set "
+                "of streams a group of its own, or delete the offsets of the group if it is not in use any more"
+            )

@@ -1,0 +1,475 @@
+"""From Arrow columns to Kafka record batches, a whole column at a time.
+
+A record of a batch is lengths and numbers as varints, with the key, the value and the headers between them. Arrow's
+``binary_join_element_wise`` strings these together for all rows in compiled code, and the buffer behind its answer is
+what stands in the batch; only the varints are made here, with NumPy. Nothing is done for each row in Python.
+
+Source: Kafka documentation, "Record Batch" and "Record".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from xxhash import xxh64_intdigest
+
+from rollbridge.errors import InvalidRequestError, RowRefused
+from rollbridge.kafka.batches import Compression, framed
+from rollbridge.model.avro import encode_long
+from rollbridge.model.cooperative import JointContent
+from rollbridge.model.ids import local_sequence
+from rollbridge.model.keyspace import HASH_SEED
+from rollbridge.model.sn import HEADER_VALUE_BYTES, RECORD_HEADER
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+Numbers = Any
+"""A NumPy array of 64-bit integers; types are checked without NumPy and Arrow."""
+
+_ENCODERS: Final = {
+    Compression.GZIP: gzip_encode,
+    Compression.SNAPPY: snappy_encode,
+    Compression.LZ4: lz4_encode,
+    Compression.ZSTD: zstd_encode,
+}
+_NUMBERS_BYTES_MAX: Final = 5 + 1 + 5 + 10
+"""What length, attributes, offset delta and timestamp delta of a record take at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Records as columns, all of the same length; made by :meth:`of`.
+
+    Attributes:
+        keys: Binary; null is no key.
+        values: Binary; null is a tombstone.
+        counts: Number of each record within its part, rising.
+        timestamps: Milliseconds since 1970.
+        sizes: Bytes of each record, as the limits of streams count them: key, value and headers, ours included.
+        headers: The user's headers of each record as they stand in a batch, without their number; None: there are none.
+        header_counts: How many these are.
+    """
+
+    keys: pa.BinaryArray
+    values: pa.BinaryArray
+    counts: Numbers
+    timestamps: Numbers
+    sizes: Numbers
+    headers: pa.BinaryArray | None = None
+    header_counts: Numbers = None
+
+    @classmethod
+    def of(
+        cls,
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
+        counts: Numbers,
+        timestamps: Numbers,
+        headers: tuple[pa.BinaryArray, Numbers] | None = None,
+    ) -> Rows:
+        """The rows with their sizes; ``headers`` are as :func:`encode_headers` makes them."""
+        sizes = _field_sizes(keys) + _field_sizes(values) + (len(_OWN) + HEADER_VALUE_BYTES)
+        if headers is None:
+            return cls(keys, values, counts, timestamps, sizes + 1)
+        sizes += _varint_sizes(headers[1] + 1) + _lengths(headers[0])
+        return cls(keys, values, counts, timestamps, sizes, *headers)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def take(self, places: Numbers) -> Rows:
+        """Some of the rows, in the order of ``places``."""
+        chosen = pa.array(places)
+        return Rows(
+            self.keys.take(chosen),
+            self.values.take(chosen),
+            self.counts[places],
+            self.timestamps[places],
+            self.sizes[places],
+            None if self.headers is None else self.headers.take(chosen),
+            None if self.headers is None else self.header_counts[places],
+        )
+
+    def slice(self, start: int, stop: int) -> Rows:
+        """The rows from ``start`` up to ``stop``; nothing is copied."""
+        return Rows(
+            self.keys[start:stop],
+            self.values[start:stop],
+            self.counts[start:stop],
+            self.timestamps[start:stop],
+            self.sizes[start:stop],
+            None if self.headers is None else self.headers[start:stop],
+            None if self.headers is None else self.header_counts[start:stop],
+        )
+
+    @classmethod
+    def together(cls, several: Sequence[Rows]) -> Rows:
+        """One after the other; all of them have headers, or none has."""
+        if len(several) == 1:
+            return several[0]
+        return cls(
+            pa.concat_arrays([rows.keys for rows in several]),
+            pa.concat_arrays([rows.values for rows in several]),
+            np.concatenate([rows.counts for rows in several]),
+            np.concatenate([rows.timestamps for rows in several]),
+            np.concatenate([rows.sizes for rows in several]),
+            None if several[0].headers is None else pa.concat_arrays([rows.headers for rows in several]),
+            None if several[0].headers is None else np.concatenate([rows.header_counts for rows in several]),
+        )
+
+
+def batch_bytes(rows: Rows) -> Numbers:
+    """What each of the rows takes in a batch at most."""
+    return rows.sizes + _NUMBERS_BYTES_MAX
+
+
+def encode_batch(rows: Rows, transaction: bytes, part: int, codec: Compression) -> bytes:
+    """The record batch of some rows, each with the header that says whose record it is.
+
+    Args:
+        rows: One or more.
+        transaction: The 16 bytes of its id.
+        part: The part of it that they belong to.
+        codec: How the records are compressed.
+    """
+    records = _records(rows, transaction, part)
+    encode = _ENCODERS.get(codec)
+    body = records if encode is None else encode(bytes(records))
+    base, latest = int(rows.timestamps[0]), int(rows.timestamps.max())
+    return framed(body, codec=codec, count=len(rows), base_timestamp=base, max_timestamp=latest)
+
+
+def encode_headers(rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> tuple[pa.BinaryArray, Numbers]:
+    """The headers of each record as they stand in a batch, and how many they are."""
+    encoded = [b"".join(_encode_header(name, value) for name, value in headers) for headers in rows]
+    return pa.array(encoded, pa.binary()), np.fromiter(map(len, rows), np.int64, len(rows))
+
+
+def _records(rows: Rows, transaction: bytes, part: int) -> memoryview:
+    """The records as they stand behind the header of a batch."""
+    count = len(rows)
+    offsets = _Varints.of(np.arange(count, dtype=np.int64))
+    deltas = _Varints.of(rows.timestamps - rows.timestamps[0])
+    lengths = _Varints.of(1 + offsets.sizes + deltas.sizes + rows.sizes)
+    attributes = _Varints.of(np.zeros(count, np.int64))
+    front = _side_by_side(lengths, attributes, deltas, offsets, _Varints.of(_lengths(rows.keys, null=-1)))
+    middle = _side_by_side(_Varints.of(_lengths(rows.values, null=-1)))
+    counts = np.ones(count, np.int64) if rows.headers is None else rows.header_counts + 1
+    own: Numbers = np.empty((count, len(_OWN) + HEADER_VALUE_BYTES), np.uint8)
+    own[:, : len(_OWN) + len(transaction)] = np.frombuffer(_OWN + transaction, np.uint8)
+    local = (rows.counts + local_sequence(part, 0)).astype(">u8")
+    own[:, len(_OWN) + len(transaction) :] = local.view(np.uint8).reshape(count, 8)
+    if rows.headers is None:
+        back = [_fixed(np.hstack((_Varints.of(counts).digits, own)))]
+    else:
+        back = [_side_by_side(_Varints.of(counts)), rows.headers, _fixed(own)]
+    columns = [front, rows.keys, middle, rows.values, *back]
+    joined = pc.binary_join_element_wise(*columns, b"", null_handling="replace", null_replacement=b"")
+    _, ends, data = joined.buffers()
+    first, last = np.frombuffer(ends, np.int32, count + 1)[[0, -1]]
+    return memoryview(data)[first:last]
+
+
+@dataclass(frozen=True, slots=True)
+class _Varints:
+    """A column of numbers as zigzag varints: their sizes, and a row of digits for each, of which so many count."""
+
+    sizes: Numbers
+    digits: Numbers
+    even: bool
+    """Whether all are of the same size."""
+
+    @classmethod
+    def of(cls, values: Numbers) -> _Varints:
+        zigzag = _zigzag(values)
+        highest = int(zigzag.max())
+        if highest < 1 << 7:
+            return cls(np.ones(len(values), np.int64), zigzag.astype(np.uint8)[:, None], even=True)
+        sizes = _varint_sizes(values)
+        width = int(sizes.max())
+        if highest < 1 << 32:
+            zigzag = zigzag.astype(np.uint32)
+        digits: Numbers = np.empty((len(values), width), np.uint8)
+        for place in range(width):
+            digit = (zigzag >> zigzag.dtype.type(7 * place)).astype(np.uint8)
+            digits[:, place] = digit & 0x7F | (sizes > place + 1).astype(np.uint8) << 7
+        return cls(sizes, digits, even=bool(sizes.min() == width))
+
+
+def _side_by_side(*columns: _Varints) -> pa.BinaryArray:
+    """For each row its numbers one after the other."""
+    matrix = columns[0].digits if len(columns) == 1 else np.hstack([column.digits for column in columns])
+    if all(column.even for column in columns):
+        return _fixed(matrix)
+    mask = np.hstack([np.arange(column.digits.shape[1], dtype=np.int64) < column.sizes[:, None] for column in columns])
+    ends: Numbers = np.zeros(len(matrix) + 1, np.int32)
+    np.cumsum(sum(column.sizes for column in columns), out=ends[1:])
+    return pa.Array.from_buffers(pa.binary(), len(matrix), [None, pa.py_buffer(ends), pa.py_buffer(matrix[mask])])
+
+
+def _fixed(matrix: Numbers) -> pa.BinaryArray:
+    """The rows of a matrix of bytes."""
+    count, width = matrix.shape
+    ends = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    data = pa.py_buffer(np.ascontiguousarray(matrix))
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), data])
+
+
+def _lengths(column: pa.BinaryArray, *, null: int = 0) -> Numbers:
+    """Bytes of each value."""
+    return pc.binary_length(column).fill_null(null).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _field_sizes(column: pa.BinaryArray) -> Numbers:
+    """Bytes of each value together with its length."""
+    lengths = _lengths(column, null=-1)
+    return _varint_sizes(lengths) + np.maximum(lengths, 0)
+
+
+def _varint_sizes(values: Numbers) -> Numbers:
+    """How many bytes each number takes as a zigzag varint."""
+    zigzag = _zigzag(values)
+    sizes: Numbers = np.ones(len(values), np.int64)
+    highest = int(zigzag.max()) if len(zigzag) else 0
+    for shift in range(7, highest.bit_length(), 7):
+        sizes += zigzag >= np.uint64(1 << shift)
+    return sizes
+
+
+def _zigzag(values: Numbers) -> Numbers:
+    return ((values << 1) ^ (values >> 63)).astype(np.uint64)
+
+
+def _encode_header(name: str, value: bytes | None) -> bytes:
+    key = name.encode()
+    return b"".join((encode_long(len(key)), key, encode_long(-1 if value is None else len(value)), value or b""))
+
+
+_OWN: Final = encode_long(len(RECORD_HEADER)) + RECORD_HEADER.encode() + encode_long(HEADER_VALUE_BYTES)
+"""What our header begins with, in each record."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The columns of a data frame as records: those of Spark's Kafka sink, checked before anything is written.
+# ``value`` is needed; ``key``, ``headers``, ``timestamp`` and ``topic`` may be there. Other columns are left out, as
+# Spark's Kafka sink does, so that what a Kafka source reads can be written as it is.
+
+
+_TEXT: Final = ("string", "binary")
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+_US_PER_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where in a record batch the columns stand; None: there is no such column."""
+
+    value: int
+    key: int | None
+    headers: int | None
+    timestamp: int | None
+    stream: int | None
+    """Names the stream of each row; None: all rows go to the same one."""
+
+    @classmethod
+    def of(cls, schema: StructType, streams: Sequence[str], *, include_headers: bool) -> Columns:
+        """Find the columns.
+
+        Args:
+            schema: Of the data frame.
+            streams: Where it may be written to. Of several, the column ``topic`` names one for each row.
+            include_headers: Whether the column ``headers`` is written.
+
+        Raises:
+            InvalidRequestError: one is missing, there twice, or of another type; all are named.
+        """
+        faults: list[str] = []
+        places: dict[str, int] = {}
+        for place, field in enumerate(schema.fields):
+            name = field.name.lower()
+            if name in places:
+                faults.append(f"column {name} is there twice")
+            places[name] = place
+
+        def find(name: str, *types: str) -> int | None:
+            place = places.get(name)
+            if place is not None:
+                found = schema.fields[place].dataType.simpleString()
+                if found.partition("(")[0] not in types and found not in types:
+                    faults.append(f"column {name} is {found}, but {' or '.join(types)} is expected")
+            return place
+
+        if "value" not in places:
+            faults.append(f"column value is missing; there are {', '.join(places) or 'none'}")
+        found = cls(
+            value=find("value", *_TEXT, "varchar", "char") or 0,
+            key=find("key", *_TEXT, "varchar", "char"),
+            headers=find("headers", _HEADERS) if include_headers else None,
+            timestamp=find("timestamp", "timestamp"),
+            stream=find("topic", "string", "varchar", "char") if len(streams) > 1 else None,
+        )
+        if len(streams) > 1 and "topic" not in places:
+            faults.append(f"column topic is missing, which says for each row to which of {', '.join(streams)} it goes")
+        if faults:
+            raise InvalidRequestError(f"{'; '.join(faults)}; nothing was written")
+        return found
+
+    def rows(self, batch: pa.RecordBatch, first: int, now_ms: int) -> Rows:
+        """The rows of a batch as records.
+
+        Args:
+            batch: Of the data frame.
+            first: Number of its first row in its partition.
+            now_ms: The time of records that have none.
+
+        Raises:
+            RowRefused: one can not be written.
+        """
+        size = batch.num_rows
+        headers = None
+        if self.headers is not None:
+            headers = encode_headers(list(_headers(batch.column(self.headers), first)))
+        return Rows.of(
+            pa.nulls(size, pa.binary()) if self.key is None else _binary(batch.column(self.key)),
+            _binary(batch.column(self.value)),
+            np.arange(first, first + size, dtype=np.int64),
+            self._timestamps(batch, first, now_ms),
+            headers,
+        )
+
+    def stream_places(self, batch: pa.RecordBatch, streams: Sequence[str], first: int) -> Numbers:
+        """For each row the place of its stream among ``streams``.
+
+        Raises:
+            RowRefused: a row names none, or another one.
+        """
+        assert self.stream is not None
+        named = batch.column(self.stream)
+        places = pc.index_in(named, pa.array(streams, named.type)).fill_null(-1).to_numpy(zero_copy_only=False)
+        unknown = np.flatnonzero(places < 0)
+        if len(unknown):
+            name = named[int(unknown[0])].as_py()
+            what = "null" if name is None else repr(name)
+            raise RowRefused(
+                f"its topic is {what}, but one of {', '.join(streams)} is expected", row=first + int(unknown[0])
+            )
+        return places.astype(np.int64)
+
+    def named_times(self, batch: pa.RecordBatch) -> Numbers | None:
+        """The time that each row names, in ms since 1970; -1 where it names none. None: there is no such column."""
+        if self.timestamp is None:
+            return None
+        column = batch.column(self.timestamp).cast(pa.int64())
+        found: Numbers = column.fill_null(-1).to_numpy(zero_copy_only=False) // _US_PER_MS
+        return found
+
+    def _timestamps(self, batch: pa.RecordBatch, first: int, now_ms: int) -> Numbers:
+        if self.timestamp is None:
+            return np.full(batch.num_rows, now_ms, np.int64)
+        column = batch.column(self.timestamp).cast(pa.int64())
+        found = column.fill_null(now_ms * _US_PER_MS).to_numpy(zero_copy_only=False) // _US_PER_MS
+        early = np.flatnonzero(found < 0)
+        if len(early):
+            raise RowRefused(f"its timestamp of {found[early[0]]} ms lies before 1970", row=first + int(early[0]))
+        return found
+
+
+def _binary(column: Any) -> pa.BinaryArray:
+    """Text as its bytes; Spark may hand out columns with wide offsets."""
+    if pa.types.is_large_string(column.type):
+        column = column.cast(pa.large_binary())
+    return column if pa.types.is_binary(column.type) else column.cast(pa.binary())
+
+
+def _headers(column: Any, first: int) -> Iterator[list[tuple[str, bytes | None]]]:
+    for row, headers in enumerate(column.to_pylist(), first):
+        found = [(header["key"], header["value"]) for header in headers or () if header is not None]
+        for name, _ in found:
+            if name is None:
+                raise RowRefused("one of its headers has no name", row=row)
+            if name == RECORD_HEADER:
+                raise RowRefused(f"the header {RECORD_HEADER!r} is rollbridge's own; name it otherwise", row=row)
+        yield found
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What the rows of a task amount to, so that a replay can be compared with what was committed: a number and a digest.
+# Each record as it is written has a hash, of its stream, key, value, headers and event time, and their sum is the
+# digest: it is the same in whatever order, partitions and batches the rows come, and a row that comes twice counts
+# twice. What differs from run to run is left out: the part and the number of a record, and the time of a row that
+# names none.
+# The digest of a micro-batch is compared with one that another version may have put on record, so it never changes.
+
+
+_NULL: Final = np.uint64(0x6E75_6C6C_6E75_6C6C)
+"""Stands for the hash of what is null."""
+_FIRST, _SECOND, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15)
+
+
+def hashes_of(column: pa.BinaryArray) -> Numbers:
+    """xxHash64 of each value, with the seed by which keys choose their segments."""
+    if column.null_count == len(column):
+        return np.full(len(column), _NULL)
+    present = column.fill_null(b"") if column.null_count else column
+    values = present.to_numpy(zero_copy_only=False).tolist()
+    found = np.fromiter(map(xxh64_intdigest, values, repeat(HASH_SEED)), np.uint64, len(column))
+    if column.null_count:
+        found[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
+    return found
+
+
+class PartitionReader:
+    """Reads the rows of a partition of a data frame, and adds up what they amount to.
+
+    Attributes:
+        content: Of all rows so far.
+    """
+
+    def __init__(self, columns: Columns, streams: Sequence[str]) -> None:
+        """Begin; ``columns`` are where they stand, and ``streams`` where rows may go."""
+        self.content = JointContent()
+        self._columns = columns
+        self._streams = streams
+        self._hashes = np.array([xxh64_intdigest(stream.encode(), HASH_SEED) for stream in streams], np.uint64)
+
+    def read(self, batch: pa.RecordBatch) -> tuple[Rows, Numbers, Numbers | None]:
+        """The rows of a batch, the hashes of their keys, and the places of their streams; None: there is only one.
+
+        Raises:
+            RowRefused: one of them can not be written.
+        """
+        first = self.content.records
+        rows = self._columns.rows(batch, first, int(time.time() * 1000))
+        places = None if len(self._streams) == 1 else self._columns.stream_places(batch, self._streams, first)
+        keys = hashes_of(rows.keys)
+        found = _mixed(keys ^ (self._hashes[0] if places is None else self._hashes[places]))
+        found = _mixed(found ^ hashes_of(rows.values))
+        if rows.headers is not None:
+            some = rows.header_counts > 0
+            if some.any():
+                found[some] = _mixed(found[some] ^ hashes_of(rows.headers)[some])
+        times = self._columns.named_times(batch)
+        if times is not None:
+            found = _mixed(found ^ times.astype(np.uint64))
+        self.content += JointContent(len(rows), int(_mixed(found).sum(dtype=np.uint64)))
+        return rows, keys, places
+
+
+def _mixed(numbers: Numbers) -> Numbers:
+    """Each number's bits spread over all of it. Source: the finalizer of SplitMix64."""
+    found = numbers + _STEP
+    found ^= found >> np.uint64(30)
+    found *= _FIRST
+    found ^= found >> np.uint64(27)
+    found *= _SECOND
+    found ^= found >> np.uint64(31)
+    return found

@@ -1,0 +1,162 @@
+"""The agenda of a leader: which procedure comes next. Pure; commits and scales of a group run on this one line.
+
+Source: PDP-24, "Linearize scale and commit transactions on a single processing channel".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from rollbridge.model.changes import Committing, Scaling
+from rollbridge_coordinator.procedures.counters import check_given, keep_counter
+from rollbridge_coordinator.procedures.journal import keep_journal
+from rollbridge_coordinator.procedures.late import look_behind
+from rollbridge_coordinator.procedures.merge import merge_direct
+from rollbridge_coordinator.procedures.outcomes import forget_expired
+from rollbridge_coordinator.procedures.refusals import give_up_waiting, try_again
+from rollbridge_coordinator.procedures.requests import answer_questions, answer_waiting, handle_requests, retry_held
+from rollbridge_coordinator.procedures.retention import retain_streams, truncate_buffers
+from rollbridge_coordinator.procedures.rolling import go_on_with_roll, roll
+from rollbridge_coordinator.procedures.scale import go_on_with_scale
+from rollbridge_coordinator.procedures.snapshots import take_snapshots
+from rollbridge_coordinator.procedures.streams import delete_further, drop_epochs
+from rollbridge_coordinator.procedures.suspended import is_due, mend_active, must_wait, release_due, reopen
+from rollbridge_coordinator.procedures.upkeep import (
+    await_frames,
+    expire_bookkeeping,
+    expire_overdue,
+    forget_sessions,
+    forsake_held,
+    record_long,
+    remove_records,
+)
+from rollbridge_coordinator.state.effects import Refused
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
+from rollbridge_coordinator.state.steps import Steps, abort_round
+from rollbridge_coordinator.state.upkeep import REST_MAX_MS
+
+# --------------------------------------------------------------------------------------------------------------------
+# Chores: housekeeping that may be refused for good without stopping anybody.
+# A broker or ZooKeeper may refuse for ever what no transaction waits for: a right is missing, a quota is exceeded, a
+# topic of snapshots was reconfigured. Such a chore rests for a while and is tried again, ever less often; all others
+# go on.
+
+
+logger = logging.getLogger(__name__)
+
+Chore = Callable[[GroupState, int], Steps[None]]
+
+
+def undertake(group: GroupState, name: str, chore: Chore, now_ms: int) -> Steps[None]:
+    """Do a chore unless it rests; one that is refused leaves nothing behind in the round, and rests."""
+    if group.housekeeping.is_resting(name, now_ms):
+        return
+    try:
+        yield from chore(group, now_ms)
+    except Refused as refused:
+        yield from abort_round()
+        group.log_end = group.draft = None
+        group.counts["chores_refused"] += 1
+        pause_ms = group.housekeeping.rest(name, now_ms)
+        logger.warning(
+            "%s: housekeeping (%s) is refused, everything else goes on; it is tried again in %.0f s: %s",
+            group.name,
+            name,
+            pause_ms / 1000,
+            refused,
+        )
+    else:
+        group.housekeeping.rested(name)
+
+
+def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
+    """Do what is to be done now; True if there is more of what admin requests ask for.
+
+    What is stamped gets the latest time that it may be; what is judged by its age the earliest, see
+    :mod:`rollbridge_coordinator.state.succession`.
+
+    Args:
+        group: State of the group; changed by what is done.
+        now_ms: Clock of the leader, ms since 1970.
+        requests: Whether admin requests may be waiting.
+    """
+    if group.fold.lines:
+        yield from forsake_held(group, group.times.lease(now_ms))
+    if group.faults:
+        stuck = yield from try_again(group, now_ms)
+        yield from reopen(group, stuck, group.times.stamp(now_ms))
+    stamp_ms = group.times.stamp(now_ms)
+    if group.fold.fresh:
+        fresh, group.fold.fresh = group.fold.fresh, []
+        yield from check_given(group, fresh, stamp_ms)
+    if group.held_rolls:
+        release_due(group, stamp_ms)
+    if group.suspended:
+        yield from go_on(group, stamp_ms)
+    yield from drain(group, stamp_ms)
+    left = False
+    if requests:
+        left = yield from handle_requests(group, stamp_ms)
+    if group.held:
+        yield from retry_held(group, stamp_ms)
+    yield from keep_journal(group)
+    deadline = group.fold.ages.next_deadline_ms()
+    if deadline is not None and deadline < group.times.lease(now_ms):
+        yield from expire_overdue(group, now_ms)
+    give_up_waiting(group, group.times.lease(now_ms))
+    yield from drain(group, stamp_ms)
+    if group.answers:
+        yield from answer_waiting(group, stamp_ms)
+    if group.questions:
+        yield from answer_questions(group, stamp_ms)
+    yield from undertake(group, "records of long transactions", record_long, now_ms)
+    if group.finished:
+        yield from undertake(group, "records of ended transactions", remove_records, now_ms)
+    yield from undertake(group, "late records", look_behind, now_ms)
+    yield from undertake(group, "truncation of buffers", truncate_buffers, now_ms)
+    if group.doomed:
+        left = (yield from delete_further(group, now_ms)) or left
+    yield from undertake(group, "retention", retain_streams, now_ms)
+    yield from undertake(group, "expiry of epochs", drop_epochs, now_ms)
+    yield from keep_journal(group)
+    yield from undertake(group, "counters", keep_counter, now_ms)
+    yield from undertake(group, "expiry of bookkeeping", expire_bookkeeping, now_ms)
+    yield from undertake(group, "expiry of outcomes", forget_expired, now_ms)
+    yield from undertake(group, "expiry of sessions", forget_sessions, now_ms)
+    yield from undertake(group, "snapshots", take_snapshots, now_ms)
+    yield from undertake(group, "active segments", mend_active, now_ms)
+    return left
+
+
+def go_on(group: GroupState, now_ms: int) -> Steps[None]:
+    """Finish the scales and rolling commits that were left half done, as far as they need not wait any more."""
+    for node, item in list(group.suspended.items()):
+        if not is_due(item.wait, now_ms, REST_MAX_MS):
+            continue
+        match item.work:
+            case Scaling():
+                yield from go_on_with_scale(group, node, item.work, now_ms)
+            case Committing():
+                yield from go_on_with_roll(group, node, item.work, now_ms)
+
+
+def drain(group: GroupState, now_ms: int) -> Steps[None]:
+    """Carry out every decided transaction that can be carried out with what has been folded."""
+    while True:
+        planned = plan_round(group)
+        match planned:
+            case None:
+                return
+            case DirectRound(transactions):
+                yield from merge_direct(group, transactions, now_ms)
+            case RollingRound(transactions, rolls):
+                if not (yield from must_wait(group, rolls, now_ms)):
+                    yield from roll(group, transactions, rolls, now_ms)
+            case Refusal(transaction, reason):
+                group.fold.refuse(transaction.id, reason, now_ms)
+            case Incomplete(transactions):
+                yield from await_frames(group, transactions, now_ms)
+                if all(item.id in group.barriers for item in transactions):
+                    return

@@ -1,0 +1,414 @@
+"""What a leader reads besides the tail of buffers (``rollbridge.kafka.tail``): frames again, and the commit log."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from time import time as wall_time
+from typing import Final, NamedTuple, Self
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from rollbridge.errors import CorruptDataError, KafkaUnavailable
+from rollbridge.kafka.batches import (
+    BatchBuilder,
+    Record,
+    check_crc,
+    check_numbering,
+    complete_batches,
+    parse_header,
+    rebatch,
+)
+from rollbridge.kafka.clients import library_logger
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.retry import limited
+from rollbridge.kafka.snapshots import is_end
+from rollbridge.kafka.tail import INFLATED_BYTES_MAX, read_numbered
+from rollbridge.model.commit_order import LineKey
+from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
+from rollbridge.model.pieces import FrameRef, Partition
+from rollbridge_coordinator.state.effects import LogSummary, Messages
+
+logger = limited(logging.getLogger(__name__))
+
+MESSAGES_AT_ONCE: Final = 2_000
+READ_AHEAD_KBYTES: Final = 16 * 1024
+TRANSACTION_ID_BYTES: Final = 16
+IDLE_WAIT_MS: Final = 500
+"""How long a broker holds back the answer that there is nothing new. What arrives is answered at once."""
+FETCH_WAIT_MS: Final = 50
+"""The same where a log is read to its end."""
+READ_BYTES: Final = 4 * 1024 * 1024
+"""Asked for at once where frames are read again."""
+_GONE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
+
+
+def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more: object) -> Consumer:
+    return Consumer(
+        {
+            **security,
+            "bootstrap.servers": brokers,
+            "group.id": "rollbridge-coordinator",  # required by the library; no offsets are ever committed
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": isolation,
+            "check.crcs": True,
+            "allow.auto.create.topics": False,
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
+            "fetch.error.backoff.ms": 5,
+            "fetch.message.max.bytes": 4 * 1024 * 1024,
+            "queued.max.messages.kbytes": READ_AHEAD_KBYTES,
+            # What has been taken from a full read-ahead is fetched again at once; the default waits for a second.
+            "fetch.queue.backoff.ms": 5,
+            "socket.nagle.disable": True,
+            "topic.metadata.refresh.interval.ms": 5_000,
+            **more,
+        },
+        logger=library_logger,
+    )
+
+
+def _arrived(consumer: Consumer, timeout_s: float) -> Sequence[Message]:
+    first = consumer.poll(timeout_s)
+    return () if first is None else (first, *consumer.consume(MESSAGES_AT_ONCE, 0))
+
+
+class LogTail:
+    """Reads a commit log from an offset on, as it grows; committed records only."""
+
+    def __init__(self, brokers: str, security: Mapping[str, str], topic: str, start: int) -> None:
+        self._consumer = _consumer(brokers, security, "read_committed", **{"fetch.wait.max.ms": IDLE_WAIT_MS})
+        self._consumer.assign([TopicPartition(topic, 0, start)])
+
+    def poll(self, timeout_s: float) -> LogSummary | None:
+        """What has arrived; waits for the first record at most ``timeout_s``.
+
+        Raises:
+            CorruptDataError: a message in it can not be a control record, or what comes next was deleted.
+            KafkaUnavailable: no broker answers.
+        """
+        messages = []
+        for message in _arrived(self._consumer, timeout_s):
+            error = message.error()
+            if error is None:
+                messages.append(message)
+            else:
+                _report(error)
+        return _summary(messages, 0) if messages else None
+
+    def end(self) -> int | None:
+        """Where the log ended when it was read last; None if that is not known yet."""
+        (assigned,) = self._consumer.assignment()
+        _, end = self._consumer.get_watermark_offsets(assigned, cached=True)
+        return end if end >= 0 else None
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._consumer.close()
+
+
+class FrameReader:
+    """Reads single frames again, best in the order of their offsets.
+
+    Only batches that hold a frame which is wanted are opened, one at a time: what else stands in a buffer may be of any
+    size once it is decompressed.
+    """
+
+    def __init__(self, brokers: str, security: Mapping[str, str], timeout_s: float = 60.0) -> None:
+        self._log = LogReader(
+            Cluster(brokers, security=security, client_id="rollbridge-coordinator"), retry_timeout_s=timeout_s
+        )
+        self._partition: Partition | None = None
+        self._batches: Sequence[_Batch] = ()
+        self._opened: _Batch | None = None
+        self._records: Iterator[Record] = iter(())
+        self._record: Record | None = None
+
+    def read(self, frame: FrameRef) -> bytes:
+        """The record batch of a frame.
+
+        Raises:
+            CorruptDataError: the buffer no longer holds the frame.
+            KafkaUnavailable: no broker answered in time.
+        """
+        value = self._value(frame)
+        batch = value[frame.start : frame.start + frame.size]
+        if len(batch) != frame.size or (frame.start == 0 and len(value) != frame.size):
+            raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} no longer holds its frame")
+        return batch
+
+    def close(self) -> None:
+        """Stop reading and forget what was read ahead."""
+        self._log.close()
+        self._partition, self._batches, self._opened, self._record = None, (), None, None
+
+    def _value(self, frame: FrameRef) -> bytes:
+        record = self._record
+        if self._opened is None or self._partition != frame.partition or frame.offset not in self._opened.offsets:
+            self._open(frame)
+        elif record is not None and record.offset == frame.offset:
+            return record.value or b""  # the next frame may be in the same bundle
+        elif record is not None and record.offset > frame.offset:
+            self._begin(self._opened)
+        for record in self._records:
+            if record.offset == frame.offset:
+                self._record = record
+                return record.value or b""
+        self._opened = None
+        raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} no longer holds its frame")
+
+    def _open(self, frame: FrameRef) -> None:
+        """Find the batch in which a frame stands."""
+        if self._partition != frame.partition:
+            self._partition, self._batches = frame.partition, ()
+        found = self._find(frame.offset)
+        if found is None:
+            self._batches, self._opened, self._record = (), None, None
+            topic, number = frame.partition
+            raw = self._log.fetch_raw(
+                topic, frame.offset, partition=number, isolation=Isolation.READ_UNCOMMITTED, max_bytes=READ_BYTES
+            )
+            if raw.start <= frame.offset:
+                self._batches = [_Batch.of(batch) for batch in complete_batches(raw.batches)]
+            found = self._find(frame.offset)
+        if found is None:
+            raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} is gone: the buffer was truncated")
+        self._begin(found)
+
+    def _find(self, offset: int) -> _Batch | None:
+        place = bisect_right(self._batches, offset, key=lambda batch: batch.offsets.start) - 1
+        return self._batches[place] if place >= 0 and offset in self._batches[place].offsets else None
+
+    def _begin(self, batch: _Batch) -> None:
+        check_crc(parse_header(batch.batch), batch.batch)
+        self._opened, self._record = batch, None
+        self._records = read_numbered(batch.batch, batch.offsets.start, batch.offsets.stop, INFLATED_BYTES_MAX)
+
+
+class _Batch(NamedTuple):
+    """A batch that was fetched, and the offsets in it."""
+
+    offsets: range
+    batch: memoryview
+
+    @classmethod
+    def of(cls, batch: memoryview) -> Self:
+        header = parse_header(batch)
+        return cls(range(header.base_offset, header.base_offset + header.last_offset_delta + 1), batch)
+
+
+def read_commit_log(
+    brokers: str, security: Mapping[str, str], topic: str, start: int = 0, timeout_s: float = 120.0
+) -> LogSummary:
+    """What a commit log says from an offset up to its end. There may be millions of records: none is read whole.
+
+    Raises:
+        CorruptDataError: a message in it can not be a control record.
+        KafkaUnavailable: no broker answered in time.
+    """
+    return _summary(_read_committed(brokers, security, topic, start, timeout_s), start)
+
+
+def read_orders(
+    brokers: str, security: Mapping[str, str], topic: str, records: int, timeout_s: float = 120.0
+) -> dict[LineKey, int]:
+    """The highest number committed of each connection, by the last records of a commit log.
+
+    Raises:
+        CorruptDataError: a message in it can not be a control record.
+        KafkaUnavailable: no broker answered in time.
+    """
+    numbers: dict[LineKey, int] = {}
+    with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
+        first = offsets.first([topic])[topic]
+        end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
+    for message in _read_committed(brokers, security, topic, max(end - records, first), timeout_s):
+        order = decode_control(message.key(), message.value()).order
+        if order is not None:
+            key, number = order
+            numbers[key] = max(number, numbers.get(key, 0))
+    return numbers
+
+
+def _summary(messages: Iterable[Message], start: int) -> LogSummary:
+    """What messages of a commit log say, the first of which stands at ``start`` or behind."""
+    begun: set[bytes] = set()
+    ended: dict[bytes, int] = {}
+    aborted: set[bytes] = set()
+    end = start
+    for message in messages:
+        offset = message.offset() or 0
+        end = offset + 1
+        transaction, kind = message.key() or b"", peek_kind(message.value())
+        if kind is None or len(transaction) != TRANSACTION_ID_BYTES:
+            kind = decode_control(message.key(), message.value()).kind  # says what is wrong with it
+        if kind is ControlKind.BEGIN:
+            begun.add(transaction)
+            continue
+        ended[transaction] = offset
+        if kind is ControlKind.ABORT:
+            aborted.add(transaction)
+    return LogSummary(ended, frozenset(begun.difference(ended)), frozenset(aborted), end)
+
+
+def _read_committed(
+    brokers: str, security: Mapping[str, str], topic: str, start: int, timeout_s: float
+) -> Iterator[Message]:
+    """The committed messages of a topic of one partition from an offset up to its present end.
+
+    The leader tells the end beforehand; see :mod:`rollbridge.kafka.snapshots` for why a consumer can not.
+    """
+    with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
+        end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
+    if start >= end:
+        return
+    consumer = _consumer(brokers, security, "read_committed", **{"enable.partition.eof": True})
+    try:
+        consumer.assign([TopicPartition(topic, 0, start)])
+        while True:
+            first = consumer.poll(timeout_s)
+            if first is None:
+                raise KafkaUnavailable(f"no broker gave topic {topic} up to offset {end} within {timeout_s:g} s")
+            for message in (first, *consumer.consume(MESSAGES_AT_ONCE, 0)):
+                error = message.error()
+                if error is None:
+                    yield message
+                elif error.code() != KafkaError._PARTITION_EOF:
+                    _report(error)
+                if is_end(message, end):
+                    return
+    finally:
+        consumer.close()
+
+
+def _report(error: KafkaError) -> None:
+    """Go on where the library goes on by itself; stop where it does not."""
+    if error.fatal() or error.code() in _GONE:
+        raise CorruptDataError(f"a buffer does not hold what it should: {error.str()}") from KafkaException(error)
+    if error.code() == KafkaError._ALL_BROKERS_DOWN:
+        raise KafkaUnavailable(f"no broker answers: {error.str()}") from KafkaException(error)
+    logger.info("consumer goes on after: %s", error.str())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The frames of a round as the batches that are appended: large ones as they are, small ones of many joined.
+# The order within each topic is that of the items; topics are independent of each other.
+
+
+SMALL_BYTES: Final = 32 * 1024
+"""Frames below this are joined with their neighbours; larger ones are cheaper to forward as they are."""
+JOINED_BYTES_MAX: Final = 512 * 1024
+
+
+class FrameFeed:
+    """Turns (topic, frame) items into batches, lazily, and their base offsets back into those of the items."""
+
+    def __init__(self, items: Sequence[tuple[str, FrameRef]], read: Callable[[FrameRef], bytes]) -> None:
+        """Prepare.
+
+        Args:
+            items: Frames with their topics, in order.
+            read: Reads a frame whose batch is not cached.
+        """
+        self._items = items
+        self._read = read
+        # Of each item, the batch that holds it and the place of its first record there. There may be a million.
+        self._batches = array("q", [-1]) * len(items)
+        self._deltas = array("q", [0]) * len(items)
+        self._made = 0
+        self.at: tuple[int, ...] = ()
+        """Places of the items whose batch was made last, or is being made."""
+
+    def batches(self) -> Iterator[tuple[str, bytes]]:
+        """The batches to append, in order; frames that are not cached are read when they are due."""
+        waiting: dict[str, list[int]] = {}
+        sizes: dict[str, int] = {}
+        for index, (topic, frame) in enumerate(self._items):
+            if frame.size < SMALL_BYTES:
+                queue = waiting.setdefault(topic, [])
+                queue.append(index)
+                sizes[topic] = sizes.get(topic, 0) + frame.size
+                if sizes[topic] >= JOINED_BYTES_MAX:
+                    yield from self._join(topic, waiting.pop(topic))
+                    del sizes[topic]
+                continue
+            if topic in waiting:
+                yield from self._join(topic, waiting.pop(topic))
+                del sizes[topic]
+            self.at = (index,)
+            self._batches[index] = self._made
+            self._made += 1
+            batch = self._batch(frame)
+            check_numbering(batch)
+            yield topic, batch
+        for topic, indexes in waiting.items():
+            yield from self._join(topic, indexes)
+
+    def offsets(self, bases: Sequence[int]) -> list[int]:
+        """The offset of each item's first record, from the base offsets of the batches."""
+        return [bases[batch] + delta for batch, delta in zip(self._batches, self._deltas, strict=True)]
+
+    def items_of(self, batch: int) -> tuple[int, ...]:
+        """Places of the items whose records are in a batch that was made; none if it is not one of frames."""
+        made = [place for place, number in enumerate(self._batches) if number == batch]
+        return tuple(made) if batch < self._made else ()
+
+    def _join(self, topic: str, indexes: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+        self.at = tuple(indexes)
+        joined = rebatch([self._batch(self._items[index][1]) for index in indexes], JOINED_BYTES_MAX)
+        for index, place in zip(indexes, joined.places, strict=True):
+            self._batches[index] = self._made + place.batch
+            self._deltas[index] = place.offset_delta
+        self._made += len(joined.batches)
+        for batch in joined.batches:
+            yield topic, bytes(batch)
+
+    def _batch(self, frame: FrameRef) -> bytes:
+        return frame.batch if frame.batch is not None else self._read(frame)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Control records, and messages beside them, as record batches.
+
+
+BATCH_BYTES_MAX: Final = 512 * 1024
+
+Batches = tuple[list[bytes], list[tuple[int, int]]]
+"""Batches that hold records in order, and for each record its batch and its place in it."""
+
+
+def control_batches(records: Sequence[ControlRecord]) -> Batches:
+    """Control records, stamped with the time of their decision."""
+    return record_batches((record.decided_ms, record.transaction.bytes, record.encode_value()) for record in records)
+
+
+def record_batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
+    """Records as (time in ms, key, value); one larger than a batch should be gets a batch of its own."""
+    batches: list[bytes] = []
+    places: list[tuple[int, int]] = []
+    builder = BatchBuilder(BATCH_BYTES_MAX)
+    for timestamp, key, value in rows:
+        if not builder.append(timestamp, key, value):
+            batches.append(builder.build())
+            builder.append(timestamp, key, value)
+        places.append((len(batches), builder.count - 1))
+    if builder.count:
+        batches.append(builder.build())
+    return batches, places
+
+
+def message_batches(messages: Messages) -> Batches:
+    """Messages, stamped with the present time."""
+    now_ms = int(wall_time() * 1000)
+    return record_batches((now_ms, key, value) for key, value in messages.items)
+
+
+def beside_batches(messages: Messages | None) -> list[tuple[str, bytes]]:
+    """The batches of what is to stand beside control records, if anything is, each with its topic."""
+    return [] if messages is None else [(messages.topic, batch) for batch in message_batches(messages)[0]]
