@@ -40,11 +40,11 @@ from rollbridge.spark.sink import (  # noqa: E402
     work_of_job,
     work_of_query,
 )
-from rollbridge.spark.sink_records import (
+from rollbridge.spark.sink_records import (  # noqa: E402
     Columns,
     PartitionReader,
 )
-from rollbridge.spark.sink_task import (
+from rollbridge.spark.sink_task import (  # noqa: E402
     Kept,
     PartitionWriter,
 )

@@ -134,7 +134,7 @@ def test_whoever_does_not_answer_it_ends() -> None:
     program = """
 import os, signal, threading
 import rollbridge_coordinator.__main__ as entry
-from rollbridge_coordinator.shell import ending
+from rollbridge_coordinator.shell import daemon
 
 class Stuck:
     is_serving = True
@@ -147,7 +147,7 @@ class Stuck:
     def stop(self):
         pass
 
-entry.Daemon, ending.END_AT_LATEST_S = Stuck, 0.1
+entry.Daemon, daemon.END_AT_LATEST_S = Stuck, 0.1
 entry.main()
 """
     ended = subprocess.run([sys.executable, "-c", program, *ADDRESSES], capture_output=True, text=True, timeout=60)

@@ -81,7 +81,7 @@ def test_a_quiet_partition_does_not_make_leaders_read_the_commit_log_from_long_a
 
 
 def test_a_transaction_that_does_not_fit_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ongoing, "BYTES_MAX", 2 * TRANSACTION_BYTES + 100)
+    monkeypatch.setattr(ongoing, "ONGOING_BYTES_MAX", 2 * TRANSACTION_BYTES + 100)
     bench = Bench.fresh()
     for number in range(3):
         bench.do("begin", LONG + number, STREAMS[0])

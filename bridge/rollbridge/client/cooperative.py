@@ -1,7 +1,10 @@
 """A client name that several processes share: they agree on the transactions that they write together, and end them.
 
-Which transaction that is stands in the record of the client's session, see :mod:`rollbridge.model.cooperative`. It is only
-changed if nobody else has changed it since it was read; whoever loses reads again, and joins.
+Which transaction that is stands in the record of the client's session, see :mod:`rollbridge.model.cooperative`. It is
+only changed if nobody else has changed it since it was read; whoever loses reads again, and joins.
+
+Everybody who writes a part sends the BEGIN frames before it, so that nobody has to wait for whoever came first; the
+leader takes the first ones, and drops those that come when the transaction has ended.
 """
 
 from __future__ import annotations
@@ -54,12 +57,6 @@ from rollbridge.model.transaction import State
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.errors import NodeMissing, NodeVersionMismatch, UnknownWriteError
 from rollbridge.zookeeper.metadata import Metadata
-
-# --------------------------------------------------------------------------------------------------------------------
-# Joint transactions as their processes see them: agree on one, write parts of it, and end it, each in any process.
-# Which transaction it is stands in the record of the client's session, see :mod:`rollbridge.client.cooperative`. Everybody
-# who writes a part sends the BEGIN frames before it, so that nobody has to wait for whoever came first; the leader
-# takes the first ones, and drops those that come when the transaction has ended.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """One member of a consumer group: which of its segments it may read, and what it commits when one has been read.
 
-The decisions are those of :mod:`rollbridge.model.reader_group`; here they are carried out. A segment that was assigned stays
-paused until it may be read. It is *opened* by a commit of the offset at which it begins, then resumed. Once all of it
-has been handed out and committed its sealed end is committed, which lets its successors be opened by whoever owns
-them.
+The decisions are those of :mod:`rollbridge.model.reader_group`; here they are carried out. A segment that was assigned
+stays paused until it may be read. It is *opened* by a commit of the offset at which it begins, then resumed. Once all
+of it has been handed out and committed its sealed end is committed, which lets its successors be opened by whoever
+owns them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The shell of ``rollbridge repair``: reads ZooKeeper and Kafka, and does what :mod:`rollbridge.model.journal` plans."""
+"""Carry out ``rollbridge repair``: read ZooKeeper and Kafka, and do what :mod:`rollbridge.model.journal` plans."""
 
 from __future__ import annotations
 

@@ -216,8 +216,9 @@ class EpochHistory:
     ``removed`` are the segments all of whose records have been truncated, and whose topics are deleted. They are
     sealed, and what they continue is removed as well; their ends stay known, because sequence ids are built on them.
 
-    Epochs of which nothing is left are dropped, the oldest first (:mod:`rollbridge.model.truncation`); ``foundation`` is
-    what is kept of them. A segment that lives on then begins with the first epoch that is kept, and continues nothing.
+    Epochs of which nothing is left are dropped, the oldest first (:mod:`rollbridge.model.truncation`); ``foundation``
+    is what is kept of them. A segment that lives on then begins with the first epoch that is kept, and continues
+    nothing.
     """
 
     records: tuple[EpochRecord, ...]
