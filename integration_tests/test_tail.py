@@ -52,7 +52,8 @@ def polled(tail: Tail, found: list[TailMessage], count: int) -> Callable[[], boo
 
 def small(value: bytes, compression: Compression = Compression.NONE) -> bytes:
     builder = BatchBuilder(1 << 20, compression)
-    builder.append(7, b"k", value, [("h", b"v")])
+    # Not of 1970: retention by time would delete it as soon as it looks.
+    builder.append(round(time.time() * 1000), b"k", value, [("h", b"v")])
     return builder.build()
 
 
