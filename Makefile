@@ -42,11 +42,11 @@ help:
 .PHONY: demo
 demo: $(VENV)/.demo servers
 	@$(BIN)/python -m rollbridge_devcluster prepare spark
-	@$(BIN)/python -m spark_examples.demo_rolling $(ARGS)
+	@$(BIN)/python -m spark_examples.demo.rolling $(ARGS)
 
 .PHONY: demo-cas
 demo-cas: $(VENV)/.base servers
-	@$(BIN)/python -m spark_examples.demo_cas $(ARGS)
+	@$(BIN)/python -m spark_examples.demo.cas $(ARGS)
 
 # -m of ARGS, if there is one, takes the place of the one before.
 .PHONY: test
@@ -88,7 +88,8 @@ images: $(VENV)/.dev
 # An example that runs on the cluster of `make up`: make example NAME=spark_flights
 .PHONY: example
 example: $(VENV)/.demo
-	@$(BIN)/python -m spark_examples.$(NAME) $(ARGS)
+	@if [ -e "spark_examples/$(NAME).py" ]; then exec $(BIN)/python "spark_examples/$(NAME).py" $(ARGS); \
+		else exec $(BIN)/python -m "spark_examples.demo.$(NAME)" $(ARGS); fi
 
 .PHONY: down
 down: $(VENV)/.base

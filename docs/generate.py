@@ -1,4 +1,4 @@
-"""Write the parts of these pages that follow from the code: the state table, and the reference of the command line.
+"""Write the parts of these pages that follow from the code: state table, command line reference, small programs.
 
 ``python docs/generate.py`` writes them; with ``--check`` it only says which are stale, and exits with 1 if any is. A
 test does the same.
@@ -166,6 +166,39 @@ def _errors(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:
         yield from _errors(error)
 
 
+PROGRAMS: Final = {
+    "Reading and writing": ["produce.py", "consume.py", "first_look.sh"],
+    "Rolling transactions": ["rolling_transaction.py", "resume_after_crash.py", "read_transactions.py"],
+    "Conditional writes": ["conditional_write.py", "shared_state.py"],
+    "Consumer groups, and moving from confluent-kafka": ["group_with_offsets.py", "from_confluent_kafka.py"],
+    "Apache Spark": ["spark_write.py", "spark_read.py"],
+    "Rights": ["kafka_acls.sh"],
+}
+EXAMPLES_PAGE: Final = """\
+# Small programs to copy
+
+Each of these is a file of `spark_examples/`, makes the streams that it needs, and can be run again; a test runs all of
+them, twice and in both orders. They find the cluster of `make up`, or the one that `ROLLBRIDGE_BOOTSTRAP_SERVERS` and
+`ROLLBRIDGE_ZOOKEEPER` name: `make example NAME=produce`. Larger programs are in `spark_examples/demo/`. This page is
+written by `docs/generate.py`; a test fails when it is stale.
+
+`b.reader` and `b.transactions` go on for ever with what comes, as a Kafka consumer does; `follow=False` ends where the
+stream ends now, which is what a small program wants.
+"""
+
+
+def examples() -> str:
+    """The page ``examples.md``."""
+    folder, parts = HERE.parent / "spark_examples", [EXAMPLES_PAGE]
+    for title, names in PROGRAMS.items():
+        parts.append(f"## {title}\n")
+        for name in names:
+            program = (folder / name).read_text(encoding="utf-8")
+            language = {".py": "python", ".sh": "bash"}[Path(name).suffix]
+            parts.append(f"`{name}`\n\n```{language}\n{program}```\n")
+    return "\n".join(parts)
+
+
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---" for _ in head], *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -178,6 +211,7 @@ def pages() -> dict[Path, str]:
     end_of_marker = " written by docs/generate.py; a test fails when it is stale. -->\n\n"
     return {
         HERE / "protocol-states.md": protocol_states(),
+        HERE / "examples.md": examples(),
         cli: written + (marker or "<!-- From here on") + end_of_marker + command_reference(),
     }
 

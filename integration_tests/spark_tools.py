@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from integration_tests.clients import Site
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
-from spark_examples.session import local_session
+from spark_examples.demo.session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from integration_tests.clients import Site
-from spark_examples.competing import Stuck, check, finish, play, start
+from spark_examples.demo.competing import Stuck, check, finish, play, start
 
 
 @pytest.mark.long
@@ -19,7 +19,7 @@ from spark_examples.competing import Stuck, check, finish, play, start
 )
 def test_an_example_does_what_it_says(site: Site, example: str, arguments: list[str], checks: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", f"spark_examples.{example}", *arguments],
+        [sys.executable, "-m", f"spark_examples.demo.{example}", *arguments],
         env={**os.environ, **site.environment()},
         capture_output=True,
         text=True,
@@ -46,7 +46,7 @@ def test_a_process_that_fails_ends_its_example() -> None:
 def test_an_example_that_reaches_nobody_says_so() -> None:
     environment = {"ROLLBRIDGE_BOOTSTRAP_SERVERS": "127.0.0.1:1", "ROLLBRIDGE_ZOOKEEPER": "127.0.0.1:bad"}
     done = subprocess.run(
-        [sys.executable, "-m", "spark_examples.one_writer"],
+        [sys.executable, "-m", "spark_examples.demo.one_writer"],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

@@ -47,6 +47,9 @@ def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -
     again = cli("stream", "create", stream)
     assert again.code == ExitCode.CONFLICT
     assert "exists" in again.err
+    kept = cli.json("stream", "create", stream, "--segments", "5", "--if-not-exists")
+    assert kept == created
+    assert "exists, with 2 segments" in cli("stream", "create", stream, "--if-not-exists").out
 
     assert stream in [item["stream"] for item in cli.json("stream", "list")]
     assert stream in cli("stream", "list", "--scope", "cli").out
@@ -77,6 +80,8 @@ def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -
         gone = cli("stream", arguments[0], stream, *arguments[1:])
         assert gone.code == ExitCode.NOT_FOUND
         assert f"stream {stream} does not exist" in gone.err
+    assert cli("stream", "delete", stream, "--yes", "--if-exists").code == ExitCode.OK
+    assert cli("stream", "delete", "no-such-scope/stream", "--yes", "--if-exists").code == ExitCode.OK
 
 
 def test_a_stream_keeps_what_it_is_told_to_and_is_truncated(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:

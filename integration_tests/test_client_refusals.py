@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -206,6 +207,34 @@ def test_admin_requests_that_can_not_be_met_say_why(client: rollbridge.Bridge, o
         client.admin.delete_stream(orders)
     open_one.abort()
     assert len(client.admin.history(orders).records) == 1
+
+
+def test_a_stream_that_exists_is_left_as_it_is_where_that_is_wanted(
+    site: Site, client: rollbridge.Bridge, orders: str
+) -> None:
+    before = client.admin.describe(orders)
+    other = orders + "-2"
+    with pytest.raises(InvalidRangesError):
+        client.admin.create_stream(other, ranges=[(0.0, 0.5)], exist_ok=True)
+    made = client.admin.create_stream(other, segments=3, exist_ok=True)
+    assert len(client.admin.history(other).active.segments) == 3
+    # Several at once: whoever asks second finds what the first has made.
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda _: client.admin.create_stream(orders + "-3", exist_ok=True), range(4))
+        assert len({config.created_ms for config in found}) == 1
+    site.stop_coordinator()  # nothing is left to be done, so nobody is needed for it
+    assert client.admin.create_stream(other, segments=5, exist_ok=True) == made
+    assert client.admin.create_stream(orders, segments=5, exist_ok=True) == before.config
+    assert client.admin.describe(orders).active == before.active
+    site.start_coordinator()
+
+
+def test_a_stream_that_does_not_exist_is_deleted_where_that_is_wanted(client: rollbridge.Bridge, orders: str) -> None:
+    client.admin.delete_stream(orders)
+    with pytest.raises(StreamNotFound):
+        client.admin.delete_stream(orders)
+    client.admin.delete_stream(orders, missing_ok=True)
+    client.admin.delete_stream("no-such-scope/stream", missing_ok=True)
 
 
 def test_a_frame_that_the_brokers_refuse_makes_the_transaction_incomplete(

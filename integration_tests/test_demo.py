@@ -16,14 +16,14 @@ from rich.console import Console
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import create_topic, produce
 from rollbridge.errors import EnvironmentProblem
-from spark_examples import plain_reader
-from spark_examples.flights import HEADER, Flights, parse_value, read_csv, record
-from spark_examples.helper import Helper, HelperFailed
-from spark_examples.measure import longest_silence, takeover, waits
-from spark_examples.narrate import Story, duration
-from spark_examples.native_rival import NativeRival
-from spark_examples.plain_reader import Counts, PlainReader
-from spark_examples.small_writer import Commit
+from spark_examples.demo import plain_reader
+from spark_examples.demo.flights import HEADER, Flights, parse_value, read_csv, record
+from spark_examples.demo.helper import Helper, HelperFailed
+from spark_examples.demo.measure import longest_silence, takeover, waits
+from spark_examples.demo.narrate import Story, duration
+from spark_examples.demo.native_rival import NativeRival
+from spark_examples.demo.plain_reader import Counts, PlainReader
+from spark_examples.demo.small_writer import Commit
 
 WITH_TAIL = b"2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z"
 WITHOUT_TAIL = b"2013,1,2,NA,1545,NA,NA,1910,NA,AA,133,NA,JFK,LAX,NA,2475,15,45,2013-01-02T20:00:00Z"

@@ -6,7 +6,7 @@ import pytest
 
 import rollbridge
 from integration_tests.clients import Site
-from spark_examples.demo_cas import ACCOUNT, Account, Ledger, Place, balances, race
+from spark_examples.demo.cas import ACCOUNT, Account, Ledger, Place, balances, race
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from integration_tests.spark_driver import await_batch, start_numbers
 from integration_tests.spark_tools import options_of
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.ids import TransactionId
-from spark_examples.on_spark import kill_driver
+from spark_examples.demo.on_spark import kill_driver
 
 pytest.importorskip("pyspark")
 

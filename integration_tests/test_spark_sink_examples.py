@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration_tests.clients import Site
-from spark_examples import spark_backfill, spark_flights
+from spark_examples.demo import spark_backfill, spark_flights
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration_tests.clients import Site
-from spark_examples import spark_change_feed, spark_pipeline
+from spark_examples.demo import spark_change_feed, spark_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from integration_tests.spark_tools import options_of
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
 from rollbridge_devcluster.state import free_port
-from spark_examples.session import local_session
+from spark_examples.demo.session import local_session
 
 pyspark = pytest.importorskip("pyspark")
 

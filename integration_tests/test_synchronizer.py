@@ -32,7 +32,7 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import StreamName
 from rollbridge.model.synchronizer import MARK_HEADER
-from spark_examples.competing import finish, kill, start
+from spark_examples.demo.competing import finish, kill, start
 
 KEY = b"state"
 

@@ -1,1 +1,1 @@
-"""Examples with real data and a stock Apache Spark. ``make demo`` runs :mod:`spark_examples.demo_rolling`."""
+"""Small programs to copy, each a file by itself; larger ones, and the demonstrations, are in ``demo``."""

@@ -348,8 +348,8 @@ class Bridge(Resuming):
             isolation: ``"read_uncommitted"`` also previews the records of open transactions, marked by
                 ``record.committed == False``; after the commit they are handed out once more. Transactions that have
                 been aborted are left out as far as that is known when a record is read.
-            follow: Go on for ever with what comes and with epochs that are made later; otherwise end where the stream
-                ends now.
+            follow: Go on for ever with what comes and with epochs that are made later, as a Kafka consumer does;
+                otherwise end where the stream ends now.
             stalled_s: How long nothing may become readable before it gives up, unless it follows.
 
         Raises:
@@ -396,7 +396,8 @@ class Bridge(Resuming):
             group: The transaction group inside of it.
             start: ``"earliest"``, ``"latest"``, a position that was saved or its text, or a time of commit
                 (``datetime`` or ms since 1970).
-            follow: Go on for ever with what is committed later; otherwise end where the commit log ends now.
+            follow: Go on for ever with what is committed later, as a Kafka consumer does; otherwise end where the
+                commit log ends now.
             stalled_s: How long nothing may become readable before it gives up.
 
         Raises:

@@ -1,15 +1,22 @@
-"""Pages that follow from the code are up to date, and say so when they are not."""
+"""Pages follow from the code, name what exists, and show programs that tests run."""
 
 from __future__ import annotations
 
 import ast
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
 from functools import cache
+from itertools import dropwhile
 from pathlib import Path
+
+import click
+import pytest
+
+from rollbridge.cli.main import rollbridge as command_line
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -27,6 +34,7 @@ def test_generated_pages_are_up_to_date() -> None:
 def test_a_stale_page_is_noticed_and_written_anew(tmp_path: Path) -> None:
     copy = tmp_path / "docs"
     shutil.copytree(DOCS, copy)
+    shutil.copytree(ROOT / "spark_examples", tmp_path / "spark_examples")
     page = copy / "protocol-states.md"
     page.write_text(page.read_text(encoding="utf-8").replace("committing", "comitting"), encoding="utf-8")
 
@@ -101,3 +109,63 @@ def _tests_of(file: str) -> dict[str, set[str]]:
 
 def _strings(tree: ast.AST) -> set[str]:
     return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+PROGRAMS = ROOT / "spark_examples"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+_FENCE = re.compile(r"^ *```(?P<language>[^`\n]*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_RUN = {"python": ".py", "bash": ".sh"}
+"""Languages of blocks that are programs, with the endings of their files. The integration tests run all of those."""
+_SHOWN = {"console", "json", "mermaid", "properties", "text", "toml", "yaml"}
+"""Languages of what is shown only: settings, pictures, output, and sessions at a prompt."""
+
+
+def _blocks(page: Path) -> list[tuple[str, str]]:
+    return [(block["language"].strip(), block["text"]) for block in _FENCE.finditer(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_program_of_a_page_is_a_file_that_a_test_runs(page: Path) -> None:
+    programs = {(path.suffix, path.read_text(encoding="utf-8")) for path in PROGRAMS.iterdir() if path.is_file()}
+    for language, text in _blocks(page):
+        if language in _RUN:
+            assert (_RUN[language], text) in programs, f"no file of {PROGRAMS.name} holds:\n{text}"
+        else:
+            assert language in _SHOWN, f"a block of {page.name} is neither a program nor shown only: {language!r}"
+
+
+def test_every_program_is_on_the_page_of_examples() -> None:
+    generate = runpy.run_path(str(DOCS / "generate.py"))
+    shown = [name for names in generate["PROGRAMS"].values() for name in names]
+    files = [path.name for path in PROGRAMS.iterdir() if path.suffix in _RUN.values() and path.stem != "__init__"]
+    assert sorted(shown) == sorted(files)
+    lengths = {name: len((PROGRAMS / name).read_text(encoding="utf-8").splitlines()) for name in shown}
+    assert all(length <= 40 for length in lengths.values()), lengths
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for language, text in _blocks(page):
+        for line in text.splitlines():
+            line = line.strip()
+            if language != "console" or not line.startswith("$ "):
+                continue
+            words = shlex.split(line.removeprefix("$ ").rpartition("| ")[2], comments=True)
+            words = list(dropwhile(lambda word: "=" in word, words))
+            if words[0] == "make":
+                wanted = [word for word in words[1:] if "=" not in word]
+                assert set(wanted) <= targets, line
+            elif words[0] == "rollbridge":
+                _check_command(words[1:], line)
+
+
+def _check_command(words: list[str], line: str) -> None:
+    """Fail if the command line has no such command, or this one no such option."""
+    command: click.Command = command_line
+    while isinstance(command, click.Group):
+        found = command.get_command(click.Context(command), words.pop(0))
+        assert found is not None, line
+        command = found
+    known = {name for parameter in (*command.params, *command_line.params) for name in parameter.opts}
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line

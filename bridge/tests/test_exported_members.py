@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import rollbridge
 
 PUBLIC = {
@@ -60,3 +62,8 @@ def test_the_public_names_are_these() -> None:
 def test_every_public_name_is_there_and_documented() -> None:
     for name in PUBLIC:
         assert getattr(rollbridge, name).__doc__, f"bridge.{name} has no docstring"
+
+
+def test_whatever_reads_goes_on_for_ever_by_default_as_a_kafka_consumer_does() -> None:
+    readers = rollbridge.Bridge.reader, rollbridge.Bridge.transactions, rollbridge.Reader, rollbridge.TransactionReader
+    assert [inspect.signature(reader).parameters["follow"].default for reader in readers] == [True] * 4

@@ -111,6 +111,7 @@ def stream() -> None:
 @RETENTION_TIME
 @RETENTION_BYTES
 @RETENTION_GROUP
+@click.option("--if-not-exists", is_flag=True, help="Leave a stream that exists as it is.")
 @click.pass_obj
 def create(
     context: CliContext,
@@ -124,8 +125,12 @@ def create(
     retention_time: timedelta | None,
     retention_bytes: int | None,
     retention_groups: tuple[str, ...],
+    if_not_exists: bool,
 ) -> None:
-    """Create a stream, with --segments of the same size or with each --range given."""
+    """Create a stream, with --segments of the same size or with each --range given.
+
+    With --if-not-exists a stream that exists is left and shown as it is, whatever the other options say.
+    """
     if segments is not None and ranges:
         raise click.UsageError("--segments and --range exclude each other")
     with connected(context) as b:
@@ -140,12 +145,15 @@ def create(
             retention_time=retention_time,
             retention_bytes=retention_bytes,
             retention_groups=retention_groups,
+            exist_ok=if_not_exists,
         )
         found = b.admin.history(stream_name)
     active, numbers = found.active, lineage(found).partitions
+    size = counted(len(active.segments), "segment")
+    text = f"{stream_name} exists, with {size}." if if_not_exists else f"Created {stream_name} with {size}."
     context.answer(
         {"stream": stream_name, **_epoch_document(StreamName.parse(stream_name), active, numbers)},
-        f"Created {stream_name} with {counted(len(active.segments), 'segment')}.\n{_segment_table(active, numbers)}",
+        f"{text}\n{_segment_table(active, numbers)}",
     )
 
 
@@ -277,13 +285,14 @@ def truncate(context: CliContext, stream_name: str, before: str, yes: bool) -> N
 @stream.command()
 @_STREAM
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--if-exists", is_flag=True, help="Do nothing if it does not exist.")
 @click.pass_obj
-def delete(context: CliContext, stream_name: str, yes: bool) -> None:
+def delete(context: CliContext, stream_name: str, yes: bool, if_exists: bool) -> None:
     """Delete a stream with all its topics and records."""
     StreamName.parse(stream_name)
     _confirm(context, f"Delete {stream_name} with all its records?", yes, "all records")
     with connected(context) as b:
-        b.admin.delete_stream(stream_name)
+        b.admin.delete_stream(stream_name, missing_ok=if_exists)
     context.answer({"stream": stream_name, "deleted": True}, f"Deleted {stream_name}.")
 
 

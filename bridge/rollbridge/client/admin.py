@@ -20,6 +20,7 @@ from rollbridge.errors import (
     InvalidRequestError,
     RollbridgeError,
     ScopeNotFound,
+    StreamExists,
     StreamNotFound,
     TransactionClosed,
     TransactionNotFound,
@@ -125,9 +126,10 @@ class Admin:
         retention_time: timedelta | None = None,
         retention_bytes: int | None = None,
         retention_groups: Iterable[str] = (),
+        exist_ok: bool = False,
         timeout_s: float | None = None,
     ) -> StreamConfig:
-        """Create a stream with its topics and epoch 0.
+        """Create a stream with its topics and epoch 0; return its settings.
 
         Args:
             stream: ``scope/stream``.
@@ -140,10 +142,12 @@ class Admin:
             retention_time: How long records are kept at least; for ever by default. See :meth:`update_stream`.
             retention_bytes: How many bytes of records are kept at least; all by default.
             retention_groups: Consumer groups: nothing is deleted that one of them has not read.
+            exist_ok: Leave a stream that exists as it is, whatever the other arguments say, and return its settings.
             timeout_s: How long to wait for the answer; the connection's ``admin_timeout_s`` by default.
 
         Raises:
-            InvalidNameError, InvalidRangesError, InvalidRequestError, StreamExists: nothing was created.
+            InvalidNameError, InvalidRangesError, InvalidRequestError: nothing was created.
+            StreamExists: it exists, or is still being deleted; nothing was created.
             CoordinatorUnavailable: nobody answered; nothing was created.
             UnknownWriteError: being carried out, but not answered yet.
         """
@@ -155,23 +159,29 @@ class Admin:
         check_partition(wanted)
         retention = Retention(_ms(retention_time), _bytes(retention_bytes), tuple(retention_groups))
         retention.check()
+        # Asked here first, so that a program that is run again needs no coordinator for it.
+        if exist_ok and (found := self._in_use(name)) is not None:
+            return found
         self._metadata.ensure_group(owner)
-        self._ask(
-            owner,
-            Request(
-                kind=RequestKind.CREATE_STREAM,
-                stream=str(name),
-                ranges=tuple((item.low, item.high) for item in wanted),
-                group=group,
-                buffer_partitions=buffer_partitions,
-                replication_factor=replication_factor,
-                record_bytes_max=record_bytes_max,
-                retention=retention,
-                client_name=self._client_name,
-                created_ms=_now_ms(),
-            ),
-            timeout_s,
+        request = Request(
+            kind=RequestKind.CREATE_STREAM,
+            stream=str(name),
+            ranges=tuple((item.low, item.high) for item in wanted),
+            group=group,
+            buffer_partitions=buffer_partitions,
+            replication_factor=replication_factor,
+            record_bytes_max=record_bytes_max,
+            retention=retention,
+            client_name=self._client_name,
+            created_ms=_now_ms(),
         )
+        try:
+            self._ask(owner, request, timeout_s)
+        except StreamExists:
+            # Another client has created it meanwhile; or it is being deleted, and then it cannot be given.
+            if not exist_ok or (found := self._in_use(name)) is None:
+                raise
+            return found
         return self._config(name)
 
     @_within_its_time
@@ -305,11 +315,16 @@ class Admin:
         return beginning(self._offsets(), StreamName.parse(stream), self.history(stream))
 
     @_within_its_time
-    def delete_stream(self, stream: str, *, timeout_s: float | None = None) -> None:
+    def delete_stream(self, stream: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
         """Delete a stream with all its topics and records. A deletion that was begun is waited for.
 
+        Args:
+            stream: ``scope/stream``.
+            missing_ok: Do nothing if it does not exist.
+            timeout_s: How long to wait for the answer.
+
         Raises:
-            StreamNotFound: it does not exist.
+            ScopeNotFound, StreamNotFound: it does not exist.
             StreamBusy: it has open transactions.
             CoordinatorUnavailable: nobody answered; nothing was deleted.
             UnknownWriteError: being carried out, but not answered yet.
@@ -320,8 +335,14 @@ class Admin:
         )
         config = self._metadata.stream(name)
         if config is None:
+            if missing_ok:
+                return
             raise self._missing(name)
-        self._ask(config.group, request, timeout_s)
+        try:
+            self._ask(config.group, request, timeout_s)
+        except StreamNotFound:  # another client has deleted it meanwhile
+            if not missing_ok:
+                raise
 
     def describe(self, stream: str) -> StreamDescription:
         """A stream as it is now; raises StreamNotFound."""
@@ -436,10 +457,15 @@ class Admin:
         return answer
 
     def _config(self, name: StreamName) -> StreamConfig:
-        config = self._metadata.stream(name)
-        if config is None or config.state is StreamState.DELETING:
+        config = self._in_use(name)
+        if config is None:
             raise self._missing(name)
         return config
+
+    def _in_use(self, name: StreamName) -> StreamConfig | None:
+        """Return the settings of a stream; None if there is none, or if it is being deleted."""
+        config = self._metadata.stream(name)
+        return None if config is None or config.state is StreamState.DELETING else config
 
     def _missing(self, name: StreamName) -> RollbridgeError:
         if name.scope not in self._metadata.scopes():

@@ -1,6 +1,6 @@
 """Exclusion: of two writers at the same time at least one fails, and one that was deposed finds out when it writes.
 
-``python -m spark_examples.one_writer`` after ``make up``. No lock is held and none can expire: each write says what its
+``make example NAME=one_writer`` after ``make up``. No lock is held and none can expire: each write says what its
 writer believes to be the last record, and the log refuses whoever is wrong. A writer that stood still for a long while,
 and still takes itself for the only one, does no harm.
 
@@ -20,7 +20,7 @@ import psutil
 
 from rollbridge import EMPTY, SN, CasWriter
 from rollbridge.errors import CasWriteError
-from spark_examples.competing import TRANSACTION_TIMEOUT_S, check, connect, new_stream, play, start, until
+from spark_examples.demo.competing import TRANSACTION_TIMEOUT_S, check, connect, new_stream, play, start, until
 
 KEY = b"journal"
 BEFORE_PAUSE = 5

@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil
 
-from spark_examples.small_writer import Commit
+from spark_examples.demo.small_writer import Commit
 
 _SAMPLE_SECONDS = 0.1
 

@@ -1,6 +1,6 @@
 """A replicated state machine: several processes sell the seats of one hall, and no seat is sold twice.
 
-``python -m spark_examples.box_office`` after ``make up``. One seller is killed and another one started, the stream is
+``make example NAME=box_office`` after ``make up``. One seller is killed and another one started, the stream is
 scaled, and the log is cut off at snapshots, all while they sell. Whoever starts reads the last snapshot and what came
 after it, not everything that was ever sold.
 
@@ -13,7 +13,17 @@ import click
 
 import rollbridge
 from rollbridge import Bridge, Codec, Synchronizer
-from spark_examples.competing import TRANSACTION_TIMEOUT_S, check, connect, finish, kill, new_stream, play, start, until
+from spark_examples.demo.competing import (
+    TRANSACTION_TIMEOUT_S,
+    check,
+    connect,
+    finish,
+    kill,
+    new_stream,
+    play,
+    start,
+    until,
+)
 
 KEY = b"hall-1"
 SNAPSHOT_AFTER_BYTES = 500

@@ -1,6 +1,6 @@
 """A change-data feed: what two streams hold, in the one order in which it was committed.
 
-``python -m spark_examples.spark_change_feed`` after ``make up``. Each transfer takes an amount from one account and
+``make example NAME=spark_change_feed`` after ``make up``. Each transfer takes an amount from one account and
 gives it to another, in two streams that know nothing of each other, in one transaction. ``rollbridge-transactions`` has
 a row for each transaction; joined with the data by the place in the commit log, it is a feed of changes like that of a
 database: whoever applies it transaction by transaction never sees money that has left one account and is not yet on the
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 import rollbridge
-from spark_examples.competing import check, connect, new_stream, play
-from spark_examples.on_spark import open_spark, options_of
+from spark_examples.demo.competing import check, connect, new_stream, play
+from spark_examples.demo.on_spark import open_spark, options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -22,13 +22,13 @@ from rollbridge_devcluster.ephemeral import ProcessCluster
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
 from rollbridge_devcluster.nodes import ProcessNode
-from spark_examples import native_rival, plain_reader, small_writer, stock_spark
-from spark_examples.helper import Helper
-from spark_examples.measure import PeakMemory
-from spark_examples.native_rival import RivalReport
-from spark_examples.plain_reader import Counts, Seen
-from spark_examples.small_writer import RECORDS, Commit
-from spark_examples.stock_spark import SparkCount
+from spark_examples.demo import native_rival, plain_reader, small_writer, stock_spark
+from spark_examples.demo.helper import Helper
+from spark_examples.demo.measure import PeakMemory
+from spark_examples.demo.native_rival import RivalReport
+from spark_examples.demo.plain_reader import Counts, Seen
+from spark_examples.demo.small_writer import RECORDS, Commit
+from spark_examples.demo.stock_spark import SparkCount
 
 NATIVE_TOPIC: Final = "native-flights"
 PATIENCE_SECONDS: Final = 60.0

@@ -1,6 +1,6 @@
 """A backfill: a Spark job of many tasks loads history as ONE transaction, while live traffic goes on beside it.
 
-``python -m spark_examples.spark_backfill`` after ``make up``. A writer and a reader of the stream work all the while;
+``make example NAME=spark_backfill`` after ``make up``. A writer and a reader of the stream work all the while;
 the reader sees nothing of the backfill until the job is done, is never held up, and then has all of it at once.
 """
 
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 import rollbridge
-from spark_examples import flights
-from spark_examples.competing import check, connect, new_stream, play, until
-from spark_examples.on_spark import open_spark, options_of
-from spark_examples.plots import FOLDER, save_curves
-from spark_examples.spark_flights import committed
+from spark_examples.demo import flights
+from spark_examples.demo.competing import check, connect, new_stream, play, until
+from spark_examples.demo.on_spark import open_spark, options_of
+from spark_examples.demo.plots import FOLDER, save_curves
+from spark_examples.demo.spark_flights import committed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

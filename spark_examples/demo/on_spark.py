@@ -15,7 +15,7 @@ import psutil
 
 from rollbridge.config import load_settings
 from rollbridge_devcluster.java import find_java
-from spark_examples.session import local_session
+from spark_examples.demo.session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,16 +22,16 @@ from rollbridge.errors import RollbridgeError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import key_hash, position_of_key
 from rollbridge.model.names import StreamName, parse_segment_topic
-from spark_examples import flights
-from spark_examples.cast import Cast, assemble, happens, require
-from spark_examples.flights import Flights
-from spark_examples.helper import log_to
-from spark_examples.measure import longest_silence, takeover, waits
-from spark_examples.narrate import Story, duration
-from spark_examples.native_rival import RivalReport
-from spark_examples.plain_reader import Seen
-from spark_examples.small_writer import RECORDS, Commit
-from spark_examples.stock_spark import Routed
+from spark_examples.demo import flights
+from spark_examples.demo.cast import Cast, assemble, happens, require
+from spark_examples.demo.flights import Flights
+from spark_examples.demo.helper import log_to
+from spark_examples.demo.measure import longest_silence, takeover, waits
+from spark_examples.demo.narrate import Story, duration
+from spark_examples.demo.native_rival import RivalReport
+from spark_examples.demo.plain_reader import Seen
+from spark_examples.demo.small_writer import RECORDS, Commit
+from spark_examples.demo.stock_spark import Routed
 
 STREAM: Final = StreamName("nyc", "flights")
 OUT: Final = Path("build") / "demo"

@@ -1,6 +1,6 @@
 """Consume, transform, produce: a query from one stream into another, exactly once, across scales of both.
 
-``python -m spark_examples.spark_pipeline`` after ``make up``. Payments in cents are written by transactions,
+``make example NAME=spark_pipeline`` after ``make up``. Payments in cents are written by transactions,
 some of which are aborted; a Spark query turns them into euros. Meanwhile the stream that it reads is split and merged,
 the stream that it writes is split, and the query is stopped in the middle of its work and started again.
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 import rollbridge
-from spark_examples.competing import check, connect, new_stream, play
-from spark_examples.on_spark import open_spark, options_of
+from spark_examples.demo.competing import check, connect, new_stream, play
+from spark_examples.demo.on_spark import open_spark, options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,6 +1,6 @@
 """A pipeline: every flight of 2013 through Spark into two streams, exactly once, although the driver is killed midway.
 
-``python -m spark_examples.spark_flights`` after ``make up``. The flights come as files, a few to each micro-batch; they
+``make example NAME=spark_flights`` after ``make up``. The flights come as files, a few to each micro-batch; they
 are cleaned, and joined with the names of airlines and airports and with the weather at take-off. Flights that took
 place go to one stream, cancelled ones to another, and each micro-batch is one transaction over both.
 """
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 import rollbridge
-from spark_examples import flights
-from spark_examples.competing import check, connect, new_stream, play, start, until
-from spark_examples.on_spark import kill_driver, open_spark, options_of
-from spark_examples.plots import FOLDER, save_bars
+from spark_examples.demo import flights
+from spark_examples.demo.competing import check, connect, new_stream, play, start, until
+from spark_examples.demo.on_spark import kill_driver, open_spark, options_of
+from spark_examples.demo.plots import FOLDER, save_bars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

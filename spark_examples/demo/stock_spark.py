@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from spark_examples.helper import serve
-from spark_examples.session import local_session
+from spark_examples.demo.helper import serve
+from spark_examples.demo.session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

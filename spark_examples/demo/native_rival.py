@@ -16,9 +16,9 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaException, Message, Producer
 
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from spark_examples import flights
-from spark_examples.flights import Flights
-from spark_examples.helper import serve
+from spark_examples.demo import flights
+from spark_examples.demo.flights import Flights
+from spark_examples.demo.helper import serve
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 import rollbridge
-from spark_examples.helper import serve
+from spark_examples.demo.helper import serve
 
 RECORDS: Final = 10
 """Records of one small transaction."""

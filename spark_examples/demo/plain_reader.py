@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
-from spark_examples.flights import parse_value
-from spark_examples.helper import serve
+from spark_examples.demo.flights import parse_value
+from spark_examples.demo.helper import serve
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Read, transform, write: two processes copy the same file into a stream, and each line gets there exactly once.
 
-``python -m spark_examples.copy_file`` after ``make up``. The number of a line is the transaction id of its record, and
+``make example NAME=copy_file`` after ``make up``. The number of a line is the transaction id of its record, and
 each line is written on condition that the one before it is the last record. So the log itself says how far the copy has
 come: a copier keeps no progress of its own, and one that is killed, at whatever point, is replaced by one that asks.
 
@@ -18,7 +18,17 @@ import click
 
 from rollbridge import EMPTY, SN, CasWriter
 from rollbridge.errors import CasOutcomeUnknown, CasWriteError
-from spark_examples.competing import TRANSACTION_TIMEOUT_S, check, connect, finish, kill, new_stream, play, start, until
+from spark_examples.demo.competing import (
+    TRANSACTION_TIMEOUT_S,
+    check,
+    connect,
+    finish,
+    kill,
+    new_stream,
+    play,
+    start,
+    until,
+)
 
 KEY = b"file"
 COPIERS = ("anna", "bert")

@@ -1,0 +1,40 @@
+"""The small programs, each twice on one cluster and each before and after every other one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration_tests.backends.choice import new_cluster
+from integration_tests.examples import PLAIN, run_all
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    """Where a fresh cluster is: the programs use streams of the names that a newcomer gives them."""
+    with new_cluster() as cluster:
+        coordinator = cluster.start_coordinator()
+        yield {
+            "ROLLBRIDGE_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
+            "ROLLBRIDGE_ZOOKEEPER": cluster.zookeeper,
+        }
+        cluster.stop_coordinator(coordinator)
+
+
+def test_every_program_runs_twice_in_any_order(environment: dict[str, str], tmp_path: Path) -> None:
+    first = run_all(PLAIN, environment, tmp_path)
+    again = run_all(PLAIN[::-1], environment, tmp_path)
+    for said in (first, again):
+        print(*(f"-- {name}\n{text}" for name, text in said.items()), sep="\n")
+        assert all(said.values())  # each has shown something
+        assert "refused: " in said["conditional_write.py"]
+        assert "committed 2 records" in said["resume_after_crash.py"]
+        assert "\ncommitted with 2 records" in said["resume_after_crash.py"]
+        assert "[b'shipped']" in said["consume.py"]
+        assert "invoices" in said["group_with_offsets.py"]
+        assert "rolling-transactions" in said["rolling_transaction.py"]
+        assert "checkout" in said["read_transactions.py"]
+        assert "b'placed'" in said["from_confluent_kafka.py"]
+    assert (first["shared_state.py"], again["shared_state.py"]) == ("{'max': 1}\n", "{'max': 2}\n")

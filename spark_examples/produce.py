@@ -1,0 +1,10 @@
+"""Write records to a stream, without a transaction; a scale meanwhile is not noticed."""
+
+import rollbridge
+
+with rollbridge.connect() as b:
+    b.admin.create_stream("sales/orders", segments=2, exist_ok=True)
+    with b.writer("sales/orders") as writer:
+        futures = [writer.write(b"order-%d" % number, b"placed", headers=[("source", b"web")]) for number in range(3)]
+    for future in futures:
+        print("written at", future.result())
