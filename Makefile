@@ -29,7 +29,8 @@ help:
 	@echo "make test-long the tests that take longer: histories under faults, examples, long simulations"
 	@echo "make soak      clients and random faults for MINUTES=30, then a verdict (ARGS=\"--seed N\" repeats one)"
 	@echo "               ARGS=\"--backend docker\": on three brokers and three ZooKeeper servers in containers"
-	@echo "make check     lint, format and types"
+	@echo "make check     lint, format, types, and the links of docs and docstrings"
+	@echo "make docs      docs and API reference as pages to read, in build/docs"
 	@echo "make bench     compare with native Kafka transactions"
 	@echo "make up        start Kafka, ZooKeeper and a coordinator on this machine; make down stops them"
 	@echo "make images    container images for compose.yaml and tests: pulled where they can be, built where not"
@@ -71,6 +72,15 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy --strict $(addprefix -p ,$(PACKAGES))
+	@$(BUILD_DOCS)
+
+# The pages of docs/ and the API reference, to be read without a network. A link that leads nowhere is an error.
+.PHONY: docs
+docs: $(VENV)/.dev
+	@$(BUILD_DOCS)
+	@echo "Open build/docs/index.html"
+BUILD_DOCS := $(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going --jobs 2 \
+	--doctree-dir build/doctrees docs build/docs
 
 .PHONY: bench
 bench: $(VENV)/.dev $(VENV)/.demo servers
@@ -87,7 +97,7 @@ images: $(VENV)/.dev
 
 # An example that runs on the cluster of `make up`: make example NAME=spark_flights
 .PHONY: example
-example: $(VENV)/.demo
+example: $(VENV)/$(if $(filter spark_%,$(NAME)),.demo,.base)
 	@if [ -e "spark_examples/$(NAME).py" ]; then exec $(BIN)/python "spark_examples/$(NAME).py" $(ARGS); \
 		else exec $(BIN)/python -m "spark_examples.demo.$(NAME)" $(ARGS); fi
 

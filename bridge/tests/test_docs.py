@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
+import rollbridge
 from rollbridge.cli.main import rollbridge as command_line
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,26 @@ def test_a_stale_page_is_noticed_and_written_anew(tmp_path: Path) -> None:
     assert generate() == (0, "written: protocol-states.md")
     assert generate("--check") == (0, "")
     assert page.read_bytes() == (DOCS / "protocol-states.md").read_bytes()
+
+
+def test_pictures_are_as_they_are_drawn() -> None:
+    for path, drawn in runpy.run_path(str(DOCS / "pictures.py"))["pictures"]().items():
+        assert path.read_text(encoding="utf-8") == drawn, f"{path.name} is stale: run `python docs/pictures.py`"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "index.md"], ids=lambda page: page.name)
+def test_pictures_stand_at_the_top(page: Path) -> None:
+    top = page.read_text(encoding="utf-8").partition("\n## ")[0]
+    assert "architecture.svg)" in top
+    assert "rolling-commit.svg)" in top
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (DOCS / "api.rst").read_text(encoding="utf-8")
+    public = page.partition("What else is handed out")[0]
+    assert sorted(re.findall(r"^\.\. (?:auto\w+|data):: (\w+)$", public, re.MULTILINE)) == sorted(
+        [*rollbridge.__all__, "__version__"]
+    )
 
 
 def test_each_guarantee_names_tests_that_exist() -> None:
@@ -116,7 +137,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 _FENCE = re.compile(r"^ *```(?P<language>[^`\n]*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _RUN = {"python": ".py", "bash": ".sh"}
 """Languages of blocks that are programs, with the endings of their files. The integration tests run all of those."""
-_SHOWN = {"console", "json", "mermaid", "properties", "text", "toml", "yaml"}
+_SHOWN = {"{toctree}", "console", "json", "mermaid", "properties", "text", "toml", "yaml"}
 """Languages of what is shown only: settings, pictures, output, and sessions at a prompt."""
 
 

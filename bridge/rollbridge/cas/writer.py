@@ -132,7 +132,7 @@ class CasWriter:
 
         Raises:
             InvalidRequestError: the keys are in several segments, or the run is empty or too large; use a transaction.
-            CasWriteError and others: as :meth:`write` does.
+            CasWriteError: as :meth:`write`, which says what else is raised.
         """
         request = self._request(run, expected, scope, headers, transaction_ids, token)
         self._dispatcher.carry_out(request)

@@ -183,6 +183,8 @@ class SharedClient:
         nothing left to do. What an earlier session has left open is aborted first, and written anew; so is what is open
         of another series, since a client works at one at a time.
 
+        Raises what :meth:`rollbridge.Bridge.begin` raises, too.
+
         Args:
             streams: ``scope/stream``, one or more of one transaction group.
             series: What the number counts in.
@@ -198,7 +200,6 @@ class SharedClient:
             OutcomeExpired: an earlier session has left that number behind so long ago that nobody knows its outcome, or
                 the series may have been written so long ago that it has been forgotten.
             InvalidRequestError: the client has written too many series within 30 days.
-            And as :meth:`rollbridge.Bridge.begin`.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
         with answers_within(timeout_s):
@@ -316,11 +317,11 @@ class SharedClient:
 
         Who has the result calls :meth:`note_committed`; otherwise a later session has to ask for the outcome.
         ``content`` says what the parts hold: it is on record before the commit is asked for, so that whoever comes
-        with this number again can tell whether it is the same, wherever this process may die.
+        with this number again can tell whether it is the same, wherever this process may die. Raises what
+        :meth:`rollbridge.Transaction.commit` raises, too.
 
         Raises:
             TransactionClosed: it is not the one on record for its number, or its end was asked for before.
-            And as :meth:`rollbridge.Transaction.commit`.
         """
         with answers_within(as_seconds(timeout, self._runtime.commit_timeout_s)):
             ending = self._ending(ticket, content)

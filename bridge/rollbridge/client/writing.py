@@ -287,7 +287,7 @@ class Part(Writing):
         check_parts(parts, segments, each, self._writer.room.limit)
 
     def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
-        """Write records that stand in a ready-made batch already; see :meth:`PartWriter.put_batch`.
+        """Write records that stand in a ready-made batch already; see ``PartWriter.put_batch``.
 
         Raises:
             TransactionTooLargeError, BackpressureError: these records were not written.

@@ -9,7 +9,7 @@ The keys are those of Kafka's clients where they mean the same::
 
 Whoever has an identity, by digest or by a client certificate (scheme ``x509``), owns what it creates: it may do
 everything with such a node, and everybody else may read it. Who else may write where is granted by
-:mod:`rollbridge.zookeeper.access`. Without an identity nodes are open to all, as ZooKeeper's default has it.
+``rollbridge.zookeeper.access``. Without an identity nodes are open to all, as ZooKeeper's default has it.
 
 Sources: ZooKeeper's programmer's guide (access control using ACLs) and administrator's guide (SSL/TLS options).
 """
