@@ -181,6 +181,31 @@ def test_every_command_of_a_page_exists(page: Path) -> None:
                 _check_command(words[1:], line)
 
 
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)\s]*)?\)")
+_PATH = re.compile(
+    r"(?<![\w/])(?:bridge|coordinator|schemas|integration_tests|spark_examples|benchmarks|docs|requirements|stubs)"
+    r"/[\w./-]*\.(?:py|md|rst|svg|avsc|lock|json|sh)\b"
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert [link for link in _LINK.findall(text) if not (page.parent / link).exists()] == []
+    assert [path for path in _PATH.findall(text) if not (ROOT / path).exists()] == []
+
+
+def test_the_hooks_before_a_commit_run_what_is_pinned() -> None:
+    lines = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8").splitlines()
+    assert [line.strip() for line in lines if "repo:" in line] == ["- repo: local"]
+    entries = [line.partition("entry: ")[2] for line in lines if "entry: " in line]
+    pinned = (ROOT / "requirements" / "dev.lock").read_text(encoding="utf-8")
+    assert entries
+    for entry in entries:
+        tool = entry.split()[0].removeprefix(".venv/bin/")
+        assert tool in ("make", "sh") or f"\n{tool}==" in pinned, entry
+
+
 def _check_command(words: list[str], line: str) -> None:
     """Fail if the command line has no such command, or this one no such option."""
     command: click.Command = command_line
