@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.grown_streams import KEYS, grow, write
-from integration_tests.patience import PATIENCE_S
+from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.kafka.clients import producer_config
 
@@ -202,6 +203,37 @@ def test_a_lease_over_the_limit_is_refused(cli: Cli, stream: str) -> None:
         refused = cli("produce", stream, "-", "--timeout", lease, stdin=b"x\n")
         assert refused.code == ExitCode.REFUSED
         assert "a transaction may stay open for up to" in refused.err
+
+
+def test_one_segment_and_what_a_transaction_has_written_to_it(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
+    values = {b"k%d" % number: b"v%d" % number for number in range(8)}
+    write(b, stream, b"before")
+    txn = b.begin(stream)
+    for key, value in values.items():
+        txn.write(stream, key=key, value=value)
+    txn.flush()
+    names: list[str] = []
+
+    def named() -> bool:
+        described = cli("txn", "describe", str(txn.id), "--json")
+        names[:] = json.loads(described.out or "{}").get("segments", {}).get(stream, [])
+        return bool(names)
+
+    eventually(named, "the transaction is recorded")
+    assert [name.partition("/#transaction.")[0] for name in names] == [
+        f"{stream}/{item.id.number}/#epoch.{item.id.epoch}" for item in b.admin.history(stream).active.segments
+    ]
+    assert all(name in cli("txn", "describe", str(txn.id)).out for name in names)
+    b.admin.scale(stream, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+    txn.commit()  # a rolling one
+    printed = [cli("consume", name, "--segment").out.splitlines() for name in names]
+    assert sorted(line for lines in printed for line in lines) == sorted(value.decode() for value in values.values())
+    epochs = cli.json("stream", "history", stream)["epochs"]
+    rolled = next(epoch for epoch in epochs if epoch["cause"] == "rolling-transactions")
+    whole = [f"{stream}/{item['number']}/#epoch.{item['epoch']}" for item in rolled["segments"]]
+    assert [cli("consume", name, "--segment").out.splitlines() for name in whole] == printed
+    wrong = cli("consume", stream, "--segment")
+    assert (wrong.code, "is no qualified segment name" in wrong.err) == (ExitCode.REFUSED, True)
 
 
 def test_records_of_a_key_keep_their_order_over_scales_and_rolling_commits(

@@ -62,6 +62,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("consume s/t --max-records 0", "Invalid value for '--max-records'"),
         ("consume s/t --format {nope}", "is no field of a record"),
         (r"consume s/t --format {key}\q", "is no escape"),
+        ("consume s/t/0/#epoch.0 --segment --transactions", "--segment goes with neither"),
     ],
 )
 def test_wrong_usage(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

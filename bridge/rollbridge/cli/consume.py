@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from itertools import islice
 from typing import Any, cast
@@ -19,9 +19,11 @@ from rollbridge.cli.tables import counted
 from rollbridge.connection import Bridge
 from rollbridge.consumer.consumer import Consumer
 from rollbridge.consumer.reader import IsolationLevel
+from rollbridge.consumer.records import Record
 from rollbridge.consumer.transactions import CommittedTransaction
 from rollbridge.kafka.errors import translate
-from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from rollbridge.model.ids import SegmentId, TransactionId
+from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName, parse_qualified
 
 _POLL_S = 0.2
 _BATCH = 500
@@ -55,6 +57,13 @@ _BATCH = 500
     help="Print whole transactions in commit order; the argument is SCOPE, or SCOPE/GROUP of a transaction group.",
 )
 @click.option(
+    "--segment",
+    "one_segment",
+    is_flag=True,
+    help="Print one segment; the argument is its full name, SCOPE/STREAM/N/#epoch.E, or with /#transaction.ID behind "
+    "it what a transaction has written to it.",
+)
+@click.option(
     "--format",
     "template",
     type=values.escaped,
@@ -83,6 +92,7 @@ def consume(
     isolation: str,
     group: str | None,
     transactions: bool,
+    one_segment: bool,
     template: str,
     null: str,
     wait: timedelta,
@@ -92,6 +102,9 @@ def consume(
     Segments are read to their ends before those that continue them, so the records of a key come in the order in which
     they became visible, across scales and rolling commits. With --json each line is an object. At the end it says on
     standard error where it stands, which --from takes.
+
+    With --segment the stream is read as ever, and what belongs to others is left out. What a transaction has written to
+    a segment is found in the segment of the same number that its commit made, if it was a rolling one.
 
     A member of a group begins where the group has committed to, --from earliest or latest if it has not, and commits
     what it has printed.
@@ -105,6 +118,8 @@ def consume(
         raise click.UsageError("--from latest (--from-end) without --follow would print nothing")
     if transactions and group is not None:
         raise click.UsageError("--transactions are read without a consumer --group")
+    if one_segment and (transactions or group is not None):
+        raise click.UsageError("--segment goes with neither --group nor --transactions")
     if isolation == "read_uncommitted" and (transactions or group is not None):
         raise click.UsageError("--isolation read_uncommitted goes with neither --group nor --transactions")
     if group is not None and not follow and max_records is None:
@@ -112,7 +127,11 @@ def consume(
     if group is not None and start not in ("earliest", "latest"):
         raise click.UsageError("with --group, --from is earliest or latest")
     owner = _owner(name) if transactions else None
-    if owner is None:
+    wanted = None
+    if one_segment:
+        stream, segment, transaction = parse_qualified(name)
+        name, wanted = str(stream), _part_of(segment, transaction)
+    elif owner is None:
         StreamName.parse(name)
     line: Line = json_line if context.json else line_of(template, null)
     show = _Printer(max_records)
@@ -122,11 +141,21 @@ def consume(
         elif group is not None:
             _member(context, b, name, start, group, line, show)
         else:
-            _records(context, b, name, start, follow, cast("IsolationLevel", isolation), wait, line, show)
+            _records(context, b, name, start, follow, cast("IsolationLevel", isolation), wait, line, show, wanted)
 
 
 def _owner(name: str) -> GroupName:
     return GroupName.parse(name) if "/" in name else GroupName(name, DEFAULT_GROUP)
+
+
+def _part_of(segment: SegmentId, transaction: TransactionId | None) -> Callable[[Record], bool]:
+    """Return whether a record stands in a segment, or whether a transaction has written it to that segment.
+
+    A rolling commit makes a segment with the number of the one that was written to, so the number tells.
+    """
+    if transaction is None:
+        return lambda record: record.segment == segment
+    return lambda record: record.transaction_id == transaction and record.segment.number == segment.number
 
 
 class _Printer:
@@ -158,11 +187,14 @@ def _records(
     wait: timedelta,
     line: Line,
     show: _Printer,
+    wanted: Callable[[Record], bool] | None,
 ) -> None:
     with b.reader(stream, start=start, isolation=isolation, follow=follow, stalled_s=wait.total_seconds()) as reader:
         try:
             while show.left != 0 and not reader.is_finished():
                 records = reader.consume(_BATCH if show.left is None else min(_BATCH, show.left), _POLL_S)
+                if wanted is not None:
+                    records = list(filter(wanted, records))
                 if records:
                     show.lines(map(line, records), len(records))
         finally:

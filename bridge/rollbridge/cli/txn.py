@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,15 +19,24 @@ from rollbridge.cli.common import CliContext, connected
 from rollbridge.cli.tables import duration, moment, printable, table
 from rollbridge.client.results import Outcome, TransactionStory
 from rollbridge.connection import Bridge
-from rollbridge.errors import CorruptDataError, RollbridgeError, TransactionNotFound
+from rollbridge.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    NotFoundError,
+    RollbridgeError,
+    StreamRecreated,
+    TransactionNotFound,
+)
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName
+from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import TransactionRecord
 from rollbridge.model.transaction import State
 
 _STATES = [State.OPEN.value, State.COMMITTING.value, State.ABORTING.value]
 _STORY_S = 5.0
 """How long the leader is asked for events; without it there is still the record."""
+_NAMES_MAX = 20
+"""Names of segments that are shown; streams may have thousands."""
 _ID = click.argument("transaction", metavar="ID")
 
 
@@ -98,7 +108,8 @@ def describe(context: CliContext, transaction: str) -> None:
         except TransactionNotFound:
             record = None
         story, why = _story(b, identifier, record)
-    document = {} if record is None else transaction_document(record, now_ms)
+        names = {} if record is None else _segment_names(b, record)
+    document = {} if record is None else {**transaction_document(record, now_ms), "segments": names}
     about = [("id", str(identifier))]
     if record is not None:
         about += [
@@ -123,9 +134,29 @@ def describe(context: CliContext, transaction: str) -> None:
     lines = [f"{name:<8}{value}" for name, value in about]
     if record is not None:
         rows = [(name, str(epoch)) for name, epoch in record.streams.items()]
-        lines += ["", table(("STREAM", "EPOCH"), rows, right=("EPOCH",))]
+        lines += ["", table(("STREAM", "EPOCH"), rows, right=("EPOCH",)), ""]
+        listed = [name for found in names.values() for name in found]
+        lines += [
+            "It writes to these segments; `consume --segment` shows what is committed of them.",
+            *listed[:_NAMES_MAX],
+        ]
+        if len(listed) > _NAMES_MAX:
+            lines.append(f"and {len(listed) - _NAMES_MAX} more, which --json names")
     lines += ["", *([f"Its events are not known: {why}"] if story is None else _event_lines(story))]
     context.answer({**document, "events_unknown": why}, "\n".join(lines))
+
+
+def _segment_names(b: Bridge, record: TransactionRecord) -> dict[str, list[str]]:
+    """Return the full names of the segments that a transaction can write to, by stream; without streams that are gone.
+
+    Source: PDP-24, "Fully qualified segment name".
+    """
+    found = {}
+    for name, epoch in record.streams.items():
+        with suppress(NotFoundError, InvalidRequestError, StreamRecreated):
+            segments = b.admin.history(name).record(epoch).segments
+            found[name] = [StreamName.parse(name).qualified(item.id, record.id) for item in segments]
+    return found
 
 
 def _story(

@@ -52,7 +52,6 @@ __all__ = [
     "AppendUnknownError",
     "AuthenticationError",
     "ConnectionLostError",
-    "FencedError",
     "InvalidStateError",
     "KafkaUnavailable",
     "NotAuthorizedError",

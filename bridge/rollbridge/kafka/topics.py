@@ -183,7 +183,7 @@ def _left(deadline: Deadline) -> i32Timedelta:
     return i32Timedelta.parse(timedelta(milliseconds=max(1, int(deadline.left() * 900))))
 
 
-__all__ = ["Partition", "TopicAdmin", "TopicDescription", "TopicSpec"]
+__all__ = ["Partition", "TopicAdmin", "TopicSpec"]
 
 logger = logging.getLogger(__name__)
 
