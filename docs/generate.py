@@ -49,9 +49,8 @@ STATES_PAGE: Final = """\
 Every pair of state and event, refusals and repeats included. This page is written by `docs/generate.py` from
 `bridge/rollbridge/model/transaction.py`; a test fails when it is stale.
 
-```mermaid
-{diagram}
-```
+![Transactions go from unknown over open and committing to committed, or from open and committing over aborting to
+aborted.](transaction-states.svg)
 
 ## States
 
@@ -74,7 +73,6 @@ An arrow is a change of state. The words for events that change nothing:
 def protocol_states() -> str:
     """The page ``protocol-states.md``."""
     return STATES_PAGE.format(
-        diagram="\n".join(_diagram()),
         states=_markdown_table(("state", ""), [(f"`{state}`", STATES[state]) for state in State]),
         events=_markdown_table(("event", ""), [(f"`{event}`", EVENTS[event]) for event in Event]),
         table=_markdown_table(
@@ -83,21 +81,6 @@ def protocol_states() -> str:
         ),
         replies=_markdown_table(("", ""), [(_word(reply), reply.value) for reply in Reply]),
     )
-
-
-def _diagram() -> Iterator[str]:
-    yield "stateDiagram-v2"
-    yield f"    [*] --> {State.UNKNOWN}"
-    for state in State:
-        targets: dict[State, list[str]] = {}
-        for event in Event:
-            row = TRANSITIONS[state, event]
-            if isinstance(row, Move):
-                targets.setdefault(row.to, []).append(event.value)
-        for target, events in targets.items():
-            yield f"    {state} --> {target}: {', '.join(events)}"
-        if not targets:
-            yield f"    {state} --> [*]"
 
 
 def _cell(row: Move | Reply) -> str:

@@ -1,4 +1,4 @@
-"""Draw the pictures of README and docs: the architecture, and what a rolling commit does to a stream's segments.
+"""Draw the pictures of README and docs: architecture, rolling commit, and the states of a transaction.
 
 ``python docs/pictures.py`` writes them; with ``--check`` it only says which are stale, and exits with 1 if any is. A
 test does the same. The pictures bring their own background, for light and for dark viewers, and are plain SVG 1.1.
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
+
+from rollbridge.model.transaction import TRANSITIONS, Move, State
 
 HERE: Final = Path(__file__).parent
 _LINE: Final = 17
@@ -259,9 +261,50 @@ def rolling_commit() -> Picture:
     return picture
 
 
+_STATES: Final = {
+    State.UNKNOWN: (24, 30, "plain"),
+    State.OPEN: (228, 30, "amber"),
+    State.COMMITTING: (484, 30, "blue"),
+    State.COMMITTED: (732, 30, "green"),
+    State.ABORTING: (484, 160, "blue"),
+    State.ABORTED: (732, 160, "purple"),
+}
+"""Where the box of each state stands, and how it looks."""
+_STATE_SIZE: Final = (120, 50)
+
+
+def transaction_states() -> Picture:
+    """The states of a transaction, with the events that lead from one to another: all changes of the table."""
+    picture = Picture(876, 240, "The states of a transaction: unknown, open, committing, committed, aborting, aborted")
+    width, height = _STATE_SIZE
+    for (x, y, look), state in ((_STATES[state], state) for state in State):
+        picture.card(x, y, width, height, look, state.value)
+    changes: dict[tuple[State, State], list[str]] = {}
+    for (state, event), row in TRANSITIONS.items():
+        if isinstance(row, Move):
+            changes.setdefault((state, row.to), []).append(event.value)
+    for (begin, end), events in changes.items():
+        (x1, y1, _), (x2, y2, _) = _STATES[begin], _STATES[end]
+        middle, words = x1 + width / 2, ", ".join(events)
+        if y1 == y2:
+            picture.arrow((x1 + width, y1 + height / 2), (x2, y2 + height / 2))
+            picture.text((x1 + width + x2) / 2, y1 + height / 2 - 8, words, "faint", "middle")
+        elif x1 == x2:
+            picture.arrow((middle, y1 + height), (middle, y2))
+            picture.text(middle + 10, (y1 + height + y2) / 2 + 4, words, "faint")
+        else:
+            picture.arrow((middle, y1 + height), (middle, y2 + height / 2), (x2, y2 + height / 2))
+            picture.text((middle + x2) / 2, y2 + height / 2 - 8, words, "faint", "middle")
+    return picture
+
+
 def pictures() -> dict[Path, str]:
     """Every picture, by its file."""
-    return {HERE / "architecture.svg": architecture().svg(), HERE / "rolling-commit.svg": rolling_commit().svg()}
+    return {
+        HERE / "architecture.svg": architecture().svg(),
+        HERE / "rolling-commit.svg": rolling_commit().svg(),
+        HERE / "transaction-states.svg": transaction_states().svg(),
+    }
 
 
 def main(arguments: list[str]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration_tests.backends.choice import new_cluster
-from integration_tests.examples import PLAIN, run_all
+from integration_tests.examples import FOLDER, PLAIN, run_all
 
 
 @pytest.fixture(scope="module")
@@ -37,4 +37,6 @@ def test_every_program_runs_twice_in_any_order(environment: dict[str, str], tmp_
         assert "rolling-transactions" in said["rolling_transaction.py"]
         assert "checkout" in said["read_transactions.py"]
         assert "b'placed'" in said["from_confluent_kafka.py"]
+    readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    assert f"```text\n{first['rolling_transaction.py']}```" in readme  # nobody else rolls this stream
     assert (first["shared_state.py"], again["shared_state.py"]) == ("{'max': 1}\n", "{'max': 2}\n")

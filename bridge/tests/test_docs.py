@@ -137,7 +137,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 _FENCE = re.compile(r"^ *```(?P<language>[^`\n]*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _RUN = {"python": ".py", "bash": ".sh"}
 """Languages of blocks that are programs, with the endings of their files. The integration tests run all of those."""
-_SHOWN = {"{toctree}", "console", "json", "mermaid", "properties", "text", "toml", "yaml"}
+_SHOWN = {"{toctree}", "console", "json", "properties", "text", "toml", "yaml"}
 """Languages of what is shown only: settings, pictures, output, and sessions at a prompt."""
 
 
