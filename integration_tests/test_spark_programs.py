@@ -9,7 +9,7 @@ import pytest
 import rollbridge
 from integration_tests.backends.choice import new_cluster
 from integration_tests.examples import ON_SPARK, run_all
-from rollbridge.embedded.java import find_java
+from rollbridge_devcluster.java import find_java
 
 
 @pytest.mark.long

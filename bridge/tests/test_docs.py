@@ -183,7 +183,7 @@ def test_every_command_of_a_page_exists(page: Path) -> None:
 
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)\s]*)?\)")
 _PATH = re.compile(
-    r"(?<![\w/])(?:bridge|coordinator|schemas|integration_tests|spark_examples|benchmarks|docs|requirements|stubs)"
+    r"(?<![\w/])(?:bridge|coordinator|devcluster|schemas|integration_tests|spark_examples|benchmarks|docs|requirements|stubs)"
     r"/[\w./-]*\.(?:py|md|rst|svg|avsc|lock|json|sh)\b"
 )
 
