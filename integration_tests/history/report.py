@@ -34,6 +34,7 @@ class Report:
         assert self.answers["transaction commit: ok"] > 100, text
         assert self.answers["plain commit: ok"] > 50, text
         assert self.answers["conditional commit: ok"] > 10, text
+        assert self.answers["update commit: ok"] > 10, text
         assert self.epochs > 2 or not self.faults["scale"], text
 
     def add(self, other: Report) -> None:

@@ -207,7 +207,8 @@ class Run:
             list(self._workers.listed()),
         )
         self.report.seconds = time.monotonic() - self._began
-        self.report.answers.update(f"{item.kind} {item.wish}: {item.answer}" for item in operations)
+        counted = [*operations, *(item for state in kept for item in state.operations)]
+        self.report.answers.update(f"{item.kind} {item.wish}: {item.answer}" for item in counted)
         self.report.records = sum(rows.values())
         self.report.epochs = sum(len(state.history.records) for state in states.values())
         self.report.found = find_faults(history)
