@@ -28,8 +28,7 @@ from typing import Any, Final, Self
 
 from rollbridge_coordinator.__main__ import main
 from rollbridge_coordinator.shell.interpreter import Moment
-from rollbridge_coordinator.state.effects import Effect
-from rollbridge_coordinator.state.steps import Steps
+from rollbridge_coordinator.state.effects import AnyEffect, Steps
 
 logger = logging.getLogger("crashing")
 
@@ -69,7 +68,7 @@ class CrashPoint:
             return cls(procedure, effect, moment, int(count or 1), sent)
         return None
 
-    def __call__(self, procedure: Steps[Any], effect: Effect, moment: Moment) -> None:
+    def __call__(self, procedure: Steps[Any], effect: AnyEffect, moment: Moment) -> None:
         """Die, or stop for a while, if this is the place."""
         if moment != self.moment or type(effect).__name__ != self.effect:
             return

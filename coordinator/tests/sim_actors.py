@@ -418,10 +418,10 @@ class Leader:
         """Whether its connection to ZooKeeper was away since it last did something."""
         self.fences = Fences()
         self.result: Any = None
-        self.effect: fx.Effect | None = None
+        self.effect: fx.AnyEffect | None = None
         self.refused: fx.Refused | None = None
         self.forgetful = forgetful
-        self.procedure: Generator[fx.Effect, Any, Any] | None = take_over(
+        self.procedure: Generator[fx.AnyEffect, Any, Any] | None = take_over(
             name, self.epoch, self._fold, settings_of(self.epoch, world.faults), tail=tail
         )
 

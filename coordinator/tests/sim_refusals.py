@@ -107,7 +107,7 @@ class Refusals:
         self.rng = random.Random(0)
         self.is_over = True
 
-    def __call__(self, effect: fx.Effect, leader: int) -> fx.Refused | None:
+    def __call__(self, effect: fx.AnyEffect, leader: int) -> fx.Refused | None:
         """What the answer to an effect is, if it is refused."""
         if leader != self.world.identity:
             return None  # it is fenced before anybody looks at what it wants
@@ -131,7 +131,7 @@ class Refusals:
                 ):
                     self.world.broken.append(f"{name} is in an error state: {StreamFault.from_json(item.value).reason}")
 
-    def _answer(self, effect: fx.Effect, leader: int) -> fx.Refused | None:
+    def _answer(self, effect: fx.AnyEffect, leader: int) -> fx.Refused | None:
         match effect:
             case fx.AppendControl(topic) | fx.AppendTogether(_, _, topic) if self.world.clock_ms < self.log_until_ms:
                 return fx.Refused(effect, "no permission", code=DENIED, topic=topic)
@@ -174,7 +174,7 @@ class Refusals:
             return fx.Refused(effect, "no permission", code=DENIED, topic=topic)
         return None
 
-    def _merge(self, effect: fx.Effect, items: Sequence[tuple[str, FrameRef]], leader: int) -> fx.Refused | None:
+    def _merge(self, effect: fx.AnyEffect, items: Sequence[tuple[str, FrameRef]], leader: int) -> fx.Refused | None:
         if any(topic == self.topic for topic, _ in items):
             return self._deny(effect)
         if any(topic == self.world.away for topic, _ in items):
@@ -204,7 +204,7 @@ class Refusals:
             bool(self.full) and topic.startswith(f"{self.full.replace('/', '.')}.") and topic not in self.world.topics
         )
 
-    def _deny(self, effect: fx.Effect) -> fx.Refused:
+    def _deny(self, effect: fx.AnyEffect) -> fx.Refused:
         return fx.Refused(effect, "no permission", code=DENIED, topic=self.topic)
 
 

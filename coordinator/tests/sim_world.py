@@ -223,7 +223,7 @@ class World:
         """The latest value of every epoch record that there ever was."""
         self.lost: dict[str, set[SegmentId]] = {}
         """All that ever stood in each list of removed segments."""
-        self.refuses: Callable[[fx.Effect, int], fx.Refused | None] = lambda *_: None
+        self.refuses: Callable[[fx.AnyEffect, int], fx.Refused | None] = lambda *_: None
         """Called with each effect and its leader; what it gives is the answer, and nothing of the effect is done."""
         self.poison: set[bytes] = set()
         """What frames hold that no broker takes."""
@@ -291,7 +291,7 @@ class World:
 
     # What leaders do.
 
-    def execute(self, effect: fx.Effect, leader: int) -> Any:
+    def execute(self, effect: fx.AnyEffect, leader: int) -> Any:
         """Carry out an effect for the leader with a controller epoch.
 
         Raises:
@@ -429,6 +429,8 @@ class World:
             case fx.ReadRecords(topic, offsets):
                 visible = dict(self.topics[topic].visible())
                 return {offset: visible[offset][1] if offset in visible else None for offset in offsets}
+            case _:
+                raise NotImplementedError(f"this world does not know {type(effect).__name__}")
         return None
 
     def hear(self, refused: fx.Refused) -> fx.Refused:
@@ -445,13 +447,13 @@ class World:
             return fx.Refused(refused.effect, refused.reason, code=refused.code, topic=refused.topic)
         return refused
 
-    def execute_partly(self, effect: fx.Effect, leader: int, share: float) -> None:
+    def execute_partly(self, effect: fx.AnyEffect, leader: int, share: float) -> None:
         """Carry out a part of an effect, as a crash in its middle may leave it."""
         match effect:
             case fx.CreateTopics(topics):
                 self.execute(fx.CreateTopics(topics[: int(len(topics) * share)]), leader)
-            case fx.DeleteTopics(topics, optional):
-                self.execute(fx.DeleteTopics(topics[: int(len(topics) * share)], optional), leader)
+            case fx.DeleteTopics(topics):
+                self.execute(fx.DeleteTopics(topics[: int(len(topics) * share)]), leader)
             case fx.Seal(topics):
                 self.execute(fx.Seal(topics[: int(len(topics) * share)]), leader)
             case fx.MergeFrames(items):

@@ -16,7 +16,7 @@ from rollbridge_coordinator.procedures.loop import undertake
 from rollbridge_coordinator.procedures.requests import handle_requests
 from rollbridge_coordinator.procedures.suspended import TOPICS_AT_ONCE, mend_active
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.steps import Steps
+from rollbridge_coordinator.state.effects import Steps
 from rollbridge_coordinator.state.upkeep import REST_FIRST_MS, REST_MAX_MS, Housekeeping
 
 
@@ -42,7 +42,7 @@ def test_a_chore_that_is_refused_leaves_nothing_in_the_round_and_is_counted() ->
         yield fx.Now()
         done.append("ended")
 
-    def answer(effect: fx.Effect) -> Any:
+    def answer(effect: fx.AnyEffect) -> Any:
         asked.append(type(effect))
         if isinstance(effect, fx.Now) and len(asked) == 1:
             raise fx.Refused(effect, "no", code="POLICY_VIOLATION")
@@ -91,7 +91,7 @@ def test_a_request_whose_answer_is_refused_is_not_tried_for_ever() -> None:
     group = Bench({"sales/orders": 1}).group
     name = f"{paths.REQUEST_PREFIX}{1:010d}"
 
-    def answer(effect: fx.Effect) -> Any:
+    def answer(effect: fx.AnyEffect) -> Any:
         tried.append(effect)
         match effect:
             case fx.ReadChildren(asked):
@@ -102,7 +102,7 @@ def test_a_request_whose_answer_is_refused_is_not_tried_for_ever() -> None:
                 raise fx.Refused(effect, "quota", code="zookeeper-refused")
         return None
 
-    tried: list[fx.Effect] = []
+    tried: list[fx.AnyEffect] = []
     run(handle_requests(group, 0), answer)
     assert sum(isinstance(item, fx.Write) for item in tried) == 2, "with the answer, and without"
     tried.clear()
@@ -114,7 +114,7 @@ def test_all_active_segments_are_looked_at_once_some_at_a_time_and_one_that_is_r
     group = Bench({"sales/orders": 70, "sales/other": 3}).group
     refused = random.Random(1).choice([f"sales.orders.segment-{number}.epoch-0" for number in range(70)])
 
-    def answer(effect: fx.Effect) -> Any:
+    def answer(effect: fx.AnyEffect) -> Any:
         assert isinstance(effect, fx.MendTopics)
         assert effect.optional
         names = [item.name for item in effect.topics]

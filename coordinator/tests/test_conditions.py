@@ -38,7 +38,7 @@ class Carried:
     """What a round did."""
 
     def __init__(self, bench: Bench, item: BufferedTransaction, answer: Callable[[fx.Query], Answers]) -> None:
-        self.looks: list[tuple[fx.Query, ...]] = []
+        self.looks: list[Sequence[fx.Query]] = []
         self.done: list[str] = []
         self.logged: list[ControlRecord] = []
         steps = merge_direct(bench.group, [item], bench.clock_ms)

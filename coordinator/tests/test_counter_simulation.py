@@ -27,8 +27,8 @@ from rollbridge.model.outcomes import decode_terminated
 from rollbridge.model.records import Group, SetNode
 from rollbridge_coordinator.procedures import counters
 from rollbridge_coordinator.procedures import loop as agenda
+from rollbridge_coordinator.state.effects import ReadCounter, Steps, Write, read_node
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.steps import Steps, read_counter, read_node, write
 
 STEPS_APART = 0.01
 """How often the outsider acts."""
@@ -145,12 +145,12 @@ def test_no_id_is_given_out_twice_in_many_histories() -> None:
 def trust_the_counter(group: GroupState) -> Steps[None]:
     """Believe what the node holds, and let clients do so too."""
     path = paths.counter(GROUP)
-    found = yield from read_counter(path)
+    found = yield from ReadCounter(path)
     record = Group.from_json((yield from read_node(paths.group(GROUP))) or b"")
     assert found is not None
     value = parse_number(found[0], COUNT_MAX, 1)
     trusting = replace(record, counter_floor=0, counter_ceiling=COUNT_MAX)
-    yield from write(SetNode(paths.group(GROUP), trusting.to_json()), SetNode(path, b"%d" % (value or 1)))
+    yield from Write([SetNode(paths.group(GROUP), trusting.to_json()), SetNode(path, b"%d" % (value or 1))])
     group.counter.note = Note(record.number, value or 1, found[1] + 1)
 
 

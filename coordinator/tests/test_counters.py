@@ -18,9 +18,9 @@ from rollbridge.model.names import GroupName
 from rollbridge.model.records import Group
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.counters import check_given, keep_counter, look_at_counter, open_counter
+from rollbridge_coordinator.state.effects import Steps
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.steps import Steps
 
 GROUP = GroupName("sales")
 COUNTER, SHARED = paths.counter(GROUP), paths.TRANSACTION_COUNTER

@@ -43,14 +43,14 @@ class Doubtful(Scene):
             self.doubts.note_unknown()
             self.take_over()
 
-    def holds(self, effect: fx.Effect, identifier: TransactionId) -> bool:
+    def holds(self, effect: fx.AnyEffect, identifier: TransactionId) -> bool:
         """Whether a record of a transaction is among the frames of an effect."""
         return isinstance(effect, fx.MergeFrames | fx.AppendTogether) and any(
             json.loads(self.world.batch_of(frame))[0][2] == str(identifier) for _, frame in effect.items
         )
 
-    def doubt(self, guilty: Callable[[fx.Effect], bool]) -> None:
-        def judge(effect: fx.Effect, _: int) -> None:
+    def doubt(self, guilty: Callable[[fx.AnyEffect], bool]) -> None:
+        def judge(effect: fx.AnyEffect, _: int) -> None:
             if guilty(effect):
                 raise Unknown
 
@@ -80,7 +80,7 @@ def test_brokers_that_answer_nothing_to_anybody_end_no_transaction() -> None:
     scene = Doubtful()
     items = [scene.begin(OTHER) for _ in range(3)]
 
-    def guilty(effect: fx.Effect) -> bool:
+    def guilty(effect: fx.AnyEffect) -> bool:
         probes = isinstance(effect, fx.AppendMessages) and is_segment_topic(effect.messages.topic)
         return probes or isinstance(effect, fx.MergeFrames | fx.AppendTogether)
 
@@ -100,7 +100,7 @@ def test_a_commit_that_was_carried_out_without_an_answer_is_not_refused() -> Non
     execute = scene.world.execute
     rounds: list[bool] = []
 
-    def silent(effect: fx.Effect, leader: int) -> object:
+    def silent(effect: fx.AnyEffect, leader: int) -> object:
         result = execute(effect, leader)
         if isinstance(effect, fx.MergeFrames | fx.AppendTogether):
             rounds.append(scene.holds(effect, item))

@@ -16,16 +16,16 @@ from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.merge import items_of, merge_direct
 from rollbridge_coordinator.procedures.refusals import Items, absorb, give_up_waiting
 from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.effects import Steps
 from rollbridge_coordinator.state.faults import Faults
 from rollbridge_coordinator.state.planning import targets
-from rollbridge_coordinator.state.steps import Steps
 from rollbridge_coordinator.state.upkeep import REST_FIRST_MS, REST_MAX_MS
 
 ORDERS, OTHER = "sales/orders", "sales/other"
 NOW_MS = 10_000
 
 
-def run(steps: Steps[Any], answer: Callable[[fx.Effect], Any]) -> Any:
+def run(steps: Steps[Any], answer: Callable[[fx.AnyEffect], Any]) -> Any:
     """What a procedure gives; a refusal that is answered is thrown into it."""
     result: Any = None
     refused: fx.Refused | None = None
@@ -51,7 +51,7 @@ class Kafka:
         self.merges: list[int] = []
         self.written: list[str] = []
 
-    def __call__(self, effect: fx.Effect) -> Any:
+    def __call__(self, effect: fx.AnyEffect) -> Any:
         match effect:
             case fx.MergeFrames(items):
                 self.merges.append(len(items))
@@ -69,7 +69,7 @@ class Kafka:
 
 
 def refusal(
-    effect: fx.Effect, topic: str | None, places: Sequence[int] = (), code: str = "INVALID_RECORD"
+    effect: fx.AnyEffect, topic: str | None, places: Sequence[int] = (), code: str = "INVALID_RECORD"
 ) -> fx.Refused:
     return fx.Refused(effect, "no", code=code, topic=topic, places=tuple(places))
 
@@ -186,7 +186,7 @@ def test_the_innocents_of_a_refused_round_are_committed_by_it() -> None:
     scene = Round(5)
     kafka = scene.kafka(3)
 
-    def answer(effect: fx.Effect) -> Any:
+    def answer(effect: fx.AnyEffect) -> Any:
         if isinstance(effect, fx.AppendControl):
             logged.append([record.kind.name for record in effect.records])
             return list(range(len(effect.records)))
@@ -209,7 +209,7 @@ def test_where_offsets_were_refused_in_the_same_round_the_frame_at_fault_is_foun
     scene.owners = [item.id for item in scene.transactions]
     kafka = scene.kafka(4)
 
-    def answer(effect: fx.Effect) -> Any:
+    def answer(effect: fx.AnyEffect) -> Any:
         match effect:
             case fx.SendOffsets():
                 return 0, "replaced by others"

@@ -34,7 +34,7 @@ def seen(*open_ones: ForeignTransaction, since_ms: int = 1_000) -> Wait:
 def test_what_is_open_at_two_looks_is_waited_for(
     before: Wait | None, found: list[ForeignTransaction], after: tuple[int, int, list[ForeignTransaction]] | None
 ) -> None:
-    def answer(effect: fx.Effect) -> list[ForeignTransaction]:
+    def answer(effect: fx.AnyEffect) -> list[ForeignTransaction]:
         assert isinstance(effect, fx.LookForObstacles)
         return found
 

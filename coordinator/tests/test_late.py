@@ -68,7 +68,7 @@ class Answers:
         self.nodes: dict[str, bytes] = {}
         self.found: bool | None = None
 
-    def run(self, procedure: Generator[fx.Effect, Any, None]) -> None:
+    def run(self, procedure: Generator[fx.AnyEffect, Any, None]) -> None:
         """Carry out a procedure."""
         result: Any = None
         while True:
@@ -78,7 +78,7 @@ class Answers:
                 return
             result = self._answer(effect)
 
-    def _answer(self, effect: fx.Effect) -> Any:
+    def _answer(self, effect: fx.AnyEffect) -> Any:
         match effect:
             case fx.StableEnds(topics):
                 return dict.fromkeys(topics, 10)
@@ -159,7 +159,7 @@ def test_what_nobody_can_read_holds_up_no_other_stream(begun: bool) -> None:
         group.streams["sales/a"].late = LateNotes(forwarding=Forwarding(S0, 6, 10, {SegmentId.of(1, 1): 0}))
     answers = Answers(set(), "")
 
-    def answer(effect: fx.Effect) -> Any:
+    def answer(effect: fx.AnyEffect) -> Any:
         if isinstance(effect, fx.ReadLate | fx.FindLate) and "sales.a" in str(effect):
             raise fx.Refused(effect, "a batch does not parse", code="corrupt-data")
         return answers._answer(effect)

@@ -54,7 +54,7 @@ class PausedLeader(Leader):
             if isinstance(self.effect, fx.DeleteTopics) and "deletes-by-name" not in self.world.faults:
                 topics, known = self.world.topics, self.ids
                 same = [name for name in self.effect.topics if name in topics and topics[name].id == known.get(name)]
-                self.effect = fx.DeleteTopics(tuple(same), self.effect.optional)
+                self.effect = fx.DeleteTopics(same)
         super().step(clock_ms, rng)
         if not isinstance(self.effect, ADMIN):
             self.ids = None

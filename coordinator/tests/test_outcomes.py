@@ -23,10 +23,9 @@ from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
 from rollbridge_coordinator.procedures.requests import answer_questions, handle_requests, put_question
 from rollbridge_coordinator.procedures.upkeep import KEPT_MS, WORK_KEPT_MS, forget_sessions, load_sessions
-from rollbridge_coordinator.state.effects import ReadChildren, ReadNodes
+from rollbridge_coordinator.state.effects import CommitRound, ReadChildren, ReadNodes, Steps
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.preserver import Absence
-from rollbridge_coordinator.state.steps import Steps, commit_round
 
 T = TypeVar("T")
 ORDERS = "sales/orders"
@@ -86,7 +85,7 @@ class House:
             for item in transactions
         ]
         self.do(Outcomes(self.group, transactions).append(records))
-        self.do(commit_round())
+        self.do(iter(CommitRound()))
         adopt(self.group)
         for item in transactions:
             self.group.fold.settle(item.id)

@@ -59,7 +59,7 @@ def test_what_leaves_a_doubt_is_none(fault: Exception) -> None:
 
 
 @pytest.mark.parametrize("effect", [fx.ReadLate("t", 0, 9, 9), fx.FindLate("t", 0, {"u": 0}), fx.Look(())])
-def test_what_a_stranger_has_written_so_that_nobody_can_read_it_ends_no_term(effect: fx.Effect) -> None:
+def test_what_a_stranger_has_written_so_that_nobody_can_read_it_ends_no_term(effect: fx.AnyEffect) -> None:
     refused = refusal(effect, CorruptDataError("a batch of topic t does not parse"), None)
     assert refused is not None
     assert refused.code == "corrupt-data"

@@ -27,7 +27,7 @@ from rollbridge.model.journal import GroupEvidence, Step, epochs_of, plan, split
 from rollbridge.model.names import parse_segment_topic
 from rollbridge.model.records import ControllerEpoch, Group
 from rollbridge_coordinator.procedures import counters, takeover
-from rollbridge_coordinator.state.steps import Steps
+from rollbridge_coordinator.state.effects import Steps
 
 COUNTERS = 4
 """How many counters of transactions a client takes at once."""

@@ -84,7 +84,7 @@ class Run:
         self.appends = 0
         self.foreign: dict[int, int] = {}
         self.under_way = (b"", 0)
-        self.sealing: tuple[fx.Effect | None, int] = (None, 0)
+        self.sealing: tuple[fx.AnyEffect | None, int] = (None, 0)
         self.suspended: set[str] = set()
         """Scales and rolling commits that have waited half done."""
         self.world.ensure(paths.GROUPS)

@@ -27,7 +27,7 @@ from rollbridge.model.truncation import floors_of, without_epochs
 from rollbridge_coordinator.procedures.streams import create_stream, delete_further, delete_stream
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state import streams
-from rollbridge_coordinator.state.steps import Steps
+from rollbridge_coordinator.state.effects import Steps
 
 ORDERS = StreamName.parse("sales/orders")
 TOPICS = [ORDERS.buffer_topic(), *(ORDERS.segment_topic(SegmentId.of(number, 0)) for number in (0, 1))]

@@ -28,9 +28,9 @@ from rollbridge.model.ids import (
 from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
 from rollbridge.model.records import Group, SetNode
 from rollbridge_coordinator.procedures.journal import append_journal, refuse
+from rollbridge_coordinator.state.effects import EnsureNodes, ReadCounter, Steps, Write, confirm_leadership, read_node
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.steps import Steps, confirm_leadership, ensure_nodes, read_counter, read_node, write
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +88,11 @@ def _pass_by(group: GroupState, free: int) -> Steps[None]:
     """
     path = paths.counter(group.name)
     for _ in range(TRIES):
-        found = yield from read_counter(path)
+        found = yield from ReadCounter(path)
         value = None if found is None else parse_number(found[0], free - 1)
         if found is None or value is None:
             return  # it has gone on, or is damaged: that is looked at next
-        if (yield from write(SetNode(path, b"%d" % free, found[1]))):
+        if (yield from Write([SetNode(path, b"%d" % free, found[1])])):
             yield from look_at_counter(group)
             return
 
@@ -113,9 +113,9 @@ def look_at_counter(group: GroupState) -> Steps[None]:
     """
     counter, path = group.counter, paths.counter(group.name)
     for _ in range(TRIES):
-        found = yield from read_counter(path)
+        found = yield from ReadCounter(path)
         if found is None:
-            yield from ensure_nodes([path])
+            yield from EnsureNodes([path])
             continue
         raw, version = found
         value = parse_number(raw, COUNT_MAX, FIRST_COUNT)
@@ -133,7 +133,7 @@ def look_at_counter(group: GroupState) -> Steps[None]:
             if value > record.counter_floor:  # so that clients reserve nothing again, whatever the node says
                 high = value + STRIDE if value > record.counter_ceiling - STRIDE // 2 else record.counter_ceiling
                 moved = replace(record, counter_floor=value, counter_ceiling=high)
-                if not (yield from write(SetNode(paths.group(group.name), moved.to_json()))):
+                if not (yield from Write([SetNode(paths.group(group.name), moved.to_json())])):
                     raise StaleStateError(f"group {group.name} is gone")
             yield from _note(group, known._replace(number=counter.number, value=value, version=version))
             return
@@ -152,7 +152,9 @@ def look_at_counter(group: GroupState) -> Steps[None]:
             record.counter_ceiling,
             fresh,
         )
-        if (yield from write(SetNode(paths.group(group.name), right.to_json()), SetNode(path, b"%d" % fresh, version))):
+        if (
+            yield from Write([SetNode(paths.group(group.name), right.to_json()), SetNode(path, b"%d" % fresh, version)])
+        ):
             group.counts["counters_set_right"] += 1
     logger.warning("%s: node %s is written again and again, its counter is looked at later", group.name, path)
 
@@ -163,7 +165,7 @@ def look_at_shared(group: GroupState) -> Steps[None]:
     Raises:
         ZooKeeperOutdated: it was written less often than it is known to have been.
     """
-    found = yield from read_counter(paths.TRANSACTION_COUNTER)
+    found = yield from ReadCounter(paths.TRANSACTION_COUNTER)
     if found is None:
         return
     known = _known(group)
@@ -178,7 +180,7 @@ def look_at_shared(group: GroupState) -> Steps[None]:
         group.counter.note = known._replace(shared_value=value, shared_version=version)
         return
     fresh = floor + JUMP
-    if fresh <= SHARED_MAX and (yield from write(SetNode(paths.TRANSACTION_COUNTER, b"%d" % fresh, version))):
+    if fresh <= SHARED_MAX and (yield from Write([SetNode(paths.TRANSACTION_COUNTER, b"%d" % fresh, version)])):
         group.counts["counters_set_right"] += 1
         logger.warning(
             "%s: ZooKeeper node %s held %r, it is set to %d; once no client of an earlier version is left, close it "
@@ -220,7 +222,7 @@ def _note(group: GroupState, note: Note) -> Steps[None]:
 def _check_version(group: GroupState, path: str, version: int) -> Steps[None]:
     """Raise ZooKeeperOutdated unless a node has been written so often; a read may come from a server that lags."""
     yield from confirm_leadership()
-    found = yield from read_counter(path)
+    found = yield from ReadCounter(path)
     now = -1 if found is None else found[1]
     if now < version:
         yield from refuse(group, [f"node {path} was written {version} times, ZooKeeper knows of {now}"])
@@ -246,11 +248,11 @@ def _number(group: GroupState, record: Group) -> Steps[Group]:
     An older group's count begins beyond what was in use, as connections are told apart by it.
     """
     path = paths.counter(group.name)
-    yield from ensure_nodes([paths.GROUP_NUMBERS, path])
+    yield from EnsureNodes([paths.GROUP_NUMBERS, path])
     noted = group.counter.noted or Note(0, 0, -1)
     formers = tuple(sorted({record.number, *record.former_numbers, noted.number} - {0}))
     while True:
-        found = yield from read_counter(paths.GROUP_NUMBERS)
+        found = yield from ReadCounter(paths.GROUP_NUMBERS)
         raw, version = found or (b"", -1)
         how = "set it to a number above those of all groups (`number` and `former_numbers` in their nodes)"
         free = need_number(paths.GROUP_NUMBERS, raw, NUMBER_MAX, how) if raw else 1
@@ -265,10 +267,12 @@ def _number(group: GroupState, record: Group) -> Steps[Group]:
             record, number=number, former_numbers=formers, counter_floor=start, counter_ceiling=start + STRIDE
         )
         if (
-            yield from write(
-                SetNode(paths.GROUP_NUMBERS, b"%d" % (number + 1), version),
-                SetNode(paths.group(group.name), fresh.to_json()),
-                SetNode(path, b"%d" % start),
+            yield from Write(
+                [
+                    SetNode(paths.GROUP_NUMBERS, b"%d" % (number + 1), version),
+                    SetNode(paths.group(group.name), fresh.to_json()),
+                    SetNode(path, b"%d" % start),
+                ]
             )
         ):
             logger.info("%s: ids of its transactions have number %d from now on", group.name, number)

@@ -15,19 +15,19 @@ from rollbridge.model.ids import SHARED_MAX, parse_number
 from rollbridge.model.journal import Journal, key_of, lost, streams_of
 from rollbridge.model.names import StreamName
 from rollbridge.model.records import ControllerEpoch, CreateNode
-from rollbridge_coordinator.state.effects import Messages
-from rollbridge_coordinator.state.faults import StaleStateError
-from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.steps import (
+from rollbridge_coordinator.state.effects import (
+    AppendMessages,
+    CommitRound,
+    Messages,
+    ReadNodes,
     Steps,
-    append_messages,
-    commit_round,
+    Write,
     confirm_leadership,
     read_children,
     read_node,
-    read_nodes,
-    write,
 )
+from rollbridge_coordinator.state.faults import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
 
 RECORDS_PER_ROUND: Final = 1_000
 
@@ -57,7 +57,7 @@ def check_again(group: GroupState) -> Steps[None]:
     """
     yield from keep_journal(group)  # all that this leader has written to ZooKeeper
     yield from _check(group, group.controller_epoch + 1)
-    under_way = yield from read_nodes([paths.committing(group.name), paths.scaling(group.name)])
+    under_way = yield from ReadNodes([paths.committing(group.name), paths.scaling(group.name)])
     parent = paths.suspended(group.name)
     halted = {f"{parent}/{title}" for title in (yield from read_children(parent))}
     if any(value is not None for value in under_way.values()) or halted != group.suspended.keys():
@@ -77,7 +77,7 @@ def check_birth(group: GroupState) -> Steps[None]:
 
 def open_journal(group: GroupState) -> Steps[None]:
     """Write down that this leader has taken over, and what earlier ones have not come to write down."""
-    known = yield from read_nodes([paths.TRANSACTION_COUNTER, paths.CLUSTER, paths.group(group.name)])
+    known = yield from ReadNodes([paths.TRANSACTION_COUNTER, paths.CLUSTER, paths.group(group.name)])
     fresh: dict[str, bytes | None] = {path: value for path, value in known.items() if value}
     if parse_number(fresh.get(paths.TRANSACTION_COUNTER), SHARED_MAX) is None:
         fresh.pop(paths.TRANSACTION_COUNTER, None)
@@ -105,8 +105,8 @@ def append_journal(group: GroupState, changes: Mapping[str, bytes | None]) -> St
     """Have changes of nodes stand in the journal; the round is empty before and after."""
     rows = [(key_of(path), value) for path, value in changes.items()]
     for first in range(0, len(rows), RECORDS_PER_ROUND):
-        yield from append_messages(Messages(group.name.terminated_topic, rows[first : first + RECORDS_PER_ROUND]))
-        yield from commit_round()
+        yield from AppendMessages(Messages(group.name.terminated_topic, rows[first : first + RECORDS_PER_ROUND]))
+        yield from CommitRound()
     group.journal.adopt(changes, group.streams, dict(group.faults.items()))
 
 
@@ -126,7 +126,7 @@ def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:
         numbers = yield from read_children(paths.epochs(name))
         wanted += [paths.stream(name), paths.truncation(name), paths.late(name)]
         wanted += [f"{paths.epochs(name)}/{number}" for number in numbers[-1:]]
-    nodes = yield from read_nodes(wanted)
+    nodes = yield from ReadNodes(wanted)
     there = {path: value for path, value in nodes.items() if value is not None}
     formers = yield from read_children(paths.formers(group.name.scope))
     return lost(journal, there, formers, group.name, next_epoch)
@@ -135,7 +135,7 @@ def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:
 def refuse(group: GroupState, faults: list[str]) -> Steps[None]:
     """Write down that ZooKeeper was set back, and how that shows; raises ZooKeeperOutdated."""
     why = "; ".join(faults[:5])
-    yield from write(CreateNode(paths.outdated(group.name), why.encode()))
+    yield from Write([CreateNode(paths.outdated(group.name), why.encode())])
     raise _outdated(group, why)
 
 

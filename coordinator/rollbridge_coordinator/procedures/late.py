@@ -22,17 +22,17 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import Forwarding, LateNotes, LateRecord, heir_of
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge_coordinator.procedures.retention import save
-from rollbridge_coordinator.state.effects import Refused
-from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.steps import (
+from rollbridge_coordinator.state.effects import (
+    AppendLate,
+    CommitRound,
+    EndOffsets,
+    FindLate,
+    ReadLate,
+    Refused,
+    StableEnds,
     Steps,
-    append_late,
-    commit_round,
-    end_offsets,
-    find_late,
-    read_late,
-    stable_ends,
 )
+from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.streams import StreamState
 from rollbridge_coordinator.state.upkeep import Watched
 
@@ -63,7 +63,7 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
             group.watch.postpone([item], now_ms)  # what continues the segment is closed
         else:
             places[watched.topic_of(item[1])] = item, watched, end
-    ends = yield from stable_ends(sorted(places))
+    ends = yield from StableEnds(sorted(places))
     for topic, (item, stream, end) in places.items():
         stable = ends.get(topic)
         try:
@@ -97,7 +97,7 @@ def _settle(group: GroupState, stream: StreamState, segment: SegmentId, end: int
     place = stream.late.looked_to(segment, end)
     most = RECORDS_MAX
     while place < stable:
-        records, reached = yield from read_late(topic, place, stable, most)
+        records, reached = yield from ReadLate(topic, place, stable, most)
         if not records:
             if reached <= place:
                 return False
@@ -135,14 +135,14 @@ def _forward(
     """Append and commit copies; gives the reason if one of them is refused, and none is there then."""
     heirs = [heir_of(stream.history, segment, record.key) for record in records]
     topics = {heir: stream.topic_of(heir) for heir in heirs}
-    ends = yield from end_offsets([(topic, 0) for topic in sorted(topics.values())])
+    ends = yield from EndOffsets([(topic, 0) for topic in sorted(topics.values())])
     targets = {heir: ends[topic, 0] for heir, topic in topics.items()}
     forwarding = Forwarding(segment, records[0].offset, reached, targets)
     yield from _note(stream, replace(stream.late, forwarding=forwarding))
     items = [(topics[heir], record) for heir, record in zip(heirs, records, strict=True)]
-    reason = yield from append_late(stream.topic_of(segment), items)
+    reason = yield from AppendLate(stream.topic_of(segment), items)
     if reason is None:
-        yield from commit_round()
+        yield from CommitRound()
     group.forecast.forget(topics.values())
     return reason
 
@@ -154,7 +154,7 @@ def _finish(group: GroupState, stream: StreamState, begun: Forwarding) -> Steps[
         stream.topic_of(item): offset for item, offset in begun.targets.items() if not stream.history.is_removed(item)
     }
     gone = len(targets) < len(begun.targets) or stream.history.is_removed(begun.segment)
-    found = True if gone else (yield from find_late(topic, begun.start, targets))
+    found = True if gone else (yield from FindLate(topic, begun.start, targets))
     if found is None:
         return False
     if not found:
@@ -162,7 +162,7 @@ def _finish(group: GroupState, stream: StreamState, begun: Forwarding) -> Steps[
         return True
     records: Sequence[LateRecord] = ()
     if not stream.history.is_removed(begun.segment):
-        records, _ = yield from read_late(topic, begun.start, begun.end, RECORDS_MAX)
+        records, _ = yield from ReadLate(topic, begun.start, begun.end, RECORDS_MAX)
     yield from _note(stream, stream.late.settled(begun.segment, begun.end, forwarded=len(records)))
     group.counts["late_records"] += len(records)
     return True

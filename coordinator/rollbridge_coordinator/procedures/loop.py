@@ -31,10 +31,9 @@ from rollbridge_coordinator.procedures.upkeep import (
     record_long,
     remove_records,
 )
-from rollbridge_coordinator.state.effects import Refused
+from rollbridge_coordinator.state.effects import AbortRound, Refused, Steps
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
-from rollbridge_coordinator.state.steps import Steps, abort_round
 from rollbridge_coordinator.state.upkeep import REST_MAX_MS
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -56,7 +55,7 @@ def undertake(group: GroupState, name: str, chore: Chore, now_ms: int) -> Steps[
     try:
         yield from chore(group, now_ms)
     except Refused as refused:
-        yield from abort_round()
+        yield from AbortRound()
         group.log_end = group.draft = None
         group.counts["chores_refused"] += 1
         pause_ms = group.housekeeping.rest(name, now_ms)

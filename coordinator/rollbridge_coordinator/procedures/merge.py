@@ -27,18 +27,22 @@ from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.outcomes import Outcomes, adopt
 from rollbridge_coordinator.procedures.refusals import absorb, probe
 from rollbridge_coordinator.procedures.snapshots import note_settled
-from rollbridge_coordinator.state.effects import Found, Query, Refused, Span, Undecided
+from rollbridge_coordinator.state.effects import (
+    AbortRound,
+    AppendTogether,
+    CommitRound,
+    Found,
+    Look,
+    MergeFrames,
+    Query,
+    Refused,
+    SendOffsets,
+    Span,
+    Steps,
+    Undecided,
+)
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import Target, conditions_of, targets
-from rollbridge_coordinator.state.steps import (
-    Steps,
-    abort_round,
-    append_together,
-    commit_round,
-    look,
-    merge_frames,
-    send_offsets,
-)
 
 # --------------------------------------------------------------------------------------------------------------------
 # Conditions of a transaction: look, where its records stand, at what stands before them, and decide.
@@ -113,7 +117,7 @@ def check_conditions(
             queries.append(_query(group, transaction, item, spans, rolled))
         except InvalidRequestError as fault:
             return NotMet(f"a condition can never hold: {fault}")
-    answers = yield from look(queries)
+    answers = yield from Look(queries)
     for query, answer in zip(queries, answers, strict=True):
         if isinstance(answer, Undecided):
             return NotMet(f"undecided: {answer.why}; begin the transaction again")
@@ -128,7 +132,7 @@ def _not_met(query: Query, answer: Found) -> Steps[NotMet]:
     actual = answer.last
     if actual.empty and query.since is not None:
         # Only what stands after the expected place was looked at; the caller wants to know what is there.
-        (again,) = yield from look([replace(query, since=None)])
+        (again,) = yield from Look([replace(query, since=None)])
         actual = again.last if isinstance(again, Found) else ANY
     found = RefusedCondition(str(query.stream), query.condition.key, query.condition.expected, actual)
     return NotMet(str(found), found)
@@ -218,7 +222,7 @@ def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction],
         group.doubts.begin(transactions)
         try:
             yield from append_round(group, transactions, topics, now_ms)
-            yield from commit_round()
+            yield from CommitRound()
         except Refused as refused:
             # Fewer than at the beginning of the round, if offsets of one of its transactions were refused.
             items, ends = items_of(transactions, topics)
@@ -261,7 +265,7 @@ def append_round(
     outcomes = Outcomes(group, transactions)
     if expected is not None:
         control = records(expected)
-        offsets, positions = yield from append_together(
+        offsets, positions = yield from AppendTogether(
             items, expected, group.commit_log, control, outcomes.foretell(control)
         )
         group.forecast.note(items, offsets, expected)
@@ -270,7 +274,7 @@ def append_round(
             return
         outcomes.drop(positions)
         group.counts["rounds_repeated"] += 1
-    offsets = (yield from merge_frames(items)) if items else ()
+    offsets = (yield from MergeFrames(items)) if items else ()
     group.forecast.note(items, offsets)
     yield from outcomes.append(records(offsets))
 
@@ -287,7 +291,7 @@ def _append_if(
     for _ in range(TRIES):
         with_offsets = yield from _append_offsets(group, [transaction], now_ms)
         items, _ = items_of([transaction], topics)
-        offsets = (yield from merge_frames(items)) if items else ()
+        offsets = (yield from MergeFrames(items)) if items else ()
         group.forecast.note(items, offsets)
         if transaction.state is not State.COMMITTING:
             verdict: Verdict | NotMet = Verdict.HOLD  # it is to be logged as aborted, whatever was expected
@@ -298,7 +302,7 @@ def _append_if(
             yield from outcomes.append([record])
             return
         if with_offsets or items:
-            yield from abort_round()
+            yield from AbortRound()
         if isinstance(verdict, NotMet):
             break
         group.counts["rounds_repeated"] += 1
@@ -344,7 +348,7 @@ def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransactio
         ]
         if not owners:
             return False
-        refused = yield from send_offsets([item for _, item in owners])
+        refused = yield from SendOffsets([item for _, item in owners])
         if refused is None:
             return True
         place, reason = refused

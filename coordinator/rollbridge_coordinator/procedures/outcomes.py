@@ -23,21 +23,21 @@ from rollbridge.model.names import GroupName
 from rollbridge.model.outcomes import Terminated
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import Group, SetNode
-from rollbridge_coordinator.state.effects import Messages
+from rollbridge_coordinator.state.effects import (
+    AppendControl,
+    AppendMessages,
+    CommitRound,
+    CreateTopics,
+    Messages,
+    ReadCompacted,
+    Steps,
+    TopicIds,
+    Write,
+    read_node,
+)
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPreserver
-from rollbridge_coordinator.state.steps import (
-    Steps,
-    append_control,
-    append_messages,
-    commit_round,
-    create_topics,
-    read_compacted,
-    read_node,
-    topic_ids,
-    write,
-)
 from rollbridge_coordinator.state.streams import terminated_topic_spec
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Outcomes:
 
     def append(self, records: Sequence[ControlRecord]) -> Steps[None]:
         """Append control records, and what is remembered beside them."""
-        positions = yield from append_control(self._group.commit_log, records, self.foretell(records))
+        positions = yield from AppendControl(self._group.commit_log, records, self.foretell(records))
         yield from self.settle(records, positions)
 
     def foretell(self, records: Sequence[ControlRecord]) -> Messages | None:
@@ -73,7 +73,7 @@ class Outcomes:
             return
         if self._foretold is not None:
             group.counts["preserver_repeated"] += 1
-        yield from append_messages(self._flush(group.preserver, records, positions))
+        yield from AppendMessages(self._flush(group.preserver, records, positions))
 
     def drop(self, positions: Sequence[int]) -> None:
         """What was appended has been aborted, control records included, and will be appended again."""
@@ -126,8 +126,8 @@ def forget_expired(group: GroupState, now_ms: int) -> Steps[None]:
     group.expiry_checked_ms = now_ms
     draft = preserver.expire(0 if group.times.differ else group.times.earliest(now_ms))
     if draft is not None:
-        yield from append_messages(_messages(group.name, draft))
-        yield from commit_round()
+        yield from AppendMessages(_messages(group.name, draft))
+        yield from CommitRound()
         preserver.adopt(draft)
         group.counts["preserver_expired"] += len(draft.removed)
 
@@ -147,15 +147,15 @@ def open_preserver(
         raise StaleStateError(f"group {name} is gone")
     known = Group.from_json(raw)
     topic = name.terminated_topic
-    identity = (yield from topic_ids([topic])).get(topic)
+    identity = (yield from TopicIds([topic])).get(topic)
     is_known = identity is not None and identity == known.terminated_topic_id
     clients: dict[bytes, bytes] = {}
     journal: dict[str, bytes] = {}
     if identity is None:
-        ids = yield from create_topics([terminated_topic_spec(name, replication_factor)])
+        ids = yield from CreateTopics([terminated_topic_spec(name, replication_factor)])
         identity = ids[topic]
     else:
-        clients, journal = split((yield from read_compacted(topic)))
+        clients, journal = split((yield from ReadCompacted(topic)))
     if not settings.transaction_meta_persist_count:
         if known.terminated_topic_id:
             yield from _note_topic(replace(known, terminated_topic_id=""))
@@ -173,8 +173,8 @@ def open_preserver(
     is_new_group = not known.commit_log_topic_id
     if faults or not (is_known or is_new_group):
         draft = preserver.raise_horizon((yield from _horizon(known)))
-        yield from append_messages(_messages(name, draft))
-        yield from commit_round()
+        yield from AppendMessages(_messages(name, draft))
+        yield from CommitRound()
         preserver.adopt(draft)
     if not is_known:
         yield from _note_topic(replace(known, terminated_topic_id=identity))
@@ -196,7 +196,7 @@ def log_end_after(positions: Sequence[int]) -> int:
 
 
 def _note_topic(group: Group) -> Steps[None]:
-    if not (yield from write(SetNode(paths.group(group.name), group.to_json()))):
+    if not (yield from Write([SetNode(paths.group(group.name), group.to_json())])):
         raise StaleStateError(f"group {group.name} is gone")
 
 

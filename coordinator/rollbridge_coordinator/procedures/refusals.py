@@ -25,20 +25,24 @@ from rollbridge.model.names import StreamName, parse_segment_topic
 from rollbridge.model.pieces import BufferedTransaction, FrameRef
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode, epoch_to_json
 from rollbridge.model.transaction import State
-from rollbridge_coordinator.state.effects import ROUND, STUMBLED, Look, Messages, Refused, Seal
+from rollbridge_coordinator.state.effects import (
+    ROUND,
+    STUMBLED,
+    AbortRound,
+    AppendMessages,
+    Look,
+    MendTopics,
+    MergeFrames,
+    Messages,
+    Refused,
+    Seal,
+    Steps,
+    TopicIds,
+    Write,
+    read_node,
+)
 from rollbridge_coordinator.state.faults import LEADERLESS, StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.steps import (
-    Steps,
-    abort_round,
-    append_messages,
-    mend_topics,
-    merge_frames,
-    read_node,
-    seal,
-    topic_ids,
-    write,
-)
 from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -60,7 +64,7 @@ def seal_left(group: GroupState, stream: StreamState) -> Steps[None]:
     """
     for record in stream.history.unsealed():
         closed = {item.id: stream.topic_of(item.id) for item in stream.history.ended_with(record.epoch)}
-        ends = yield from seal(list(closed.values()))
+        ends = yield from Seal(list(closed.values()))
         held = sorted(set(closed.values()) - ends.keys())
         if held:
             why = "native transactions of others are open on what is to be sealed"
@@ -68,7 +72,7 @@ def seal_left(group: GroupState, stream: StreamState) -> Steps[None]:
         group.forecast.forget(closed.values())
         history = stream.history.with_sealed_ends(record.epoch, {item: ends[topic] for item, topic in closed.items()})
         complete = history.record(record.epoch)
-        if not (yield from write(SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(complete)))):
+        if not (yield from Write([SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(complete))])):
             raise StaleStateError(f"epoch {record.epoch} of {stream.config.name} is gone")
         stream.history = history
 
@@ -111,7 +115,7 @@ def absorb(
     group.log_end = group.draft = None
     group.forecast.forget({topic for topic, _ in items})
     if isinstance(refused.effect, Look):
-        yield from abort_round()  # what was appended is still there
+        yield from AbortRound()  # what was appended is still there
         (transaction,) = transactions
         if refused.code == LEADERLESS and refused.topic is not None and may_wait:
             stream, _ = parse_segment_topic(refused.topic)
@@ -203,10 +207,10 @@ def _single_out(group: GroupState, items: Items, refused: Refused) -> Steps[tupl
 def _try(items: Items) -> Steps[Refused | None]:
     """Append frames and abort; how they were refused, if they were."""
     try:
-        yield from merge_frames(items)
+        yield from MergeFrames(items)
     except Refused as refused:
         return refused
-    yield from abort_round()
+    yield from AbortRound()
     return None
 
 
@@ -219,10 +223,10 @@ def probe(group: GroupState, topics: Sequence[str]) -> Steps[None]:
     group.forecast.forget(topics)
     try:
         for topic in (*topics, group.commit_log):
-            yield from append_messages(Messages(topic, [(b"rollbridge", b"")]))
+            yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")]))
     except Refused:
         return
-    yield from abort_round()
+    yield from AbortRound()
 
 
 def _wrong_with(group: GroupState, topic: str) -> Steps[str]:
@@ -230,10 +234,10 @@ def _wrong_with(group: GroupState, topic: str) -> Steps[str]:
     name, segment = parse_segment_topic(topic)
     stream = group.streams[str(name)]
     try:
-        wrong = yield from mend_topics([segment_topic_spec(stream.config, segment)])
+        wrong = yield from MendTopics([segment_topic_spec(stream.config, segment)])
     except Refused:
         return ""  # it may not be looked at; what was refused before says more
-    return f"topic {topic}: {wrong[topic]}" if topic in wrong else ""
+    return f"topic {topic}: {wrong[topic]}" if wrong and topic in wrong else ""
 
 
 def note_fault(group: GroupState, stream: str, reason: str, refused: Refused, now_ms: int) -> Steps[None]:
@@ -251,7 +255,7 @@ def show_fault(group: GroupState, stream: str, fault: StreamFault) -> Steps[None
     # Where it does not apply, or is refused, the stream goes on waiting, and only those who look do not see it.
     with suppress(Refused):
         present = yield from read_node(path)
-        yield from write(CreateNode(path, fault.to_json()) if present is None else SetNode(path, fault.to_json()))
+        yield from Write([CreateNode(path, fault.to_json()) if present is None else SetNode(path, fault.to_json())])
 
 
 def try_again(group: GroupState, now_ms: int) -> Steps[list[str]]:
@@ -291,18 +295,18 @@ def hide_fault(stream: StreamName) -> Steps[None]:
     path = paths.stream_fault(stream)
     with suppress(Refused):
         if (yield from read_node(path)) is not None:
-            yield from write(DeleteNode(path))
+            yield from Write([DeleteNode(path)])
 
 
 def _takes_records(group: GroupState, topic: str) -> Steps[bool]:
     group.forecast.forget([topic])
     try:
-        if topic not in (yield from topic_ids([topic])) or (yield from _wrong_with(group, topic)):
+        if topic not in (yield from TopicIds([topic])) or (yield from _wrong_with(group, topic)):
             return False
-        yield from append_messages(Messages(topic, [(b"rollbridge", b"")]))
+        yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")]))
     except Refused:
         return False
-    yield from abort_round()
+    yield from AbortRound()
     return True
 
 

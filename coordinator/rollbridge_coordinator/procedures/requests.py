@@ -28,12 +28,11 @@ from rollbridge_coordinator.procedures.scale import scale
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots, write_snapshots
 from rollbridge_coordinator.procedures.streams import create_stream, delete_again, delete_stream
 from rollbridge_coordinator.procedures.suspended import hold_request, is_due, take_out
-from rollbridge_coordinator.state.effects import Refused
+from rollbridge_coordinator.state.effects import EndOffsets, Refused, Steps, Write, read_children, read_node
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, Question
 from rollbridge_coordinator.state.planning import why_waits
 from rollbridge_coordinator.state.preserver import Absence, TransactionMetadataPreserver
-from rollbridge_coordinator.state.steps import Steps, end_offsets, read_children, read_node, write
 from rollbridge_coordinator.state.streams import StreamState
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -50,7 +49,7 @@ ANSWER_BYTES_MAX: Final = 900_000
 
 def put_question(group: GroupState, name: str, request: Request) -> Steps[None]:
     """Take a question; it is answered by :func:`answer_questions`."""
-    ends = yield from end_offsets(sorted(group.partitions()))
+    ends = yield from EndOffsets(sorted(group.partitions()))
     group.questions[name] = Question(request, ends)
 
 
@@ -75,9 +74,11 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
             )
             raw = Answer(ok=False, answered_ms=now_ms, code=InvalidRequestError.code, message=why).to_json()
         del group.questions[name]
-        yield from write(
-            DeleteNode(f"{paths.requests(group.name)}/{name}"),
-            CreateNode(f"{paths.answers(group.name)}/{name}", raw),
+        yield from Write(
+            [
+                DeleteNode(f"{paths.requests(group.name)}/{name}"),
+                CreateNode(f"{paths.answers(group.name)}/{name}", raw),
+            ]
         )
 
 
@@ -369,7 +370,7 @@ def _answer(group: GroupState, name: str, answer: Answer) -> Steps[None]:
     asked = DeleteNode(f"{paths.requests(group.name)}/{name}")
     for operations in ((asked, CreateNode(f"{paths.answers(group.name)}/{name}", answer.to_json())), (asked,)):
         try:
-            if (yield from write(*operations)):
+            if (yield from Write(operations)):
                 return
         except Refused as refused:
             logger.warning("%s: request %s cannot be answered: %s", group.name, name, refused)

@@ -41,22 +41,22 @@ from rollbridge.model.records import (
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import Answer, Request
 from rollbridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
-from rollbridge_coordinator.state.effects import Refused
-from rollbridge_coordinator.state.faults import StaleStateError
-from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.steps import (
+from rollbridge_coordinator.state.effects import (
+    DeleteRecords,
+    DeleteTopics,
+    DiskBytes,
+    GroupCommits,
+    Now,
+    ReadNodes,
+    Refused,
+    StableEnds,
     Steps,
-    delete_records,
-    disk_bytes,
-    group_commits,
-    now,
+    Write,
     read_children,
     read_node,
-    read_nodes,
-    stable_ends,
-    try_to_delete_topics,
-    write,
 )
+from rollbridge_coordinator.state.faults import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.streams import StreamState
 from rollbridge_coordinator.state.upkeep import is_mark_due, marks_that_fit, marks_within, place_to_truncate
 
@@ -79,7 +79,7 @@ def truncate_stream(group: GroupState, stream: StreamState, name: str, request: 
     history = stream.history
     floors = floors_of(history, request.cut)
     active = [item for item in floors if item in history.active.segment_ids]
-    ends = yield from stable_ends([stream.topic_of(item) for item in active])
+    ends = yield from StableEnds([stream.topic_of(item) for item in active])
     for segment in active:
         end = ends.get(stream.topic_of(segment))
         if end is None:
@@ -99,9 +99,11 @@ def truncate_stream(group: GroupState, stream: StreamState, name: str, request: 
             f"Kafka did not delete all records of {stream.config.name} that were to be deleted; the coordinator's log "
             "says why; ask again"
         )
-    yield from write(
-        DeleteNode(f"{paths.requests(group.name)}/{name}"),
-        CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms).to_json()),
+    yield from Write(
+        [
+            DeleteNode(f"{paths.requests(group.name)}/{name}"),
+            CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms).to_json()),
+        ]
     )
 
 
@@ -114,10 +116,12 @@ def update_stream(group: GroupState, stream: StreamState, name: str, request: Re
     policy = request.retention or Retention()
     policy.check()
     config = replace(stream.config, retention=policy, revision=stream.config.revision + 1)
-    written = yield from write(
-        DeleteNode(f"{paths.requests(group.name)}/{name}"),
-        SetNode(paths.stream(config.name), config.to_json()),
-        CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms).to_json()),
+    written = yield from Write(
+        [
+            DeleteNode(f"{paths.requests(group.name)}/{name}"),
+            SetNode(paths.stream(config.name), config.to_json()),
+            CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms).to_json()),
+        ]
     )
     if written:
         stream.config = config
@@ -131,8 +135,8 @@ def load_stream(config: StreamConfig) -> Steps[StreamState]:
     """
     name = config.name
     numbers = yield from read_children(paths.epochs(name))
-    records = yield from read_nodes([f"{paths.epochs(name)}/{number}" for number in numbers])
-    nodes = yield from read_nodes([paths.truncation(name), paths.retention(name), paths.late(name)])
+    records = yield from ReadNodes([f"{paths.epochs(name)}/{number}" for number in numbers])
+    nodes = yield from ReadNodes([paths.truncation(name), paths.retention(name), paths.late(name)])
     raw, marks = nodes[paths.truncation(name)], nodes[paths.retention(name)]
     truncation = Truncation() if raw is None else Truncation.from_json(raw)
     history = truncation.history_of(epoch_from_json(value) for value in records.values() if value is not None)
@@ -162,15 +166,15 @@ def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
     ]
     if not limited:
         return
-    ends = yield from stable_ends(
+    ends = yield from StableEnds(
         [stream.topic_of(item) for stream in limited for item in stream.history.active.segment_ids]
     )
-    noted_ms = group.times.stamp(max(now_ms, (yield from now())))
+    noted_ms = group.times.stamp(max(now_ms, (yield from Now())))
     by_size = [stream for stream in limited if stream.config.retention.bytes != FOREVER]
     sizes: Mapping[str, int] = {}
     if by_size:
         wanted = [stream.topic_of(item) for stream in by_size for item in stream.counter.wanted(stream.history)]
-        sizes = yield from disk_bytes(wanted)
+        sizes = yield from DiskBytes(wanted)
     for stream in limited:
         yield from _retain(group, stream, ends, sizes, now_ms, noted_ms)
 
@@ -213,7 +217,7 @@ def _read_by_groups(group: GroupState, stream: StreamState) -> Steps[dict[str, F
     readers = stream.config.retention.groups
     if not readers:
         return {}
-    found = yield from group_commits(readers)
+    found = yield from GroupCommits(readers)
     return {
         reader: read_by_group(stream.history, dict(_of_stream(stream, found[reader]))) if reader in found else None
         for reader in readers
@@ -262,7 +266,7 @@ def _delete_below(group: GroupState, stream: StreamState, floors: Floors) -> Ste
     }
     if not before:
         return True
-    refused = yield from delete_records(before)
+    refused = yield from DeleteRecords(before)
     starts.update((place, floor) for place, floor in before.items() if place not in refused)
     group.counts["stream_truncations"] += len(before) - len(refused)
     group.counts["truncations_refused"] += len(refused)
@@ -277,7 +281,7 @@ def _delete_topics(group: GroupState, stream: StreamState, now_ms: int) -> Steps
     doomed = frozenset(islice(sorted(stream.removing), TOPICS_AT_ONCE))
     topics = sorted(map(stream.topic_of, doomed))
     try:
-        if not (yield from try_to_delete_topics(topics)):
+        if not (yield from DeleteTopics(topics)):
             return
     except Refused as refused:
         logger.warning("%s: topics of removed segments stay for now: %s", stream.config.name, refused.reason)
@@ -306,7 +310,7 @@ def save(stream: StreamState, path: str, value: bytes, *beside: NodeOperation) -
     """
     known = yield from read_node(path)
     operation: NodeOperation = CreateNode(path, value) if known is None else SetNode(path, value)
-    if not (yield from write(CheckNode(paths.stream(stream.config.name)), operation, *beside)):
+    if not (yield from Write([CheckNode(paths.stream(stream.config.name)), operation, *beside])):
         raise StaleStateError(f"{path} was written by someone else")
 
 
@@ -338,7 +342,7 @@ def truncate_buffers(group: GroupState, now_ms: int) -> Steps[None]:
     }
     if not before:
         return
-    refused = yield from delete_records(before)
+    refused = yield from DeleteRecords(before)
     for partition, offset in before.items():
         if partition not in refused:
             work.starts[partition] = offset

@@ -53,11 +53,20 @@ from rollbridge_coordinator.procedures.suspended import (
     still_held,
     suspend,
 )
-from rollbridge_coordinator.state.effects import ROUND, Look, Refused
+from rollbridge_coordinator.state.effects import (
+    ROUND,
+    AbortRound,
+    CommitRound,
+    CreateTopics,
+    Look,
+    Refused,
+    Seal,
+    Steps,
+    Write,
+)
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX, conditions_of, still_fitting, targets
-from rollbridge_coordinator.state.steps import Steps, abort_round, commit_round, create_topics, seal, write
 from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
 
 _Plan = tuple[Roll, StreamState, EpochRecord, EpochRecord]
@@ -75,7 +84,7 @@ def roll(
         group.controller_epoch,
         tuple(transaction.owners.part for transaction in transactions),
     )
-    if not (yield from write(CreateNode(paths.committing(group.name), committing.to_json()))):
+    if not (yield from Write([CreateNode(paths.committing(group.name), committing.to_json())])):
         raise StaleStateError(f"a rolling commit of {group.name} is under way already")
     yield from finish_roll(group, committing, transactions, paths.committing(group.name))
 
@@ -109,7 +118,7 @@ def finish_roll(
                     yield from suspend(group, node, left, _active_topics(plans))
                     return
                 if transactions:
-                    yield from commit_round()
+                    yield from CommitRound()
                 break
             except Refused as refused:
                 may_wait = not any(_is_published(roll, stream) for roll, stream, _, _ in plans)
@@ -141,9 +150,9 @@ def finish_roll(
         closed = {item: sealed[topic] for item, topic in topics.items()}
         stream.history = stream.history.with_sealed_ends(roll.new_active_epoch, closed)
         record = stream.history.record(roll.new_active_epoch)
-        if not (yield from write(SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(record)))):
+        if not (yield from Write([SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(record))])):
             raise StaleStateError(f"epoch {record.epoch} of {stream.config.name} is gone")
-    if not (yield from write(DeleteNode(node))):
+    if not (yield from Write([DeleteNode(node)])):
         raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
     group.counts["rolling_commits"] += 1
     yield from end_suspension(group, node)
@@ -214,7 +223,7 @@ def _still_named(group: GroupState, committing: Committing) -> Committing:
 def _can_seal(topics: Sequence[str]) -> Steps[bool]:
     """Whether no native transaction is open on topics; where a seal is refused, who finishes the roll finds out."""
     try:
-        return len((yield from seal(topics))) == len(topics)
+        return len((yield from Seal(topics))) == len(topics)
     except Refused:
         return True
 
@@ -230,14 +239,14 @@ def _seal_duplicates(
     topics = [[stream.topic_of(item.id) for item in duplicate.segments] for _, stream, duplicate, _ in plans]
     everything = [topic for own in topics for topic in own]
     try:
-        sealed = yield from seal(everything)
+        sealed = yield from Seal(everything)
         return sealed, frozenset(everything) - sealed.keys()
     except Refused:
         ends: dict[str, int] = {}
         held: set[str] = set()
     for (roll, *_), own in zip(plans, topics, strict=True):
         try:
-            sealed = yield from seal(own)
+            sealed = yield from Seal(own)
         except Refused as refused:
             reason = f"the segments of a rolling commit cannot be sealed, readers wait there: {refused.reason}"
             yield from note_fault(group, roll.stream, reason, refused, now_ms)
@@ -257,7 +266,7 @@ def _append(
     """Everything up to the commit of the round; False if segments can not be sealed now, and the round is empty."""
     # Where one is published all topics were made before; if one is gone since, its transactions are refused.
     if not any(_is_published(roll, stream) for roll, stream, _, _ in plans):
-        yield from create_topics(
+        yield from CreateTopics(
             [
                 segment_topic_spec(stream.config, item.id)
                 for _, stream, duplicate, fresh in plans
@@ -281,7 +290,7 @@ def _append(
     yield from append_round(group, transactions, topics, committing.created_ms, rolled)
     if first_seal or (yield from _publish_once(group, plans)):
         return True
-    yield from abort_round()
+    yield from AbortRound()
     group.log_end = group.draft = None
     return False
 
@@ -294,7 +303,7 @@ def _give_up(
     now_ms: int,
 ) -> Steps[None]:
     """What is refused is one stream's, and another's epochs are published already: the transactions are refused."""
-    yield from abort_round()
+    yield from AbortRound()
     group.log_end = group.draft = None
     reason = f"its rolling commit is refused: {refused.reason}"
     for transaction in transactions:
@@ -310,7 +319,7 @@ def _leave(group: GroupState, committing: Committing, refused: Refused, node: st
 
     If it is not told which one that is, all that were to be rolled wait.
     """
-    yield from abort_round()
+    yield from AbortRound()
     group.log_end = group.draft = None
     reason = f"its transactions need a rolling commit, and that is refused: {refused.reason}"
     guilty = str(parse_segment_topic(refused.topic)[0]) if refused.topic and is_segment_topic(refused.topic) else ""
@@ -331,7 +340,7 @@ def _undo(group: GroupState, committing: Committing, node: str, reason: str) -> 
             yield from change(group, node, committing.with_only(()))
         yield from postpone(group, node, reason)
         return
-    if not (yield from write(DeleteNode(node))):
+    if not (yield from Write([DeleteNode(node)])):
         raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
     yield from end_suspension(group, node)
     group.counts["rolling_commits_undone"] += 1
@@ -373,7 +382,7 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
     if not left:
         return True
     topics = _active_topics(plans)
-    ends = yield from seal(topics)
+    ends = yield from Seal(topics)
     if len(ends) < len(topics):
         return False
     operations: list[CreateNode] = []
@@ -394,7 +403,7 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
 
 
 def _publish(operations: Sequence[CreateNode], histories: Sequence[tuple[StreamState, EpochHistory]]) -> Steps[None]:
-    if not (yield from write(*operations)):
+    if not (yield from Write(operations)):
         raise StaleStateError("an epoch of the rolling commit exists already")
     for stream, history in histories:
         stream.history = history

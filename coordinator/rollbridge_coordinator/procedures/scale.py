@@ -36,10 +36,9 @@ from rollbridge_coordinator.procedures.suspended import (
     suspend,
     tell,
 )
-from rollbridge_coordinator.state.effects import Refused, Seal
+from rollbridge_coordinator.state.effects import CreateTopics, Now, Refused, Seal, Steps, Write
 from rollbridge_coordinator.state.faults import SEAL_TIMEOUT, StaleStateError
 from rollbridge_coordinator.state.group import GroupState, Wait
-from rollbridge_coordinator.state.steps import Steps, create_topics, now, seal, write
 from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
 
 
@@ -66,8 +65,8 @@ def scale(group: GroupState, stream: StreamState, name: str, request: Request, n
         group.controller_epoch,
         request.abort_foreign,
     )
-    taken = yield from write(
-        DeleteNode(f"{paths.requests(group.name)}/{name}"), CreateNode(paths.scaling(group.name), scaling.to_json())
+    taken = yield from Write(
+        [DeleteNode(f"{paths.requests(group.name)}/{name}"), CreateNode(paths.scaling(group.name), scaling.to_json())]
     )
     if taken:
         yield from finish_scale(group, scaling, paths.scaling(group.name))
@@ -113,10 +112,10 @@ def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
     record, history, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms)
     topics = list(closed.values())
     try:
-        yield from create_topics(
+        yield from CreateTopics(
             [segment_topic_spec(stream.config, item.id) for item in history.began_with(record.epoch)]
         )
-        ends = yield from seal(topics)
+        ends = yield from Seal(topics)
     except Refused as refused:
         yield from _give_up(group, scaling, refused, node)
         return
@@ -126,10 +125,12 @@ def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
     group.forecast.forget(topics)
     record = replace(record, sealed_ends={item: ends[topic] for item, topic in closed.items()})
     answer = Answer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
-    published = yield from write(
-        CreateNode(paths.epoch(scaling.stream, record.epoch), epoch_to_json(record)),
-        DeleteNode(node),
-        *_answering(group, scaling, answer),
+    published = yield from Write(
+        [
+            CreateNode(paths.epoch(scaling.stream, record.epoch), epoch_to_json(record)),
+            DeleteNode(node),
+            *_answering(group, scaling, answer),
+        ]
     )
     if not published:
         raise StaleStateError(f"the scale of {scaling.stream} to epoch {record.epoch} was finished by someone else")
@@ -178,12 +179,12 @@ def _give_up(group: GroupState, scaling: Scaling, refused: Refused, node: str) -
     if is_closed:
         if node not in group.suspended:
             node = yield from put_aside(group, node, scaling)
-        waited_ms = group.times.stamp((yield from now())) - scaling.created_ms
+        waited_ms = group.times.stamp((yield from Now())) - scaling.created_ms
         if refused.code != SEAL_TIMEOUT or waited_ms >= group.settings.scale_wait_ms:
             yield from refuse_request(group, node, scaling, answer)
         yield from postpone(group, node, refused.reason)
         return
-    if not (yield from write(DeleteNode(node), *_answering(group, scaling, answer))):
+    if not (yield from Write([DeleteNode(node), *_answering(group, scaling, answer)])):
         raise StaleStateError(f"the scale of {scaling.stream} was finished by someone else")
     yield from end_suspension(group, node)
     group.counts["requests_refused"] += 1

@@ -17,21 +17,21 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.ongoing import OngoingTransactions, is_ongoing, ongoing_keys
 from rollbridge.model.pieces import BufferedTransaction, Partition
 from rollbridge.model.snapshots import SegmentIndex, Snapshot, partition_name, segment_key, segment_of
-from rollbridge_coordinator.state.effects import Messages
+from rollbridge_coordinator.state.effects import (
+    AppendMessages,
+    CommitRound,
+    CreateTopics,
+    EndOffsets,
+    Messages,
+    ReadCompacted,
+    ReadRecords,
+    Steps,
+    TopicIds,
+)
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, needed_with, plan_ongoing
 from rollbridge_coordinator.state.metrics import Op
 from rollbridge_coordinator.state.snapshots import Marks, Needed, Plan
-from rollbridge_coordinator.state.steps import (
-    Steps,
-    append_messages,
-    commit_round,
-    create_topics,
-    end_offsets,
-    read_compacted,
-    read_records,
-    topic_ids,
-)
 from rollbridge_coordinator.state.streams import snapshot_topic_spec
 
 SNAPSHOTS_PER_ROUND: Final = 32
@@ -49,7 +49,7 @@ def write_snapshots(group: GroupState, partitions: Iterable[Partition], now_ms: 
     """Write snapshots of partitions, in one native transaction."""
     state = group.snapshots
     yield from _ensure_topics(group)
-    log_end = (yield from end_offsets([(group.commit_log, 0)]))[group.commit_log, 0]
+    log_end = (yield from EndOffsets([(group.commit_log, 0)]))[group.commit_log, 0]
     low, floor = group.fold.low_water(), group.fold.log_floor()
     plans: list[Plan] = []
     for partition in partitions:
@@ -62,7 +62,7 @@ def write_snapshots(group: GroupState, partitions: Iterable[Partition], now_ms: 
         return
     ongoing = [plan_ongoing(group, plan) for plan in plans]
     written = yield from _append(group, plans, [item for item in ongoing if item is not None])
-    yield from commit_round()
+    yield from CommitRound()
     for plan, snapshot, record in zip(plans, written, ongoing, strict=True):
         known = state.partitions[plan.partition]
         known.spared = needed_with(known, plan)
@@ -78,14 +78,14 @@ def clear_snapshots(group: GroupState, partitions: Iterable[Partition]) -> Steps
     """Delete all snapshots of partitions, in every format, found by their keys and not by an index."""
     wanted = list(partitions)
     state = group.snapshots
-    known = yield from topic_ids([state.segments_topic, state.indexes_topic, state.single_topic])
+    known = yield from TopicIds([state.segments_topic, state.indexes_topic, state.single_topic])
     doomed: list[tuple[str, bytes]] = []
     for topic in sorted(known):
-        keys = yield from read_compacted(topic)
+        keys = yield from ReadCompacted(topic)
         doomed += [(topic, key) for key in keys if any(state.is_of(key, item) for item in wanted)]
     if doomed:
         yield from _append_tombstones(group, doomed)
-        yield from commit_round()
+        yield from CommitRound()
     state.forget(wanted)
 
 
@@ -127,7 +127,7 @@ def _append(group: GroupState, plans: list[Plan], ongoing: list[OngoingTransacti
     offsets: list[int] = []
     if segments:
         offsets = list(
-            (yield from append_messages(Messages(state.segments_topic, [(i.key, i.encode()) for i in segments])))
+            (yield from AppendMessages(Messages(state.segments_topic, [(i.key, i.encode()) for i in segments])))
         )
     state.metrics.segment_ops[Op.ADD] += len(segments)
     snapshots: list[Snapshot] = []
@@ -139,7 +139,7 @@ def _append(group: GroupState, plans: list[Plan], ongoing: list[OngoingTransacti
         (ongoing_keys(item.partition)[state.partitions[item.partition].ongoing_place], item.encode())
         for item in ongoing
     ]
-    yield from append_messages(Messages(state.index_topic, records + beside))
+    yield from AppendMessages(Messages(state.index_topic, records + beside))
     for _, value in records:
         state.metrics.note_entry(len(value))
     state.metrics.ongoing_ops[Op.ADD] += len(beside)
@@ -152,7 +152,7 @@ def _append_tombstones(group: GroupState, doomed: Iterable[tuple[str, bytes]]) -
     for topic, key in doomed:
         by_topic.setdefault(topic, []).append((key, None))
     for topic in sorted(by_topic, key=lambda name: name != state.segments_topic):  # segments first, then their index
-        yield from append_messages(Messages(topic, by_topic[topic]))
+        yield from AppendMessages(Messages(topic, by_topic[topic]))
         metrics = state.metrics
         for key, _ in by_topic[topic]:
             indexes = metrics.ongoing_ops if is_ongoing(key) else metrics.index_ops
@@ -164,7 +164,7 @@ def _ensure_topics(group: GroupState) -> Steps[None]:
     wanted = {state.segments_topic, state.indexes_topic} if state.segmented else {state.single_topic}
     missing = sorted(wanted - state.topics)
     if missing:
-        yield from create_topics([snapshot_topic_spec(name, state.replication_factor) for name in missing])
+        yield from CreateTopics([snapshot_topic_spec(name, state.replication_factor) for name in missing])
         state.topics.update(missing)
 
 
@@ -220,7 +220,7 @@ def load_segments(
     missing = [index for index, ids in found.items() if ids is None]
     values: Mapping[int, bytes | None] = {}
     if missing and state.segments_topic in state.topics:
-        values = yield from read_records(state.segments_topic, [index.persistent_position for index in missing])
+        values = yield from ReadRecords(state.segments_topic, [index.persistent_position for index in missing])
     state.metrics.segment_ops[Op.READ] += len(missing)
     for index in missing:
         topic_id = state.partitions[partition].topic_id

@@ -42,21 +42,21 @@ from rollbridge_coordinator.procedures.retention import load_stream, save
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots
 from rollbridge_coordinator.procedures.suspended import without_stream
 from rollbridge_coordinator.state import streams
-from rollbridge_coordinator.state.effects import Refused
-from rollbridge_coordinator.state.faults import StaleStateError
-from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.steps import (
+from rollbridge_coordinator.state.effects import (
+    CreateTopics,
+    DeleteTopics,
+    EndOffsets,
+    EnsureNodes,
+    ReadNodes,
+    Refused,
     Steps,
-    create_topics,
-    end_offsets,
-    ensure_nodes,
+    TopicIds,
+    Write,
     read_children,
     read_node,
-    read_nodes,
-    topic_ids,
-    try_to_delete_topics,
-    write,
 )
+from rollbridge_coordinator.state.faults import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.streams import StreamState as LedStream
 from rollbridge_coordinator.state.streams import buffer_topic_spec, segment_topic_spec
 from rollbridge_coordinator.state.upkeep import marks_within
@@ -103,9 +103,9 @@ def create_stream(group: GroupState, name: str, request: Request, now_ms: int) -
         first_epoch=former.epoch,
     )
     wanted = [buffer_topic_spec(config), *(segment_topic_spec(config, item.id) for item in history.active.segments)]
-    old = yield from topic_ids([item.name for item in wanted])
-    ids = yield from create_topics(wanted)
-    ends = yield from end_offsets(
+    old = yield from TopicIds([item.name for item in wanted])
+    ids = yield from CreateTopics(wanted)
+    ends = yield from EndOffsets(
         [(item.name, number) for item in wanted if item.name in old for number in range(item.partitions)]
     )
     used = sorted({topic for (topic, _), end in ends.items() if end > 0})
@@ -117,16 +117,18 @@ def create_stream(group: GroupState, name: str, request: Request, now_ms: int) -
     config = replace(config, buffer_topic_id=ids[config.buffer_topic])
     lost = Truncation(foundation=history.foundation)
     # Slots as well: where ACLs are in force, conditional writers may not make their parent.
-    yield from ensure_nodes([paths.streams(stream.scope), paths.cas_slots(stream)])
-    created = yield from write(
-        DeleteNode(f"{paths.requests(group.name)}/{name}"),
-        CreateNode(paths.stream(stream), config.to_json()),
-        CreateNode(paths.epochs(stream), b""),
-        CreateNode(paths.epoch(stream, former.epoch), epoch_to_json(history.active)),
-        *([CreateNode(paths.truncation(stream), lost.to_json())] if history.foundation is not None else []),
-        CreateNode(
-            f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms, epoch=former.epoch).to_json()
-        ),
+    yield from EnsureNodes([paths.streams(stream.scope), paths.cas_slots(stream)])
+    created = yield from Write(
+        [
+            DeleteNode(f"{paths.requests(group.name)}/{name}"),
+            CreateNode(paths.stream(stream), config.to_json()),
+            CreateNode(paths.epochs(stream), b""),
+            CreateNode(paths.epoch(stream, former.epoch), epoch_to_json(history.active)),
+            *([CreateNode(paths.truncation(stream), lost.to_json())] if history.foundation is not None else []),
+            CreateNode(
+                f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms, epoch=former.epoch).to_json()
+            ),
+        ]
     )
     if created:
         group.add_stream(streams.StreamState(config, history))
@@ -251,9 +253,11 @@ def _answer_refused(group: GroupState, doomed: streams.Doomed, refused: Refused,
     answer = refusing(refused.code, why, now_ms).to_json()
     config = replace(doomed.config, deletion_requests=())
     if not (
-        yield from write(
-            SetNode(paths.stream(name), config.to_json()),
-            *(CreateNode(f"{paths.answers(group.name)}/{item}", answer) for item in waiting),
+        yield from Write(
+            [
+                SetNode(paths.stream(name), config.to_json()),
+                *(CreateNode(f"{paths.answers(group.name)}/{item}", answer) for item in waiting),
+            ]
         )
     ):
         raise StaleStateError(f"stream {name} was changed while it was being deleted")
@@ -266,8 +270,12 @@ def _mark(
 ) -> Steps[StreamConfig | None]:
     """Note that a stream is to be deleted, and who asked; None if whoever asked has withdrawn it."""
     marked = replace(config, state=StreamState.DELETING, deletion_requests=(*config.deletion_requests, name))
-    taken = yield from write(
-        DeleteNode(f"{paths.requests(group.name)}/{name}"), SetNode(paths.stream(config.name), marked.to_json()), *more
+    taken = yield from Write(
+        [
+            DeleteNode(f"{paths.requests(group.name)}/{name}"),
+            SetNode(paths.stream(config.name), marked.to_json()),
+            *more,
+        ]
     )
     return marked if taken else None
 
@@ -280,7 +288,7 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
         yield from _keep_numbers((yield from load_stream(doomed.config)))
         formers = yield from read_children(paths.formers(name.scope))
         yield from note_deletion(group, name, former_among(formers, name).node(name.stream))
-        if not (yield from try_to_delete_topics([doomed.config.buffer_topic])):
+        if not (yield from DeleteTopics([doomed.config.buffer_topic])):
             return False
         yield from clear_snapshots(group, doomed.partitions())
         doomed.has_begun = True
@@ -289,33 +297,39 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
     more: Mapping[str, bytes | None] = {}
     if len(taken) == len(numbers):
         kept = (paths.truncation(name), paths.retention(name), paths.late(name), paths.stream_fault(name))
-        more = yield from read_nodes(kept)
+        more = yield from ReadNodes(kept)
         raw = more[paths.truncation(name)]
         segments |= Truncation.from_json(raw).removing if raw is not None else frozenset()
     topics = sorted(map(name.segment_topic, segments))
     for first in range(0, len(topics), TOPICS_AT_ONCE):
-        if not (yield from try_to_delete_topics(topics[first : first + TOPICS_AT_ONCE])):
+        if not (yield from DeleteTopics(topics[first : first + TOPICS_AT_ONCE])):
             return False
     group.forecast.forget(topics)
     for topic in topics:
         group.housekeeping.starts.pop((topic, 0), None)
     gone = [DeleteNode(f"{paths.epochs(name)}/{number}") for number in taken]
     if len(taken) < len(numbers):
-        applied = yield from write(*gone)
+        applied = yield from Write(gone)
     else:
         answer = Answer(ok=True, answered_ms=now_ms).to_json()
-        applied = yield from write(
-            *gone,
-            *(DeleteNode(path) for path, value in more.items() if value is not None),
-            DeleteNode(paths.epochs(name)),
-            DeleteNode(paths.stream(name)),
-            *(CreateNode(f"{paths.answers(group.name)}/{item}", answer) for item in doomed.config.deletion_requests),
+        applied = yield from Write(
+            [
+                *gone,
+                *(DeleteNode(path) for path, value in more.items() if value is not None),
+                DeleteNode(paths.epochs(name)),
+                DeleteNode(paths.stream(name)),
+                *(
+                    CreateNode(f"{paths.answers(group.name)}/{item}", answer)
+                    for item in doomed.config.deletion_requests
+                ),
+            ]
         )
     if not applied:
         raise StaleStateError(f"stream {name} was changed while it was being deleted")
     if len(taken) == len(numbers):
         del group.doomed[str(name)]
-        yield from write(DeleteNode(paths.cas_slots(name)))  # does not apply while a writer holds a slot, or never did
+        # Does not apply while a writer holds a slot, or never did.
+        yield from Write([DeleteNode(paths.cas_slots(name))])
     return True
 
 
@@ -326,7 +340,7 @@ def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple
     """
     newest = [f"{paths.epochs(name)}/{number}" for number in numbers[-EPOCHS_AT_ONCE:]]
     newest = newest[-leading([DeleteNode(path) for path in newest], bytes_max // 2) :]
-    values = yield from read_nodes(newest)
+    values = yield from ReadNodes(newest)
     taken: list[str] = []
     segments: set[SegmentId] = set()
     for path in reversed(newest):
@@ -350,11 +364,11 @@ def _keep_numbers(stream: streams.StreamState) -> Steps[None]:
     if former_among(kept, name).epoch >= history.next_epoch:
         return  # a leader before this one did, and epochs are not added to a stream that is being deleted
     open_ones = {stream.topic_of(item): item for item in history.segments() if history.sealed_end(item) is None}
-    there = yield from topic_ids(sorted(open_ones))
-    ends = yield from end_offsets([(topic, 0) for topic in sorted(there)])
+    there = yield from TopicIds(sorted(open_ones))
+    ends = yield from EndOffsets([(topic, 0) for topic in sorted(there)])
     former = former_of(history, {open_ones[topic]: end for (topic, _), end in ends.items()})
-    yield from ensure_nodes([paths.formers(name.scope)])
-    if not (yield from write(CreateNode(f"{paths.formers(name.scope)}/{former.node(name.stream)}", b""))):
+    yield from EnsureNodes([paths.formers(name.scope)])
+    if not (yield from Write([CreateNode(f"{paths.formers(name.scope)}/{former.node(name.stream)}", b"")])):
         raise StaleStateError(f"the numbers of stream {name} were written down by someone else")
     yield from _fold_formers(name.scope, [*kept, former.node(name.stream)])
 
@@ -365,7 +379,7 @@ def _fold_formers(scope: str, kept: Sequence[str]) -> Steps[None]:
     if folded:
         parent = paths.formers(scope)
         added = [] if floor.node() in kept else [CreateNode(f"{parent}/{floor.node()}", b"")]
-        yield from write(*added, *(DeleteNode(f"{parent}/{node}") for node in folded))
+        yield from Write([*added, *(DeleteNode(f"{parent}/{node}") for node in folded)])
 
 
 # --------------------------------------------------------------------------------------------------------------------

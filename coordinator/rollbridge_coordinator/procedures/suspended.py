@@ -35,20 +35,21 @@ from rollbridge.model.records import CreateNode, DeleteNode, NodeOperation, SetN
 from rollbridge.model.requests import Answer, refusing
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault, unsealed_fault
-from rollbridge_coordinator.state.effects import Refused, TopicSpec
+from rollbridge_coordinator.state.effects import (
+    Closed,
+    EndForeign,
+    LookForObstacles,
+    MendTopics,
+    Now,
+    ReadNodes,
+    Refused,
+    Steps,
+    TopicSpec,
+    Write,
+    read_children,
+)
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, HeldRoll, Suspended, Wait
-from rollbridge_coordinator.state.steps import (
-    Steps,
-    closed_of,
-    end_foreign,
-    look_for_obstacles,
-    now,
-    read_children,
-    read_nodes,
-    try_to_mend_topics,
-    write,
-)
 from rollbridge_coordinator.state.streams import segment_topic_spec
 from rollbridge_coordinator.state.upkeep import Rest
 
@@ -78,7 +79,7 @@ def look_again(topics: Sequence[str], before: Wait | None, now_ms: int) -> Steps
 
     An earlier wait in which nothing was seen was for something else: what is found now is looked at twice all the same.
     """
-    found = frozenset((yield from look_for_obstacles(topics)))
+    found = frozenset((yield from LookForObstacles(topics)))
     if before is None or not before.seen:
         since_ms = now_ms if before is None else before.since_ms
         return Wait(since_ms, now_ms + LOOK_SOON_MS, found) if found else None
@@ -107,7 +108,7 @@ def abort_lasting(group: GroupState, found: Collection[Obstacle]) -> Steps[str |
     foreign = sorted((item for item in found if isinstance(item, ForeignTransaction)), key=str)
     if not foreign:
         return None
-    failed = yield from end_foreign(foreign)
+    failed = yield from EndForeign(foreign)
     if failed is None:
         group.counts["foreign_aborted"] += len(foreign)
     return failed
@@ -161,8 +162,8 @@ def suspend(group: GroupState, node: str, work: Work, topics: Sequence[str]) -> 
         work: What is half done, and is to be finished later.
         topics: What is closed and could not be sealed.
     """
-    found = frozenset((yield from look_for_obstacles(topics)))
-    now_ms = group.times.stamp((yield from now()))
+    found = frozenset((yield from LookForObstacles(topics)))
+    now_ms = group.times.stamp((yield from Now()))
     known = group.suspended.get(node)
     is_untold = known is not None and not known.wait.seen
     if known is None:
@@ -181,7 +182,7 @@ def put_aside(group: GroupState, node: str, work: Work) -> Steps[str]:
     The caller says for what it waits, with :func:`postpone` or in :func:`suspend`.
     """
     target = f"{paths.suspended(group.name)}/{work.title}"
-    if not (yield from write(DeleteNode(node), CreateNode(target, work.to_json()))):
+    if not (yield from Write([DeleteNode(node), CreateNode(target, work.to_json())])):
         raise StaleStateError(f"{describe(work)} was finished by someone else")
     group.suspended[target] = Suspended(work, Wait(0, 0, frozenset()))
     group.counts["changes_suspended"] += 1
@@ -191,7 +192,7 @@ def put_aside(group: GroupState, node: str, work: Work) -> Steps[str]:
 def postpone(group: GroupState, node: str, reason: str) -> Steps[None]:
     """Have what is half done tried again later, less and less often: something of it is refused."""
     item = group.suspended[node]
-    now_ms = group.times.stamp((yield from now()))
+    now_ms = group.times.stamp((yield from Now()))
     item.rest = Rest.after(item.rest, now_ms)
     item.wait = replace(item.wait, due_ms=item.rest.until_ms, lasting=frozenset())
     if reason != item.refused:
@@ -203,7 +204,7 @@ def load_suspended(group: GroupState) -> Steps[None]:
     """Know what earlier leaders have left half done; it is looked at on the first turn."""
     parent = paths.suspended(group.name)
     nodes = [f"{parent}/{name}" for name in (yield from read_children(parent))]
-    for node, raw in (yield from read_nodes(nodes)).items():
+    for node, raw in (yield from ReadNodes(nodes)).items():
         if raw is None:
             continue
         take_up(group, node, work_from_json(node.rpartition("/")[2], raw))
@@ -223,7 +224,7 @@ def still_held(group: GroupState, node: str, topics: Sequence[str], now_ms: int)
     The client that has asked for a scale is answered after the bound that scales have; the scale goes on.
     """
     item = group.suspended[node]
-    found = frozenset((yield from look_for_obstacles(topics))) if topics else frozenset()
+    found = frozenset((yield from LookForObstacles(topics))) if topics else frozenset()
     if not found:
         return False
     since_ms = item.wait.since_ms or now_ms
@@ -277,7 +278,7 @@ def open_of(group: GroupState, committing: Committing) -> list[BufferedTransacti
 
 def change(group: GroupState, node: str, work: Work) -> Steps[None]:
     """Write down what is still to be done of it."""
-    if not (yield from write(SetNode(node, work.to_json()))):
+    if not (yield from Write([SetNode(node, work.to_json())])):
         raise StaleStateError(f"{describe(work)} was finished by someone else")
     group.suspended[node].work = work
 
@@ -342,7 +343,7 @@ def refuse_request(group: GroupState, node: str, scaling: Scaling, answer: Answe
         return
     answered = replace(scaling, request="")
     answering = CreateNode(f"{paths.answers(group.name)}/{scaling.request}", answer.to_json())
-    if not (yield from write(SetNode(node, answered.to_json()), answering)):
+    if not (yield from Write([SetNode(node, answered.to_json()), answering])):
         raise StaleStateError(f"{describe(scaling)} was finished by someone else")
     group.suspended[node].work = answered
     group.counts["requests_refused"] += 1
@@ -395,7 +396,7 @@ def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[No
             group.controller_epoch,
         )
         node = f"{paths.suspended(group.name)}/{scaling.title}"
-        if not (yield from write(CreateNode(node, scaling.to_json()))):
+        if not (yield from Write([CreateNode(node, scaling.to_json())])):
             raise StaleStateError(f"stream {name} is scaled by someone else")
         take_up(group, node, scaling)
         group.counts["segments_reopened"] += len(segments)
@@ -404,7 +405,7 @@ def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[No
 def find_closed(topics: Sequence[str]) -> Steps[frozenset[str]]:
     """Return which topics are closed; none if we are not told: what is appended is refused then."""
     try:
-        return (yield from closed_of(topics))
+        return (yield from Closed(topics))
     except Refused:
         return frozenset()
 
@@ -450,7 +451,7 @@ def _mend(group: GroupState, specs: list[TopicSpec]) -> Steps[list[str] | None]:
     Gives None if it is to be tried again.
     """
     try:
-        found = yield from try_to_mend_topics(specs)
+        found = yield from MendTopics(specs, optional=True)
     except Refused as refused:
         if len(specs) == 1:
             logger.warning("%s: %s stays as it is: %s", group.name, specs[0].name, refused.reason)

@@ -35,29 +35,29 @@ from rollbridge_coordinator.procedures.scale import finish_scale
 from rollbridge_coordinator.procedures.snapshots import drop_aborted, in_batches, load_segments, partitions_of
 from rollbridge_coordinator.procedures.suspended import load_suspended
 from rollbridge_coordinator.procedures.upkeep import load_sessions
-from rollbridge_coordinator.state.effects import LogSummary
+from rollbridge_coordinator.state.effects import (
+    CreateTopics,
+    EndOffsets,
+    EnsureNodes,
+    LogSummary,
+    ReadChildren,
+    ReadCommitLog,
+    ReadCompacted,
+    ReadNodes,
+    ReadOrders,
+    StartOffsets,
+    Steps,
+    TakeIdentity,
+    TopicIds,
+    Write,
+    confirm_leadership,
+    read_children,
+    read_node,
+)
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.metrics import Op
 from rollbridge_coordinator.state.snapshots import SINGLE_BYTES_MAX, Needed, PartitionSnapshots, Place, log_start
-from rollbridge_coordinator.state.steps import (
-    Steps,
-    confirm_leadership,
-    create_topics,
-    end_offsets,
-    ensure_nodes,
-    read_all_children,
-    read_children,
-    read_commit_log,
-    read_compacted,
-    read_node,
-    read_nodes,
-    read_orders,
-    start_offsets,
-    take_identity,
-    topic_ids,
-    write,
-)
 from rollbridge_coordinator.state.streams import Doomed, commit_log_topic_spec
 from rollbridge_coordinator.state.warm import WarmTail
 
@@ -73,12 +73,12 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
     """
     state = group.snapshots
     configs = {partition: item.config for item in group.streams.values() for partition in item.partitions()}
-    state.topics = set((yield from topic_ids([state.segments_topic, state.indexes_topic, state.single_topic])))
+    state.topics = set((yield from TopicIds([state.segments_topic, state.indexes_topic, state.single_topic])))
     found: dict[str, Mapping[bytes, bytes]] = {}
     for topic in (state.indexes_topic, state.single_topic):
-        found[topic] = (yield from read_compacted(topic)) if topic in state.topics else {}
-    ends = yield from end_offsets([*sorted(configs), (group.commit_log, 0)])
-    starts = yield from start_offsets(sorted(configs))
+        found[topic] = (yield from ReadCompacted(topic)) if topic in state.topics else {}
+    ends = yield from EndOffsets([*sorted(configs), (group.commit_log, 0)])
+    starts = yield from StartOffsets(sorted(configs))
     log_end = ends[group.commit_log, 0]
     places: dict[Partition, Place] = {}
     for partition, config in configs.items():
@@ -237,8 +237,8 @@ def take_over(
         CorruptDataError: an internal topic was deleted and made again behind our back.
         ZooKeeperOutdated: ZooKeeper was set back.
     """
-    yield from take_identity(name)
-    yield from ensure_nodes(paths.group_skeleton(name))
+    yield from TakeIdentity(name)
+    yield from EnsureNodes(paths.group_skeleton(name))
     preserver, journal = yield from open_preserver(name, settings, replication_factor)
     terminated: dict[bytes, int] = {}
     group = GroupState(name, controller_epoch, make_fold(terminated), settings)
@@ -258,7 +258,7 @@ def take_over(
     yield from _read_logs(group, terminated, replication_factor, tail)
     if raw is not None:
         yield from finish_scale(group, Scaling.from_json(raw), paths.scaling(name))
-    ends = yield from end_offsets(sorted(group.partitions()))
+    ends = yield from EndOffsets(sorted(group.partitions()))
     return group, dict(ends)
 
 
@@ -268,7 +268,7 @@ def finish_pending(group: GroupState) -> Steps[None]:
     yield from finish_restore(group)
     if group.fold.lines:
         # They wait for earlier commits of their connections, some of which may have an outcome and not be read again.
-        group.fold.learn_order((yield from read_orders(group.commit_log, ORDERS_READ)))
+        group.fold.learn_order((yield from ReadOrders(group.commit_log, ORDERS_READ)))
     raw = yield from read_node(paths.committing(group.name))
     yield from confirm_leadership()
     if raw is not None:
@@ -296,7 +296,7 @@ def _read_logs(
     summary = yield from _go_on(group, start, tail)
     followed = tail.partitions if tail is not None and summary is not None else ()
     if summary is None:
-        summary = yield from read_commit_log(group.commit_log, max(start - group.settings.outcomes_again, 0))
+        summary = yield from ReadCommitLog(group.commit_log, max(start - group.settings.outcomes_again, 0))
         terminated.update(summary.terminated)
         group.fold.late, group.fold.late_streams = {}, group.streams.keys()
     group.fold.log_position = start
@@ -313,7 +313,7 @@ def _go_on(group: GroupState, start: int, tail: WarmTail | None) -> Steps[LogSum
         partition: item.config.buffer_topic_id for item in group.streams.values() for partition in item.partitions()
     }
     if tail.fits(topic_ids, group.fold.positions, start):
-        tail.follow((yield from read_commit_log(group.commit_log, tail.log_end)))
+        tail.follow((yield from ReadCommitLog(group.commit_log, tail.log_end)))
         if len(tail.fold.open) <= group.fold.limits.open_transactions_max and not tail.contradicts(group.fold.fences):
             known = group.snapshots.partitions.values()
             # From where the open ones that were written down began, which is before the start.
@@ -334,8 +334,8 @@ def _check_commit_log(group: GroupState, replication_factor: int) -> Steps[None]
         raise StaleStateError(f"group {name} is gone")
     known = Group.from_json(raw)
     if not known.commit_log_topic_id:
-        ids = yield from create_topics([commit_log_topic_spec(name, replication_factor)])
-        ends = yield from end_offsets([(name.commit_log_topic, 0)])
+        ids = yield from CreateTopics([commit_log_topic_spec(name, replication_factor)])
+        ends = yield from EndOffsets([(name.commit_log_topic, 0)])
         if ends[name.commit_log_topic, 0] > 0:
             yield from check_birth(group)
             raise CorruptDataError(
@@ -345,7 +345,7 @@ def _check_commit_log(group: GroupState, replication_factor: int) -> Steps[None]
                 f"{name.scope}, delete its topics: kafka-topics.sh --delete --topic '{name.scope}[.].*'"
             )
         fresh = replace(known, commit_log_topic_id=ids[name.commit_log_topic])
-        if not (yield from write(SetNode(paths.group(name), fresh.to_json()))):
+        if not (yield from Write([SetNode(paths.group(name), fresh.to_json())])):
             raise StaleStateError(f"group {name} is gone")
     else:
         yield from _check_ids({name.commit_log_topic: known.commit_log_topic_id})
@@ -357,7 +357,7 @@ def _check_buffers(group: GroupState) -> Steps[None]:
 
 
 def _check_ids(expected: Mapping[str, str]) -> Steps[None]:
-    ids = yield from topic_ids(sorted(expected))
+    ids = yield from TopicIds(sorted(expected))
     for topic, identity in expected.items():
         if ids.get(topic) != identity:
             raise CorruptDataError(
@@ -369,7 +369,7 @@ def _check_ids(expected: Mapping[str, str]) -> Steps[None]:
 def _load_streams(group: GroupState) -> Steps[None]:
     scope = group.name.scope
     names = [StreamName(scope, item) for item in (yield from read_children(paths.streams(scope)))]
-    values = yield from read_nodes([path for name in names for path in (paths.stream(name), paths.stream_fault(name))])
+    values = yield from ReadNodes([path for name in names for path in (paths.stream(name), paths.stream_fault(name))])
     slots: list[str] = []
     for name in names:
         raw = values[paths.stream(name)]
@@ -386,11 +386,11 @@ def _load_streams(group: GroupState) -> Steps[None]:
                 with suppress(CorruptDataError):  # it is found out again, or written anew
                     group.faults.restore(str(name), StreamFault.from_json(fault))
     # A stream that was restored lacks it, and where ACLs are in force conditional writers may not make it.
-    present = yield from read_nodes(slots)
-    yield from ensure_nodes([path for path, value in present.items() if value is None])
+    present = yield from ReadNodes(slots)
+    yield from EnsureNodes([path for path, value in present.items() if value is None])
 
 
 def _load_records(group: GroupState) -> Steps[None]:
     buckets = [f"{paths.transactions(group.name)}/{number:02x}" for number in range(paths.BUCKETS)]
-    names = yield from read_all_children(buckets)
+    names = yield from ReadChildren(buckets)
     group.recorded.update(TransactionId.parse(item).bytes for items in names.values() for item in items)

@@ -19,19 +19,19 @@ from rollbridge.model.requests import Answer
 from rollbridge_coordinator.procedures.merge import begin_record
 from rollbridge_coordinator.procedures.outcomes import log_end_after
 from rollbridge_coordinator.procedures.snapshots import drop_aborted
+from rollbridge_coordinator.state.effects import (
+    AppendControl,
+    CommitRound,
+    EndOffsets,
+    ReadNodes,
+    Steps,
+    Write,
+    read_children,
+    read_node,
+)
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import waiting
-from rollbridge_coordinator.state.steps import (
-    Steps,
-    append_control,
-    commit_round,
-    end_offsets,
-    read_children,
-    read_node,
-    read_nodes,
-    write,
-)
 
 RECORDS_PER_WRITE = 500
 
@@ -70,7 +70,7 @@ def forsake_held(group: GroupState, now_ms: int) -> Steps[None]:
     """
     patience_ms = group.settings.commit_order_patience_ms
     if group.fold.has_forsaken(now_ms, patience_ms):
-        ends = yield from end_offsets(sorted(group.partitions()))
+        ends = yield from EndOffsets(sorted(group.partitions()))
         if group.is_folded(ends):
             group.counts["commits_forsaken"] += group.fold.forsake(now_ms, patience_ms)
 
@@ -100,13 +100,11 @@ def _record(
 ) -> Steps[None]:
     unlogged = [item for item in due if item.id not in group.begun]
     if unlogged:
-        positions = yield from append_control(
-            group.commit_log, [begin_record(group, item, now_ms) for item in unlogged]
-        )
-        yield from commit_round()
+        positions = yield from AppendControl(group.commit_log, [begin_record(group, item, now_ms) for item in unlogged])
+        yield from CommitRound()
         group.log_end = log_end_after(positions)
         group.begun.update(item.id for item in unlogged)
-    if not (yield from write(*nodes)):
+    if not (yield from Write(nodes)):
         raise StaleStateError(f"a transaction record of {group.name} exists that this leader has not written")
     group.recorded.update(item.id for item in due)
 
@@ -118,10 +116,10 @@ def remove_records(group: GroupState, _: int) -> Steps[None]:
     places = [(paths.transaction(group.name, item), paths.parts(group.name, item)) for item in ended]
     fitting = leading([DeleteNode(path) for pair in places for path in pair], group.settings.write_bytes_max)
     del places[max(fitting // 2, 1) :]
-    counters = yield from read_nodes([counter for _, counter in places])
+    counters = yield from ReadNodes([counter for _, counter in places])
     operations = [DeleteNode(record) for record, _ in places]
     operations += [DeleteNode(path) for path, value in counters.items() if value is not None]
-    if not (yield from write(*operations)):
+    if not (yield from Write(operations)):
         raise StaleStateError(f"a transaction record of {group.name} is gone that this leader has not removed")
     del group.finished[: len(places)]
 
@@ -148,7 +146,7 @@ def _set_barriers(group: GroupState, transactions: Sequence[BufferedTransaction]
     missing = [item for item in transactions if item.id not in group.barriers]
     if missing:
         wanted = {partition for item in missing for partition in _buffers(group, item)}
-        ends = yield from end_offsets(sorted(wanted))
+        ends = yield from EndOffsets(sorted(wanted))
         for item in missing:
             group.barriers[item.id] = {partition: ends[partition] for partition in _buffers(group, item)}
 
@@ -180,7 +178,7 @@ def _expire_answers(group: GroupState, before_ms: int) -> Steps[None]:
     parent = paths.answers(group.name)
     names = yield from read_children(parent)
     # They sort by age, so the first that is to be kept is the last to be looked at.
-    values = yield from read_nodes([f"{parent}/{name}" for name in names[:NODES_AT_ONCE]])
+    values = yield from ReadNodes([f"{parent}/{name}" for name in names[:NODES_AT_ONCE]])
     old = [path for path, raw in values.items() if raw is not None and _answered_ms(raw) <= before_ms]
     yield from _delete(group, "answers_expired", old)
 
@@ -196,9 +194,9 @@ def _expire_parts(group: GroupState) -> Steps[None]:
     unknown = list(islice((name for name in names if not _is_open(group, name)), NODES_AT_ONCE))
     if not unknown:
         return
-    counters = yield from read_nodes([f"{parent}/{name}" for name in unknown])
+    counters = yield from ReadNodes([f"{parent}/{name}" for name in unknown])
     clients = {path: _client(raw) for path, raw in counters.items() if raw is not None}
-    sessions = yield from read_nodes([paths.session(group.name, name) for name in sorted({*clients.values()} - {""})])
+    sessions = yield from ReadNodes([paths.session(group.name, name) for name in sorted({*clients.values()} - {""})])
     ended = [
         path
         for path, client in clients.items()
@@ -211,7 +209,7 @@ def _delete(group: GroupState, count: str, nodes: list[str]) -> Steps[None]:
     """Delete as many nodes as go at once, unless somebody else has just taken one; what is left is looked at again."""
     operations = [DeleteNode(path) for path in nodes]
     del operations[leading(operations, group.settings.write_bytes_max) :]
-    if operations and (yield from write(*operations)):
+    if operations and (yield from Write(operations)):
         group.counts[count] += len(operations)
 
 
@@ -307,7 +305,7 @@ def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
         if session.forgotten_ms is None:
             continue
         if session.forgotten_ms < now_ms and session.client_name not in writing:
-            yield from write(DeleteNode(paths.session(group.name, session.client_name)))
+            yield from Write([DeleteNode(paths.session(group.name, session.client_name))])
             group.fold.fences.forget(session.client_name)
             group.counts["sessions_forgotten"] += 1
 
@@ -318,7 +316,7 @@ def _read_sessions(group: GroupState) -> Steps[list[_Seen]]:
     found = []
     for first in range(0, len(names), READ_AT_ONCE):
         wanted = {paths.session(group.name, name): name for name in names[first : first + READ_AT_ONCE]}
-        for path, raw in (yield from read_nodes(list(wanted))).items():
+        for path, raw in (yield from ReadNodes(list(wanted))).items():
             try:
                 session = None if raw is None else ClientSession.from_json(raw)
             except CorruptDataError as fault:

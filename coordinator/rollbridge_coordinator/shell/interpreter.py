@@ -1,4 +1,8 @@
-"""The interpreter: carries out the effects of a leader's procedures, one after the other."""
+"""Carry out the effects of a leader's procedures on Kafka and ZooKeeper, one after the other.
+
+Each kind of effect has one method here, entered into a table by a decorator that holds it to the effect's own type of
+result. Only the leader's thread runs effects, one at a time, so nothing here is locked.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, cycle
-from typing import Any, Final, Literal, TypeVar, assert_never
+from typing import Any, Final, Literal, TypeVar
 
 from rollbridge.errors import (
     ConflictError,
@@ -33,18 +37,17 @@ from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.snapshots import read_latest, read_values
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model import paths
-from rollbridge.model.conditions import ForeignTransaction
-from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.commit_order import LineKey
+from rollbridge.model.conditions import Obstacle
 from rollbridge.model.late import LateRecord
 from rollbridge.model.names import GroupName, is_segment_topic
-from rollbridge.model.pieces import FrameRef, Partition
+from rollbridge.model.pieces import Partition
 from rollbridge.model.records import CheckNode, NodeOperation
 from rollbridge.zookeeper.access import open_counter, open_slots
 from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch, ZooKeeperRefused
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.frames import (
-    Batches,
     FrameFeed,
     FrameReader,
     beside_batches,
@@ -55,15 +58,39 @@ from rollbridge_coordinator.shell.frames import (
 )
 from rollbridge_coordinator.shell.outlook import LateRecords, Measures, Outlook, late_batches
 from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.effects import Steps
 from rollbridge_coordinator.state.faults import LEADERLESS, LEADERLESS_S, SEAL_TIMEOUT, DeposedError, StaleStateError
-from rollbridge_coordinator.state.steps import Steps
+
+logger = logging.getLogger(__name__)
+
+IDENTITIES: Final = 3
+"""Transactional ids used in turn, so that a round never waits for the markers of the one before."""
+
+OFFSETS_S: Final = 15.0
+"""How long the coordinator of a consumer group may fail to take offsets before their transaction is refused."""
+
+SEGMENT_MS: Final = round(LEADERLESS_S * 1000)
+"""How long a segment may be without a broker that leads it before its append counts as refused."""
+GROUP_TOPIC_MS: Final = 60_000
+"""The same for topics of the whole group, without which nothing can be decided."""
+
+SEAL_FOREIGN_S: Final = 2.0
+"""How long a seal waits for native transactions of others that are open on what it has closed. Everybody else waits
+meanwhile, so it is short; most end within milliseconds, and for the others the leader comes back."""
+
+FOREIGN_S: Final = 5.0
+"""How long a broker may take to tell of native transactions of others."""
+FOREIGN_CONNECT_S: Final = 2.0
+"""How long it may take to connect to one for that, before it counts as away."""
+
+DELETE_S: Final = 5.0
+"""How long brokers may take to delete what nobody waits for, before that is left for another time."""
 
 # --------------------------------------------------------------------------------------------------------------------
 # Refusals: which errors of the adapters say for certain that an effect was not carried out, and will not be.
 
-
 _LOOKS: Final = (fx.Look, fx.ReadLate, fx.FindLate, fx.EndOffsets)
-"""What changes nothing."""
+"""Effects that change nothing."""
 _DEFINITE: Final = (AppendRefusedError, InvalidRequestError, NotFoundError, ConflictError)
 _DOUBTFUL: Final = (
     FencedError,
@@ -71,12 +98,12 @@ _DOUBTFUL: Final = (
     AuthenticationError,  # the connection is refused, and not what was asked for
     UnsupportedBrokerError,
 )
-"""Those of the definite ones that say nothing about the effect. All others leave a doubt: time-outs, lost
+"""Errors among the definite ones that say nothing about the effect. All others leave a doubt: time-outs, lost
 connections, ``AppendUnknownError``, and of ZooKeeper's all but a write that it does not take."""
 
 
-def refusal(effect: fx.Effect, fault: Exception, feed: FrameFeed | None) -> fx.Refused | None:
-    """What to throw into a procedure for an error of its effect; None if that leaves a doubt.
+def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> fx.Refused | None:
+    """Return what to throw into a procedure for an error of its effect; None if that leaves a doubt.
 
     Args:
         effect: What was tried.
@@ -118,35 +145,31 @@ def _topic_of(fault: RollbridgeError) -> str | None:
     return name if kind == "topic" else None
 
 
-logger = logging.getLogger(__name__)
-
-IDENTITIES: Final = 3
-"""Transactional ids used in turn, so that a round never waits for the markers of the one before."""
-
-OFFSETS_S: Final = 15.0
-"""How long the coordinator of a consumer group may fail to take offsets before their transaction is refused."""
-
-SEGMENT_MS: Final = round(LEADERLESS_S * 1000)
-GROUP_TOPIC_MS: Final = 60_000
-"""The same for topics of the whole group, without which nothing can be decided."""
-SEAL_FOREIGN_S: Final = 2.0
-"""How long a seal waits for native transactions of others that are open on what it has closed. Everybody else waits
-meanwhile, so it is short; most end within milliseconds, and for the others the leader comes back."""
-
-FOREIGN_S: Final = 5.0
-"""How long a broker may take to tell of native transactions of others."""
-FOREIGN_CONNECT_S: Final = 2.0
-"""How long it may take to connect to one for that, before it counts as away."""
-
-DELETE_S: Final = 5.0
-"""How long brokers may take to delete what nobody waits for, before that is left for another time."""
-
-T = TypeVar("T")
+# --------------------------------------------------------------------------------------------------------------------
+# The interpreter.
 
 Moment = Literal["before", "fenced", "after"]
 """Of an effect; ``fenced`` is between the last look at the fence and a request that Kafka fences nobody from."""
-Hook = Callable[[Steps[Any], fx.Effect, Moment], None]
+Hook = Callable[[Steps[Any], fx.AnyEffect, Moment], None]
 """Called with the procedure under way at each moment of each of its effects. Tests inject one that ends the process."""
+
+T = TypeVar("T")
+E = TypeVar("E", bound=fx.AnyEffect)
+
+HANDLERS: Final[dict[type[fx.AnyEffect], Callable[[Interpreter, Any], Any]]] = {}
+"""The method of the interpreter that carries out each kind of effect; a test finds those that are missing."""
+
+
+def _carries_out(
+    kind: type[fx.Effect[T]],
+) -> Callable[[Callable[[Interpreter, E], T]], Callable[[Interpreter, E], T]]:
+    """Enter a method into the table; mypy compares what it returns with what the effect promises."""
+
+    def enter(method: Callable[[Interpreter, E], T]) -> Callable[[Interpreter, E], T]:
+        HANDLERS[kind] = method
+        return method
+
+    return enter
 
 
 class Interpreter:
@@ -211,7 +234,7 @@ class Interpreter:
         self._procedure: Steps[Any] | None = None
 
     def run(self, procedure: Steps[T]) -> T:
-        """Carry out a procedure; gives its result."""
+        """Carry out a procedure and return its result."""
         result: Any = None
         refused: fx.Refused | None = None
         while True:
@@ -228,7 +251,7 @@ class Interpreter:
             self._feed = None
             self._procedure = procedure
             try:
-                result = self._execute(effect)
+                result = HANDLERS[type(effect)](self, effect)
             except Exception as fault:
                 refused = refusal(effect, fault, self._feed)
                 logger.debug("%s: %s failed: %s", self._group, type(effect).__name__, fault)
@@ -253,128 +276,47 @@ class Interpreter:
         self._foreign.close()
         self._reader.close()
 
-    def _empty_round(self) -> None:
-        """Abort what was appended, after a refusal; the next round uses the next identity."""
-        try:
-            self._current.abort()
-        except AppendUnknownError:
-            self._current.init()
-        self._current = next(self._turn)
-
-    def _execute(self, effect: fx.Effect) -> Any:
-        match effect:
-            case fx.MergeFrames(items):
-                return self._merge(items)
-            case fx.AppendControl():
-                return self._append_control(effect)
-            case fx.AppendTogether():
-                return self._append_together(effect)
-            case fx.SendOffsets(offsets):
-                return self._send_offsets(offsets)
-            case fx.Look(queries):
-                return self._outlook.look(queries)
-            case fx.AbortRound():
-                self._current.abort()
-                self._current = next(self._turn)
-            case fx.AppendMessages(messages):
-                return self._append_batches(messages.topic, message_batches(messages))
-            case fx.CommitRound():
-                self._current.commit()
-                self._current = next(self._turn)
-            case fx.Write(operations):
-                return self._write(operations)
-            case fx.ReadNodes(names):
-                nodes = self._session.get_many(names)
-                return {name: None if node is None else node.value for name, node in zip(names, nodes, strict=True)}
-            case fx.ReadCounter(name):
-                found = self._session.get(name)
-                return None if found is None else (found.value, found.version)
-            case fx.ReadChildren(names):
-                return dict(zip(names, self._session.children_many(names), strict=True))
-            case fx.EnsureNodes(names):
-                known = self._session.get_many(names)
-                for name, node in zip(names, known, strict=True):
-                    if node is None:
-                        self._session.ensure(name)
-                    if name.startswith(f"{paths.CAS}/"):
-                        open_slots(self._session, self._group, name)
-                    elif name == paths.counter(self._group):
-                        open_counter(self._session, self._group)
-            case fx.CreateTopics(topics):
-                self._look_at_fence(effect)
-                return self._create_topics(topics)
-            case fx.MendTopics():
-                return self._mend_topics(effect)
-            case fx.DeleteTopics():
-                return self._delete_topics(effect)
-            case fx.TopicIds(topics):
-                return self._topic_ids(topics)
-            case fx.Seal(topics):
-                self._look_at_fence(effect)
-                return self._admin.seal(
-                    topics,
-                    timeout_s=self._settings.seal_timeout_s,
-                    transactional_id=self._group.sealing_id,
-                    foreign_s=SEAL_FOREIGN_S,
-                )
-            case fx.LookForObstacles(topics):
-                return obstacles(self._foreign, topics)
-            case fx.Closed(topics):
-                return self._admin.closed(topics)
-            case fx.EndForeign(transactions):
-                return self._end_foreign(transactions)
-            case fx.EndOffsets(partitions):
-                return self._end_offsets(partitions)
-            case fx.StartOffsets(partitions):
-                return self._admin.start_offsets(partitions)
-            case fx.DeleteRecords(before):
-                self._look_at_fence(effect)
-                return self._delete_records(before)
-            case fx.StableEnds(topics):
-                return self._measures.stable_ends(topics)
-            case fx.ReadLate(topic, start, end, records_max):
-                return self._late.read(topic, start, end, records_max)
-            case fx.AppendLate(source, items):
-                return self._append_late(source, items)
-            case fx.FindLate(source, offset, targets):
-                return self._late.find(source, offset, targets)
-            case fx.Now():
-                return self._now_ms()
-            case fx.DiskBytes(topics):
-                return self._measures.disk_bytes(topics)
-            case fx.GroupCommits(groups):
-                return self._measures.group_commits(groups)
-            case fx.ReadCompacted(topic):
-                latest = read_latest(self._settings.bootstrap_servers, self._settings.security, topic)
-                return {key: item.value for key, item in latest.items()}
-            case fx.ReadRecords(topic, offsets):
-                return read_values(self._settings.bootstrap_servers, self._settings.security, topic, offsets)
-            case fx.TakeIdentity(_):
-                self._take_identity()
-            case fx.ReadCommitLog(topic, start):
-                return read_commit_log(self._settings.bootstrap_servers, self._settings.security, topic, start)
-            case fx.ReadOrders(topic, records):
-                return read_orders(self._settings.bootstrap_servers, self._settings.security, topic, records)
-            case _:
-                assert_never(effect)
-        return None
-
-    def _take_identity(self) -> None:
-        """Take all transactional ids, side by side: clients wait for it, and each takes several round trips."""
-        with ThreadPoolExecutor(len(self._appenders), "take-identity") as pool:
-            for taken in [pool.submit(appender.init) for appender in self._appenders]:
-                taken.result()
+    # The connection to ZooKeeper.
 
     @property
     def was_away(self) -> bool:
-        """Whether the connection to ZooKeeper was away since: what is there now may be less than there was."""
+        """Tell whether the connection to ZooKeeper was away since: what is there now may be less than there was."""
         return self._session.interruptions != self._interruptions
 
     def resume(self) -> None:
         """Go on with the connection that there is now."""
         self._interruptions = self._session.interruptions
 
-    def _write(self, operations: Sequence[NodeOperation]) -> bool:
+    @_carries_out(fx.ReadNodes)
+    def _read_nodes(self, effect: fx.ReadNodes) -> Mapping[str, bytes | None]:
+        nodes = self._session.get_many(effect.paths)
+        return {path: None if node is None else node.value for path, node in zip(effect.paths, nodes, strict=True)}
+
+    @_carries_out(fx.ReadCounter)
+    def _read_counter(self, effect: fx.ReadCounter) -> tuple[bytes, int] | None:
+        found = self._session.get(effect.path)
+        return None if found is None else (found.value, found.version)
+
+    @_carries_out(fx.ReadChildren)
+    def _read_children(self, effect: fx.ReadChildren) -> Mapping[str, list[str]]:
+        return dict(zip(effect.paths, self._session.children_many(effect.paths), strict=True))
+
+    @_carries_out(fx.EnsureNodes)
+    def _ensure_nodes(self, effect: fx.EnsureNodes) -> None:
+        known = self._session.get_many(effect.paths)
+        for path, node in zip(effect.paths, known, strict=True):
+            if node is None:
+                self._session.ensure(path)
+            if path.startswith(f"{paths.CAS}/"):
+                open_slots(self._session, self._group, path)
+            elif path == paths.counter(self._group):
+                open_counter(self._session, self._group)
+
+    @_carries_out(fx.Write)
+    def _write(self, effect: fx.Write) -> bool:
+        return self._write_fenced(effect.operations)
+
+    def _write_fenced(self, operations: Sequence[NodeOperation]) -> bool:
         if self.was_away:
             raise StaleStateError("the connection to ZooKeeper was away in the middle of the work; nothing was written")
         try:
@@ -386,79 +328,7 @@ class Interpreter:
             return False
         return True
 
-    def _merge(self, items: Sequence[tuple[str, FrameRef]]) -> Sequence[int]:
-        feed = self._feed = FrameFeed(items, self._reader.read)
-        return feed.offsets(self._current.append(feed.batches()))
-
-    def _append_together(self, effect: fx.AppendTogether) -> tuple[Sequence[int], Sequence[int]]:
-        feed = self._feed = FrameFeed(effect.items, self._reader.read)
-        control, places = control_batches(effect.records)
-        beside = beside_batches(effect.beside)
-        bases = self._current.append(chain(feed.batches(), ((effect.topic, batch) for batch in control), beside))
-        offsets = feed.offsets(bases)
-        first = len(bases) - len(beside) - len(control)
-        if offsets != list(effect.expected):
-            self._current.abort()
-            self._current = next(self._turn)
-        return offsets, [bases[first + batch] + delta for batch, delta in places]
-
-    def _append_control(self, effect: fx.AppendControl) -> Sequence[int]:
-        batches, places = control_batches(effect.records)
-        beside = beside_batches(effect.beside)
-        bases = self._current.append(chain(((effect.topic, batch) for batch in batches), beside))
-        return [bases[batch] + delta for batch, delta in places]
-
-    def _append_batches(self, topic: str, made: Batches) -> Sequence[int]:
-        batches, places = made
-        bases = self._current.append((topic, batch) for batch in batches)
-        return [bases[batch] + delta for batch, delta in places]
-
-    def _send_offsets(self, items: Sequence[GroupOffsets]) -> tuple[int, str] | None:
-        """Tried again for a moment where there is no answer, so that a group whose broker is gone holds nobody up."""
-        deadline = time.monotonic() + OFFSETS_S
-        while True:
-            sent = 0
-            try:
-                for item in items:
-                    self._current.send_offsets(item.member, item.offsets, retry_timeout_s=OFFSETS_S / 3)
-                    sent += 1
-            except AppendRefusedError as fault:
-                self._current.abort()
-                self._current = next(self._turn)
-                return sent, f"offsets of consumer group {items[sent].group_id} were refused: {fault.kafka_error}"
-            except AppendUnknownError as fault:
-                self._current.init()
-                if time.monotonic() >= deadline:
-                    return sent, f"consumer group {items[sent].group_id} took no offsets within {OFFSETS_S:g} s"
-                logger.info("%s: offsets are sent again: %s", self._group, fault)
-            else:
-                return None
-
-    def _end_foreign(self, transactions: Sequence[ForeignTransaction]) -> str | None:
-        try:
-            end_transactions(self._foreign, transactions)
-        except (KafkaUnavailable, NotAuthorizedError) as fault:
-            logger.warning("%s: %s", self._group, fault)
-            return str(fault)
-        return None
-
-    def _append_late(self, source: str, items: Sequence[tuple[str, LateRecord]]) -> str | None:
-        try:
-            self._current.append(late_batches(source, items))
-        except AppendRefusedError as fault:
-            self._current.abort()
-            self._current = next(self._turn)
-            return fault.kafka_error
-        return None
-
-    def _create_topics(self, specs: Sequence[fx.TopicSpec]) -> Mapping[str, str]:
-        self._admin.create_topics(map(_spec, specs))
-        return self._topic_ids([spec.name for spec in specs])
-
-    def _topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
-        return {name: str(identity) for name, identity in self._admin.topic_ids(topics).items()}
-
-    def _look_at_fence(self, effect: fx.Effect) -> None:
+    def _look_at_fence(self, effect: fx.AnyEffect) -> None:
         """Give up if there is a newer leader: the request that follows is one that Kafka takes from anybody.
 
         A leader that is stopped right behind this look still sends it, hours later. What it names is then of the same
@@ -468,10 +338,26 @@ class Interpreter:
         Raises:
             DeposedError: there is a newer leader.
         """
-        self._write(())
+        self._write_fenced(())
         if self._hook is not None and self._procedure is not None:
             self._hook(self._procedure, effect, "fenced")
 
+    # Topics.
+
+    @_carries_out(fx.CreateTopics)
+    def _create_topics(self, effect: fx.CreateTopics) -> Mapping[str, str]:
+        self._look_at_fence(effect)
+        self._admin.create_topics(map(_spec, effect.topics))
+        return self._ids_of([spec.name for spec in effect.topics])
+
+    @_carries_out(fx.TopicIds)
+    def _topic_ids(self, effect: fx.TopicIds) -> Mapping[str, str]:
+        return self._ids_of(effect.topics)
+
+    def _ids_of(self, topics: Sequence[str]) -> Mapping[str, str]:
+        return {name: str(identity) for name, identity in self._admin.topic_ids(topics).items()}
+
+    @_carries_out(fx.MendTopics)
     def _mend_topics(self, effect: fx.MendTopics) -> Mapping[str, str] | None:
         self._look_at_fence(effect)
         admin = self._keeper if effect.optional else self._admin
@@ -483,36 +369,211 @@ class Interpreter:
             logger.info("%s: topics could not be looked at, trying again later: %s", self._group, fault)
             return None
 
+    @_carries_out(fx.DeleteTopics)
     def _delete_topics(self, effect: fx.DeleteTopics) -> bool:
-        """By their ids, looked up before the look at the fence: what was made under a name since is not touched.
+        """Delete topics by their ids, looked up before the look at the fence: what was made under a name since stays.
 
         A broker may not know yet that a topic was made. One that has no id for us goes by its name.
         """
-        admin = self._keeper if effect.optional else self._admin
         try:
-            ids = admin.topic_ids(effect.topics)
+            ids = self._keeper.topic_ids(effect.topics)
             self._look_at_fence(effect)
-            admin.delete_topics(ids)
-            admin.delete_topics([name for name in effect.topics if name not in ids])
+            self._keeper.delete_topics(ids)
+            self._keeper.delete_topics([name for name in effect.topics if name not in ids])
         except KafkaUnavailable as fault:
-            if not effect.optional:
-                raise
             logger.warning("%s: topics could not be deleted, trying again later: %s", self._group, fault)
             return False
         self._outlook.forget()
         return True
 
-    def _delete_records(self, before: Mapping[Partition, int]) -> frozenset[Partition]:
-        """Refusals are reported and not raised: that something is deleted later is no reason to give up the lead."""
+    @_carries_out(fx.Seal)
+    def _seal(self, effect: fx.Seal) -> Mapping[str, int]:
+        self._look_at_fence(effect)
+        return self._admin.seal(
+            effect.topics,
+            timeout_s=self._settings.seal_timeout_s,
+            transactional_id=self._group.sealing_id,
+            foreign_s=SEAL_FOREIGN_S,
+        )
+
+    @_carries_out(fx.LookForObstacles)
+    def _look_for_obstacles(self, effect: fx.LookForObstacles) -> Sequence[Obstacle]:
+        return obstacles(self._foreign, effect.topics)
+
+    @_carries_out(fx.Closed)
+    def _closed(self, effect: fx.Closed) -> frozenset[str]:
+        return self._admin.closed(effect.topics)
+
+    @_carries_out(fx.EndForeign)
+    def _end_foreign(self, effect: fx.EndForeign) -> str | None:
         try:
-            self._keeper.delete_records(dict(before.items()))
+            end_transactions(self._foreign, effect.transactions)
+        except (KafkaUnavailable, NotAuthorizedError) as fault:
+            logger.warning("%s: %s", self._group, fault)
+            return str(fault)
+        return None
+
+    # The round.
+
+    @_carries_out(fx.MergeFrames)
+    def _merge(self, effect: fx.MergeFrames) -> Sequence[int]:
+        feed = self._feed = FrameFeed(effect.items, self._reader.read)
+        return feed.offsets(self._current.append(feed.batches()))
+
+    @_carries_out(fx.AppendTogether)
+    def _append_together(self, effect: fx.AppendTogether) -> tuple[Sequence[int], Sequence[int]]:
+        feed = self._feed = FrameFeed(effect.items, self._reader.read)
+        control, places = control_batches(effect.records)
+        beside = beside_batches(effect.beside)
+        bases = self._current.append(chain(feed.batches(), ((effect.topic, batch) for batch in control), beside))
+        offsets = feed.offsets(bases)
+        first = len(bases) - len(beside) - len(control)
+        if offsets != list(effect.expected):
+            self._abort()
+        return offsets, [bases[first + batch] + delta for batch, delta in places]
+
+    @_carries_out(fx.AppendControl)
+    def _append_control(self, effect: fx.AppendControl) -> Sequence[int]:
+        batches, places = control_batches(effect.records)
+        beside = beside_batches(effect.beside)
+        bases = self._current.append(chain(((effect.topic, batch) for batch in batches), beside))
+        return [bases[batch] + delta for batch, delta in places]
+
+    @_carries_out(fx.AppendMessages)
+    def _append_messages(self, effect: fx.AppendMessages) -> Sequence[int]:
+        batches, places = message_batches(effect.messages)
+        bases = self._current.append((effect.messages.topic, batch) for batch in batches)
+        return [bases[batch] + delta for batch, delta in places]
+
+    @_carries_out(fx.AppendLate)
+    def _append_late(self, effect: fx.AppendLate) -> str | None:
+        try:
+            self._current.append(late_batches(effect.source, effect.items))
+        except AppendRefusedError as fault:
+            self._abort()
+            return fault.kafka_error
+        return None
+
+    @_carries_out(fx.SendOffsets)
+    def _send_offsets(self, effect: fx.SendOffsets) -> tuple[int, str] | None:
+        """Send, and for a moment send again where there is no answer, so that one group's broker holds nobody up."""
+        items = effect.items
+        deadline = time.monotonic() + OFFSETS_S
+        while True:
+            sent = 0
+            try:
+                for item in items:
+                    self._current.send_offsets(item.member, item.offsets, retry_timeout_s=OFFSETS_S / 3)
+                    sent += 1
+            except AppendRefusedError as fault:
+                self._abort()
+                return sent, f"offsets of consumer group {items[sent].group_id} were refused: {fault.kafka_error}"
+            except AppendUnknownError as fault:
+                self._current.init()
+                if time.monotonic() >= deadline:
+                    return sent, f"consumer group {items[sent].group_id} took no offsets within {OFFSETS_S:g} s"
+                logger.info("%s: offsets are sent again: %s", self._group, fault)
+            else:
+                return None
+
+    @_carries_out(fx.AbortRound)
+    def _abort_round(self, _: fx.AbortRound) -> None:
+        self._abort()
+
+    @_carries_out(fx.CommitRound)
+    def _commit_round(self, _: fx.CommitRound) -> None:
+        self._current.commit()
+        self._current = next(self._turn)
+
+    def _abort(self) -> None:
+        self._current.abort()
+        self._current = next(self._turn)
+
+    def _empty_round(self) -> None:
+        """Abort what was appended, after a refusal; the next round uses the next identity."""
+        try:
+            self._current.abort()
+        except AppendUnknownError:
+            self._current.init()
+        self._current = next(self._turn)
+
+    # What stands in the logs.
+
+    @_carries_out(fx.Look)
+    def _look(self, effect: fx.Look) -> Sequence[fx.Found | fx.Undecided]:
+        return self._outlook.look(effect.queries)
+
+    @_carries_out(fx.EndOffsets)
+    def _end_offsets(self, effect: fx.EndOffsets) -> Mapping[Partition, int]:
+        return {
+            (topic, number): self._current.end_offset(topic, partition=number) for topic, number in effect.partitions
+        }
+
+    @_carries_out(fx.StartOffsets)
+    def _start_offsets(self, effect: fx.StartOffsets) -> Mapping[Partition, int]:
+        starts = self._admin.start_offsets(effect.partitions)
+        return {partition: starts[partition] for partition in effect.partitions}
+
+    @_carries_out(fx.StableEnds)
+    def _stable_ends(self, effect: fx.StableEnds) -> Mapping[str, int]:
+        return self._measures.stable_ends(effect.topics)
+
+    @_carries_out(fx.DeleteRecords)
+    def _delete_records(self, effect: fx.DeleteRecords) -> frozenset[Partition]:
+        """Delete, and report refusals instead of raising them: that can wait, and is no reason to give up the lead."""
+        self._look_at_fence(effect)
+        try:
+            self._keeper.delete_records(dict(effect.before))
         except (InvalidRequestError, KafkaUnavailable, NotFoundError) as fault:
             logger.warning("%s: records could not be deleted: %s", self._group, fault)
-            return frozenset(before)
+            return frozenset(effect.before)
         return frozenset()
 
-    def _end_offsets(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
-        return {(topic, number): self._current.end_offset(topic, partition=number) for topic, number in partitions}
+    @_carries_out(fx.Now)
+    def _now(self, _: fx.Now) -> int:
+        return self._now_ms()
+
+    @_carries_out(fx.DiskBytes)
+    def _disk_bytes(self, effect: fx.DiskBytes) -> Mapping[str, int]:
+        return self._measures.disk_bytes(effect.topics)
+
+    @_carries_out(fx.GroupCommits)
+    def _group_commits(self, effect: fx.GroupCommits) -> Mapping[str, Mapping[str, int]]:
+        return self._measures.group_commits(effect.groups)
+
+    @_carries_out(fx.ReadLate)
+    def _read_late(self, effect: fx.ReadLate) -> tuple[Sequence[LateRecord], int]:
+        return self._late.read(effect.topic, effect.start, effect.end, effect.records_max)
+
+    @_carries_out(fx.FindLate)
+    def _find_late(self, effect: fx.FindLate) -> bool | None:
+        return self._late.find(effect.source, effect.offset, effect.targets)
+
+    # Takeover.
+
+    @_carries_out(fx.TakeIdentity)
+    def _take_identity(self, _: fx.TakeIdentity) -> None:
+        """Take all transactional ids, side by side: clients wait for it, and each takes several round trips."""
+        with ThreadPoolExecutor(len(self._appenders), "take-identity") as pool:
+            for taken in [pool.submit(appender.init) for appender in self._appenders]:
+                taken.result()
+
+    @_carries_out(fx.ReadCommitLog)
+    def _read_commit_log(self, effect: fx.ReadCommitLog) -> fx.LogSummary:
+        return read_commit_log(self._settings.bootstrap_servers, self._settings.security, effect.topic, effect.start)
+
+    @_carries_out(fx.ReadOrders)
+    def _read_orders(self, effect: fx.ReadOrders) -> Mapping[LineKey, int]:
+        return read_orders(self._settings.bootstrap_servers, self._settings.security, effect.topic, effect.records)
+
+    @_carries_out(fx.ReadCompacted)
+    def _read_compacted(self, effect: fx.ReadCompacted) -> Mapping[bytes, bytes]:
+        latest = read_latest(self._settings.bootstrap_servers, self._settings.security, effect.topic)
+        return {key: item.value for key, item in latest.items()}
+
+    @_carries_out(fx.ReadRecords)
+    def _read_records(self, effect: fx.ReadRecords) -> Mapping[int, bytes | None]:
+        return read_values(self._settings.bootstrap_servers, self._settings.security, effect.topic, effect.offsets)
 
 
 def _spec(spec: fx.TopicSpec) -> TopicSpec:

@@ -1,17 +1,29 @@
-"""Effects: everything that a leader can do to the world, as values.
+"""Effects: everything that a leader can ask of Kafka and ZooKeeper, as values, each with the type of its result.
 
-A procedure yields an effect and is sent its result. Each effect says what it promises when its result arrives; a crash
-may fall between any two of them. See ``steps`` for the results' types.
+A procedure is a generator that yields effects and is sent their results; it does no I/O itself. Instead of ``yield`` it
+says ``yield from``, which is the same and tells mypy what comes back, because an effect is a generator of one step
+(:meth:`Effect.__iter__`)::
+
+    ends = yield from Seal(topics)  # Mapping[str, int]
+
+Who runs a procedure carries out one effect after the other: the interpreter (``shell.interpreter``) on real servers,
+the simulation of the tests in memory. A class here is an effect's only declaration: its fields are what is asked, the
+argument of ``Effect`` is what is given, and its docstring says what has become true when that arrives. A crash may fall
+between any two effects, and between doing one and telling its result.
+
+An effect is as old as the moment in which it is yielded: its procedure does not change afterwards what it has handed
+over, so sequences and mappings are not copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from rollbridge.model.cas import Condition
-from rollbridge.model.conditions import ForeignTransaction
+from rollbridge.model.commit_order import LineKey
+from rollbridge.model.conditions import ForeignTransaction, Obstacle
 from rollbridge.model.control import ControlRecord
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.late import LateRecord
@@ -20,6 +32,74 @@ from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.pieces import FrameRef, Partition
 from rollbridge.model.records import NodeOperation
 from rollbridge.model.sn import SN
+
+T = TypeVar("T")
+
+
+class Effect(Generic[T]):
+    """Something to be done, with a result of type ``T``; each subclass is one kind of effect."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Generator[AnyEffect, Any, T]:
+        """Yield the effect itself and return what is sent for it, for ``yield from`` in a procedure."""
+        result: T = yield self
+        return result
+
+
+AnyEffect = Effect[Any]
+
+Steps = Generator[AnyEffect, Any, T]
+"""A procedure that returns a ``T``."""
+
+# --------------------------------------------------------------------------------------------------------------------
+# ZooKeeper.
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNodes(Effect[Mapping[str, bytes | None]]):
+    """Read the values of nodes, as new as any write of this leader; None for those that do not exist."""
+
+    paths: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCounter(Effect[tuple[bytes, int] | None]):
+    """Read value and version of a node, as new as any write of this leader; None if it does not exist."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChildren(Effect[Mapping[str, list[str]]]):
+    """List the names of the children of each node, sorted; empty for those that do not exist."""
+
+    paths: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureNodes(Effect[None]):
+    """Create those of the nodes that do not exist, persistent, and their parents."""
+
+    paths: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Write(Effect[bool]):
+    """Do all operations in one multi, with a check that this leader's controller epoch is the newest.
+
+    Gives True, or False if an operation did not apply to the state found (a node exists, is missing, or has another
+    version); nothing was written then.
+    """
+
+    operations: Sequence[NodeOperation]
+
+
+ON_ZOOKEEPER: Final = (ReadNodes, ReadCounter, ReadChildren, EnsureNodes, Write)
+"""The effects that ZooKeeper carries out, or refuses; Kafka does all others."""
+
+# --------------------------------------------------------------------------------------------------------------------
+# Topics.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,123 +113,83 @@ class TopicSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadNodes:
-    """The values of ZooKeeper nodes, None for those that do not exist, as new as any write of this leader."""
+class CreateTopics(Effect[Mapping[str, str]]):
+    """Create those of the topics that do not exist, and give the ids of all.
 
-    paths: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCounter:
-    """Value and version of a node, None if it does not exist, as new as any write of this leader."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadChildren:
-    """Names of the children of each node, sorted; empty for those that do not exist."""
-
-    paths: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EnsureNodes:
-    """Persistent nodes exist, their parents too."""
-
-    paths: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """All operations are done in one multi, with a check that this leader's controller epoch is the newest.
-
-    Gives True, or False if an operation did not apply to the state found (a node exists, is missing, or has another
-    version); nothing was written then.
+    Topics that exist already with the same settings are kept.
     """
 
-    operations: tuple[NodeOperation, ...]
-
-
-ON_ZOOKEEPER: Final = (ReadNodes, ReadCounter, ReadChildren, EnsureNodes, Write)
-"""The effects that ZooKeeper carries out, or refuses; Kafka does all others."""
+    topics: Sequence[TopicSpec]
 
 
 @dataclass(frozen=True, slots=True)
-class CreateTopics:
-    """All topics exist; gives their ids. Topics that exist already with the same settings are kept."""
+class MendTopics(Effect[Mapping[str, str] | None]):
+    """Tell what of each topic is not as specified, as text; those that are right, or missing, are left out.
 
-    topics: tuple[TopicSpec, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MendTopics:
-    """Tells what of each topic is not as specified, as text; those that are right, or missing, are left out.
-
-    Limits of timestamps are put right, because only an older version can have left them; brokers apply that soon. If
-    that is ``optional``, None is given where brokers do not answer in time.
+    Limits of timestamps are put right, because only an older version can have left them; brokers apply that soon. Only
+    if that is ``optional``, None is given where brokers do not answer in time.
     """
 
-    topics: tuple[TopicSpec, ...]
+    topics: Sequence[TopicSpec]
     optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteTopics:
-    """None of the topics exists. If that is ``optional``, False is given where brokers do not answer in time."""
+class DeleteTopics(Effect[bool]):
+    """Delete topics, by their ids; gives False where brokers do not answer in time, and it is to be asked for again."""
 
-    topics: tuple[str, ...]
-    optional: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TopicIds:
-    """Kafka's ids of those of the topics that exist."""
-
-    topics: tuple[str, ...]
+    topics: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
-    """No writer whatsoever can append to the topics any more; gives the end offset of each.
+class TopicIds(Effect[Mapping[str, str]]):
+    """Look up Kafka's ids of those of the topics that exist."""
+
+    topics: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal(Effect[Mapping[str, int]]):
+    """Close topics, so that no writer whatsoever can append to them any more; gives the end offset of each.
 
     Left out are topics on which native transactions of others have stayed open for some seconds: nothing new comes in
     there either, and it can be asked again for where they end.
     """
 
-    topics: tuple[str, ...]
+    topics: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class LookForObstacles:
-    """What keeps topics from being sealed while the round is empty: native transactions, and leaders that are away.
+class LookForObstacles(Effect[Sequence[Obstacle]]):
+    """Find what keeps topics from being sealed while the round is empty.
 
-    Left out is what brokers do not tell us.
+    That is native transactions of others, and leaders that are away. Left out is what brokers do not tell us.
     """
 
-    topics: tuple[str, ...]
+    topics: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """Those of the topics that have been closed to writers, in the course of a seal."""
+class Closed(Effect[frozenset[str]]):
+    """Find those of the topics that have been closed to writers, in the course of a seal."""
 
-    topics: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EndForeign:
-    """Native transactions of others are aborted; gives None, or why they could not be."""
-
-    transactions: tuple[ForeignTransaction, ...]
+    topics: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class MergeFrames:
-    """The frames are appended to their topics in order, inside the round; gives the offset of each one's first record.
+class EndForeign(Effect[str | None]):
+    """Abort native transactions of others; gives None, or why they could not be aborted."""
 
-    Nothing is visible before :class:`CommitRound`.
-    """
+    transactions: Sequence[ForeignTransaction]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The round: one native transaction, of which nothing is visible before CommitRound.
+
+
+@dataclass(frozen=True, slots=True)
+class MergeFrames(Effect[Sequence[int]]):
+    """Append frames to their topics in order, inside the round; gives the offset of each one's first record."""
 
     items: Sequence[tuple[str, FrameRef]]
 
@@ -163,8 +203,8 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendControl:
-    """The control records are appended to the group's commit log in order, inside the round; gives their offsets.
+class AppendControl(Effect[Sequence[int]]):
+    """Append control records to the group's commit log in order, inside the round; gives their offsets.
 
     What is to stand ``beside`` them is appended in the same request.
     """
@@ -175,8 +215,8 @@ class AppendControl:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendTogether:
-    """Frames and the control records that foretell where they stand are appended inside the round, in one request.
+class AppendTogether(Effect[tuple[Sequence[int], Sequence[int]]]):
+    """Append frames, and the control records that foretell where they stand, inside the round in one request.
 
     Gives the offset of each frame's first record, and those of the control records. If the former are not the
     ``expected`` ones, the round has been aborted: nothing of it will ever be visible, and it can be done again.
@@ -190,26 +230,35 @@ class AppendTogether:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendMessages:
-    """Messages are appended inside the round, in order; gives their offsets."""
+class AppendMessages(Effect[Sequence[int]]):
+    """Append messages inside the round, in order; gives their offsets."""
 
     messages: Messages
 
 
 @dataclass(frozen=True, slots=True)
-class SendOffsets:
-    """The offsets of consumer groups are part of the round; gives None.
+class SendOffsets(Effect[tuple[int, str] | None]):
+    """Make the offsets of consumer groups part of the round; gives None.
 
     If one of them is refused, gives its place and the reason, and the round is empty again: it can hold nothing of
     value yet, because offsets come first. So whoever reads in an expired generation spoils no other transaction.
     """
 
-    items: tuple[GroupOffsets, ...]
+    items: Sequence[GroupOffsets]
 
 
 @dataclass(frozen=True, slots=True)
-class AbortRound:
-    """Nothing that was appended since the last round will ever be visible."""
+class AbortRound(Effect[None]):
+    """Abort the round: nothing that was appended since the last one will ever be visible."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRound(Effect[None]):
+    """Commit the round: all that was appended since the last one is visible to ``read_committed``, for good."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Conditions: what stands where a transaction expects something.
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,34 +314,43 @@ class Undecided:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Wait until everything before is decided, then look; gives a :class:`Found` or :class:`Undecided` for each."""
+class Look(Effect[Sequence[Found | Undecided]]):
+    """Wait until everything before is decided, then answer each query."""
 
-    queries: tuple[Query, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRound:
-    """Everything appended since the last round is committed: visible to ``read_committed`` readers, for good."""
+    queries: Sequence[Query]
 
 
-@dataclass(frozen=True, slots=True)
-class EndOffsets:
-    """The end offset of each buffer partition as of now."""
-
-    partitions: tuple[Partition, ...]
+# --------------------------------------------------------------------------------------------------------------------
+# Offsets, truncation, and what retention goes by.
 
 
 @dataclass(frozen=True, slots=True)
-class StartOffsets:
-    """The offset of the first message of each buffer partition that has not been truncated."""
+class EndOffsets(Effect[Mapping[Partition, int]]):
+    """Look up the end offset of each buffer partition as of now."""
 
-    partitions: tuple[Partition, ...]
+    partitions: Sequence[Partition]
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteRecords:
-    """What stands below the offsets is gone, for good; gives the partitions of which a broker refuses to delete it.
+class StartOffsets(Effect[Mapping[Partition, int]]):
+    """Look up the offset of the first message of each buffer partition that has not been truncated."""
+
+    partitions: Sequence[Partition]
+
+
+@dataclass(frozen=True, slots=True)
+class StableEnds(Effect[Mapping[str, int]]):
+    """Look up the last stable offset of each topic, below which everything is decided.
+
+    Left out are topics of which brokers do not tell it now.
+    """
+
+    topics: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRecords(Effect[frozenset[Partition]]):
+    """Delete what stands below the offsets, for good; gives the partitions of which a broker refuses to delete it.
 
     An older leader can do this as well as the newest one: Kafka fences nobody here. So it is asked for only where
     everything below is settled for every leader that ever was and will be.
@@ -302,15 +360,31 @@ class DeleteRecords:
 
 
 @dataclass(frozen=True, slots=True)
-class StableEnds:
-    """The last stable offset of each topic, below which everything is decided; left out where that is not told now."""
-
-    topics: tuple[str, ...]
+class Now(Effect[int]):
+    """Read the leader's clock, ms since 1970, after everything before; a procedure may have waited since it began."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadLate:
-    """The committed records of a topic from ``start`` up to ``end``, which is decided; at most so many.
+class DiskBytes(Effect[Mapping[str, int]]):
+    """Measure how many bytes each topic has on the disk of its leader; what cannot be told now is left out."""
+
+    topics: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommits(Effect[Mapping[str, Mapping[str, int]]]):
+    """Look up what each consumer group has committed, by topic; what cannot be told now is left out."""
+
+    groups: Sequence[str]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Late records: those that a broker had let in before a seal and appended after it.
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLate(Effect[tuple[Sequence[LateRecord], int]]):
+    """Read the committed records of a topic from ``start`` up to ``end``, which is decided; at most ``records_max``.
 
     Gives them, and the offset up to which everything has been looked at.
     """
@@ -322,10 +396,10 @@ class ReadLate:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendLate:
-    """Copies of late records are appended to topics inside the round, in order, each with where it comes from.
+class AppendLate(Effect[str | None]):
+    """Append copies of late records to topics inside the round, in order, each with where it comes from.
 
-    If one of them is refused, gives the reason, and the round is empty again.
+    Gives None. If one of them is refused, gives the reason, and the round is empty again.
     """
 
     source: str
@@ -333,10 +407,10 @@ class AppendLate:
 
 
 @dataclass(frozen=True, slots=True)
-class FindLate:
-    """Whether a copy of the record at ``offset`` of a topic is committed in one of ``targets``, from offsets on.
+class FindLate(Effect[bool | None]):
+    """Tell whether a copy of the record at ``offset`` of a topic is committed in one of ``targets``, from offsets on.
 
-    Gives None where that can not be told now, because a native transaction is open there.
+    Gives None where that cannot be told now, because a native transaction is open there.
     """
 
     source: str
@@ -344,38 +418,15 @@ class FindLate:
     targets: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
-    """The leader's clock, ms since 1970, after everything before; a procedure may have waited since it began."""
+# --------------------------------------------------------------------------------------------------------------------
+# Takeover: fencing older leaders, and what they have left on record.
 
 
 @dataclass(frozen=True, slots=True)
-class DiskBytes:
-    """How many bytes each topic has on the disk of its leader; those that can not be told now are left out."""
+class TakeIdentity(Effect[None]):
+    """Take the group's Kafka transactional ids: an older leader's are fenced, what it left open is aborted."""
 
-    topics: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCommits:
-    """What each consumer group has committed, by topic; those of which that can not be told now are left out."""
-
-    groups: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCompacted:
-    """The latest committed value of each key of a compacted topic of one partition; deleted keys are left out."""
-
-    topic: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRecords:
-    """The committed values at offsets of a topic of one partition, None where there is none (any more)."""
-
-    topic: str
-    offsets: tuple[int, ...]
+    group: GroupName
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,29 +447,64 @@ class LogSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeIdentity:
-    """The group's Kafka transactional ids are ours: an older leader's are fenced, what it left open is aborted."""
-
-    group: GroupName
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCommitLog:
-    """The commit log from ``start`` up to its end, committed records only; gives a :class:`LogSummary`."""
+class ReadCommitLog(Effect[LogSummary]):
+    """Read the commit log from ``start`` up to its end, committed records only."""
 
     topic: str
     start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOrders:
-    """The highest number that the last ``records`` of a commit log commit, by connection and epoch of its session."""
+class ReadOrders(Effect[Mapping[LineKey, int]]):
+    """Read the highest number among the last ``records`` of a commit log, by connection and epoch of its session."""
 
     topic: str
     records: int
 
 
-STUMBLED = "UNKNOWN_SERVER_ERROR"
+@dataclass(frozen=True, slots=True)
+class ReadCompacted(Effect[Mapping[bytes, bytes]]):
+    """Read the latest committed value of each key of a compacted topic of one partition; deleted keys are left out."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecords(Effect[Mapping[int, bytes | None]]):
+    """Read the committed values at offsets of a topic of one partition, None where there is none (any more)."""
+
+    topic: str
+    offsets: Sequence[int]
+
+
+ROUND: Final = (MergeFrames, AppendControl, AppendTogether, AppendMessages, SendOffsets, CommitRound)
+"""Effects that are part of a round; when one of them is refused, nothing of the round can be committed."""
+
+# --------------------------------------------------------------------------------------------------------------------
+# Steps that are an effect and a look at its result.
+
+
+def read_node(path: str) -> Steps[bytes | None]:
+    """Return the value of one node, None if it does not exist."""
+    values = yield from ReadNodes((path,))
+    return values[path]
+
+
+def read_children(path: str) -> Steps[list[str]]:
+    """Return the names of the children of one node, sorted; empty if it does not exist."""
+    names = yield from ReadChildren((path,))
+    return names[path]
+
+
+def confirm_leadership() -> Steps[None]:
+    """End the term if there is a newer leader; what was read before is then not a newer leader's work."""
+    yield from Write(())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Refusals: an exception instead of a result.
+
+STUMBLED: Final = "UNKNOWN_SERVER_ERROR"
 """Code of a refusal by a broker that stumbled over a batch: it may be malformed, or the broker may be ill."""
 
 
@@ -440,7 +526,7 @@ class Refused(Exception):
     """
 
     def __init__(
-        self, effect: Effect, reason: str, *, code: str, topic: str | None = None, places: Sequence[int] = ()
+        self, effect: AnyEffect, reason: str, *, code: str, topic: str | None = None, places: Sequence[int] = ()
     ) -> None:
         super().__init__(f"{type(effect).__name__} was refused: {reason}")
         self.effect = effect
@@ -451,48 +537,5 @@ class Refused(Exception):
 
     @property
     def by(self) -> str:
-        """Who has refused it, as messages say it."""
+        """Name who has refused it, as messages say it."""
         return "ZooKeeper" if isinstance(self.effect, ON_ZOOKEEPER) else "Kafka"
-
-
-Effect = (
-    ReadNodes
-    | ReadCounter
-    | ReadChildren
-    | EnsureNodes
-    | Write
-    | CreateTopics
-    | MendTopics
-    | DeleteTopics
-    | TopicIds
-    | Seal
-    | LookForObstacles
-    | Closed
-    | EndForeign
-    | MergeFrames
-    | AppendControl
-    | AppendTogether
-    | SendOffsets
-    | Look
-    | AbortRound
-    | AppendMessages
-    | CommitRound
-    | EndOffsets
-    | StartOffsets
-    | DeleteRecords
-    | StableEnds
-    | ReadLate
-    | AppendLate
-    | FindLate
-    | Now
-    | DiskBytes
-    | GroupCommits
-    | ReadCompacted
-    | ReadRecords
-    | TakeIdentity
-    | ReadCommitLog
-    | ReadOrders
-)
-
-ROUND = (MergeFrames, AppendControl, AppendTogether, AppendMessages, SendOffsets, CommitRound)
-"""Effects that are part of a round; when one of them is refused, nothing of the round can be committed."""
