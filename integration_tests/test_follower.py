@@ -161,8 +161,8 @@ def test_a_lost_connection_loses_and_doubles_nothing(servers: str, topic: str, c
     for number in range(5):
         produce(servers, topic, [b"%d" % number])
         eventually(collector.has(number + 1), "it goes on")
-        for connection in collector.follower._connections.values():
-            connection._socket.shutdown(2)
+        for line in collector.follower._connections.values():
+            line.connection._socket.shutdown(2)
     assert collector.values == [b"%d" % number for number in range(5)]
     assert collector.troubles == []
 
@@ -277,8 +277,8 @@ def test_a_client_learns_outcomes_although_its_connections_were_cut(
         completion = tail.completion(first.id)
         first.commit()
         eventually(lambda: completion.settled, "the first outcome is known")
-        for connection in list(tail._follower._connections.values()):
-            connection._socket.shutdown(2)
+        for line in list(tail._follower._connections.values()):
+            line.connection._socket.shutdown(2)
         second = client.begin(orders, timeout=timedelta(minutes=1))
         completion = tail.completion(second.id)
         second.commit()

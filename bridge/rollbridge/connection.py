@@ -1,7 +1,7 @@
 """The connection of one client: begins transactions, joins those of others, and reaches the admin requests.
 
 One :class:`Bridge` is safe to use from several threads and runs many transactions at once. It holds one producer, one
-consumer of the commit logs in use, one ZooKeeper session, and three threads: deliveries, outcomes, housekeeping.
+follower of the commit logs in use, one ZooKeeper session, and three threads: deliveries, outcomes, housekeeping.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def send(plan: FetchPlan, now: float = 0.0) -> dict[int, list[Wanted]]:
     """Send what is to be asked."""
     requests = plan.requests(now)
     for node, wanted in requests.items():
-        plan.sent(node, wanted)
+        plan.sent(node, wanted, now)
     return requests
 
 
@@ -275,6 +275,18 @@ def test_a_damaged_batch_is_told_once_it_is_the_next_and_asked_for_again() -> No
     assert (type(trouble.fault), trouble.offset, trouble.resume) == (CorruptDataError, 1, None)
     assert plan.requests(0.0) == {}
     assert send(plan, LATER) == {ONE: [Wanted(*A, 1)]}
+
+
+def test_a_leader_that_answers_at_once_that_there_is_nothing_is_not_asked_at_once() -> None:
+    plan = followed({A: ONE})
+    send(plan)
+    assert plan.answered(ONE, answer({"a": (data(0),)}), 0.001) == []
+    assert send(plan, 0.001) == {}
+    due = plan.next_due(0.001)
+    assert 0.001 < due <= 0.1
+    assert send(plan, due) == {ONE: [Wanted(*A, 0)]}
+    plan.answered(ONE, answer({"a": (data(0),)}), due + 0.5)
+    assert send(plan, due + 0.5) == {ONE: [Wanted(*A, 0)]}, "it has held its answer back"
 
 
 def test_an_answer_that_is_a_fault_as_a_whole_counts_as_none() -> None:

@@ -4,8 +4,9 @@ Native transactions: ``appender`` (what callers use) with its ``states``, on ``p
 and ``group_offsets`` (to coordinators), ``codes`` (what answers mean), ``metadata`` (who leads what), ``wire`` and
 ``security`` (one connection), ``offsets`` (ends of partitions) and ``describe`` (one answer that kio cannot read).
 Plain idempotent writes: ``idempotent``, with the same pipeline's requests. Record batches as values: ``batches``, with
-``inflate``. Topics: ``topics`` and ``seal``. librdkafka: ``clients`` for its settings, ``translate`` for its errors.
-What can go wrong is in ``errors``.
+``inflate``. Reading: ``fetch`` (one request), ``follower`` (partitions as they grow) with its ``fetch_plan``. Topics:
+``topics`` and ``seal``. librdkafka: ``clients`` for its settings, ``translate`` for its errors. What can go wrong is in
+``errors``.
 """
 
 from __future__ import annotations

@@ -211,10 +211,16 @@ def judged_batches(
     Raises:
         CorruptDataError: While iterating: it is no sequence of batches.
     """
+    return judge(((parse_header(batch), batch) for batch in complete_batches(raw)), aborted)
+
+
+def judge(
+    batches: Iterable[tuple[BatchHeader, memoryview]], aborted: Iterable[AbortedSpan]
+) -> Iterator[tuple[BatchHeader, memoryview, Standing]]:
+    """The same for batches that have been told apart."""
     spans = deque(sorted(aborted, key=lambda span: span.first_offset))
     gone: set[int] = set()
-    for batch in complete_batches(raw):
-        header = parse_header(batch)
+    for header, batch in batches:
         while spans and spans[0].first_offset <= header.base_offset + header.last_offset_delta:
             gone.add(spans.popleft().producer_id)
         if header.is_control:

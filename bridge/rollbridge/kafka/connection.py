@@ -142,7 +142,8 @@ class Connection:
         if self._closed or not self._waiting:
             return False
         try:
-            self._socket.settimeout(0.0)
+            if self._socket.gettimeout() != 0.0:  # to set it takes a system call
+                self._socket.settimeout(0.0)
             if self._reader.peek(1):
                 return True
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -319,15 +320,21 @@ class Connection:
         return fixed + self._client_id + tags
 
     def _send_all(self, parts: Sequence[Buffer]) -> None:
-        self._socket.settimeout(max(0.001, self._patience_s()))
         if isinstance(self._socket, ssl.SSLSocket):
+            self._socket.settimeout(max(0.001, self._patience_s()))
             for part in parts:
                 self._socket.sendall(part)
             return
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         first = 0
+        if self._socket.gettimeout() != 0.0:
+            self._socket.settimeout(max(0.001, self._patience_s()))
         while first < len(views):
-            sent = self._socket.sendmsg(views[first : first + _IOV_MAX])
+            try:
+                sent = self._socket.sendmsg(views[first : first + _IOV_MAX])
+            except BlockingIOError:  # after has_answer(); small requests are gone at once
+                self._socket.settimeout(max(0.001, self._patience_s()))
+                continue
             while first < len(views) and sent >= len(views[first]):
                 sent -= len(views[first])
                 first += 1
@@ -336,6 +343,9 @@ class Connection:
 
     def _read_frame(self, deadline: float) -> bytes:
         try:
+            whole = self._buffered_frame()
+            if whole is not None:
+                return whole
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
             head: bytes = self._reader.read(_LENGTH.size)
             if len(head) < _LENGTH.size:
@@ -349,6 +359,20 @@ class Connection:
         if len(body) < size:
             raise self._lost("closed by the broker in the middle of an answer")
         return head + body
+
+    def _buffered_frame(self) -> bytes | None:
+        """An answer that :meth:`has_answer` has found whole, without a further system call."""
+        if self._socket.gettimeout() != 0.0:
+            return None
+        try:
+            buffered = self._reader.peek(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return None
+        if len(buffered) < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack_from(buffered)
+        whole = _LENGTH.size + size
+        return self._reader.read(whole) if _ANSWER_HEAD.size <= whole <= len(buffered) else None
 
     def _patience_s(self) -> float:
         if self.deadline is None:

@@ -21,7 +21,7 @@ from kio.schema.fetch.v12.response import PartitionData
 from rollbridge.errors import CorruptDataError, KafkaUnavailable, RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import BatchHeader, Record, check_crc, complete_batches, parse_header
-from rollbridge.kafka.committed import AbortedSpan, Standing, iterate_any_records, judged_batches
+from rollbridge.kafka.committed import AbortedSpan, Standing, iterate_any_records, judge
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFound
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Wanted
 from rollbridge.kafka.metadata import NodeId
@@ -34,6 +34,9 @@ Partition = tuple[str, int]
 LOOK_UP_S: Final = 30.0
 """How often leaders are looked up although nobody complains: one that is cut off from the others may not know that it
 leads no more."""
+FRUITLESS_S: Final = 0.01
+"""How often a leader is asked that answers at once that there is nothing: it does so behind a native transaction that
+is open since an earlier file of the log."""
 UNHEARD_OF_S: Final = 5.0
 """How long there may be no such topic before that is told: not all brokers hear at once of one that is new."""
 
@@ -45,7 +48,7 @@ class Fetched(NamedTuple):
         partition: Which one.
         start: The offset that was asked for; the first batch may begin earlier.
         end: Every offset in ``start..end-1`` has been looked at.
-        raw: Whole batches one after the other, their checksums looked at.
+        batches: With their headers, in order; their checksums are right.
         aborted: The aborted native transactions that reach into them, for ``READ_COMMITTED``.
         high_watermark: Where the partition ends.
         stable_end: Its last stable offset.
@@ -54,14 +57,14 @@ class Fetched(NamedTuple):
     partition: Partition
     start: int
     end: int
-    raw: memoryview
+    batches: list[tuple[BatchHeader, memoryview]]
     aborted: list[AbortedSpan]
     high_watermark: int
     stable_end: int
 
-    def batches(self) -> Iterator[tuple[BatchHeader, memoryview, Standing]]:
-        """The batches, in order, and whether a reader sees them."""
-        return judged_batches(self.raw, self.aborted)
+    def judged(self) -> Iterator[tuple[BatchHeader, memoryview, Standing]]:
+        """The batches, and whether a reader sees them."""
+        return judge(self.batches, self.aborted)
 
     def records(self) -> Iterator[Record]:
         """The records that a reader sees, one by one.
@@ -70,7 +73,7 @@ class Fetched(NamedTuple):
             CorruptDataError: While iterating: a batch does not decompress, or does not parse.
         """
         start = self.start
-        for _, batch, standing in self.batches():
+        for _, batch, standing in self.judged():
             if standing is Standing.COMMITTED:
                 for record in iterate_any_records(batch):
                     if record.offset >= start:
@@ -119,6 +122,14 @@ class _Place:
     backoff: Backoff = field(default_factory=Backoff)
 
 
+class _Request(NamedTuple):
+    """What is under way at a leader."""
+
+    sent_at: float
+    places: dict[Partition, tuple[int, int]]
+    """Serials and offsets."""
+
+
 class FetchPlan:
     """Where each partition is, who leads it, and what is under way. Not thread-safe.
 
@@ -130,7 +141,7 @@ class FetchPlan:
     def __init__(self, *, check_epochs: bool = False) -> None:
         self._check_epochs = check_epochs
         self._places: dict[Partition, _Place] = {}
-        self._under_way: dict[NodeId, dict[Partition, tuple[int, int]]] = {}
+        self._under_way: dict[NodeId, _Request] = {}
         self._serial = 0
         self._turn = 0
         self._look_up_at = 0.0
@@ -229,24 +240,24 @@ class FetchPlan:
         """Leaders that are asked without a partition that has just been added: it would wait until they answer."""
         return [
             node
-            for node, under_way in self._under_way.items()
+            for node, request in self._under_way.items()
             if any(
                 place.leader == node
                 and not place.asked
                 and self._is_due(place, now)
-                and under_way.get(partition, (None,))[0] != place.serial
+                and request.places.get(partition, (None,))[0] != place.serial
                 for partition, place in self._places.items()
             )
         ]
 
-    def sent(self, node: NodeId, wanted: Iterable[Wanted]) -> None:
+    def sent(self, node: NodeId, wanted: Iterable[Wanted], now: float) -> None:
         """A request is under way."""
-        under_way = self._under_way[node] = {}
+        request = self._under_way[node] = _Request(now, {})
         for item in wanted:
             partition = item.topic, item.partition
             place = self._places[partition]
             place.asked = True
-            under_way[partition] = place.serial, item.offset
+            request.places[partition] = place.serial, item.offset
 
     def withdrawn(self, node: NodeId) -> None:
         """The request that was under way there is not waited for any more."""
@@ -262,17 +273,22 @@ class FetchPlan:
 
     def answered(self, node: NodeId, answer: FetchResponse, now: float) -> list[Fetched | Trouble]:
         """Take the answer to the request that is under way with a leader."""
-        asked = self._under_way.pop(node, {})
+        sent_at, asked = self._under_way.pop(node)
         found: list[Fetched | Trouble] = []
+        given: list[_Place] = []
         for topic in answer.responses:
             for data in topic.partitions:
                 partition = str(topic.topic), int(data.partition_index)
-                serial, start = asked.pop(partition, (None, 0))
+                serial, start = asked.get(partition, (None, 0))
                 place = self._places.get(partition)
                 if place is not None and place.serial == serial and place.offset == start:
                     found += self._taken(partition, place, data, now)
+                    given.append(place)
         if answer.error_code != ErrorCode.none:
             found += self.lost(node, KafkaUnavailable(f"a fetch was answered {codes.name(answer.error_code)}"), now)
+        elif not found and now - sent_at < FRUITLESS_S:
+            for place in given:
+                place.not_before = max(place.not_before, now + FRUITLESS_S)
         return found
 
     def next_due(self, now: float) -> float:
@@ -310,24 +326,23 @@ class FetchPlan:
             self._pause(place, now)
             yield Trouble(partition, start, fault, min(data.diverging_epoch.end_offset, start))
             return
-        raw = memoryview(data.records or b"")
-        whole, end, epoch, corrupt = 0, start, place.epoch, None
+        batches: list[tuple[BatchHeader, memoryview]] = []
+        end, corrupt = start, None
         try:
-            for batch in complete_batches(raw):
+            for batch in complete_batches(data.records or b""):
                 header = parse_header(batch)
                 check_crc(header, batch)
-                whole += len(batch)
+                batches.append((header, batch))
                 end = max(end, header.base_offset + header.last_offset_delta + 1)
-                epoch = header.partition_leader_epoch
         except CorruptDataError as fault:
             corrupt = fault
         if end > start:
             self._turn += 1
             place.offset, place.served = end, self._turn
             if self._check_epochs:
-                place.epoch = epoch
+                place.epoch = batches[-1][0].partition_leader_epoch
             aborted = [AbortedSpan(item.producer_id, item.first_offset) for item in data.aborted_transactions or ()]
-            yield Fetched(partition, start, end, raw[:whole], aborted, data.high_watermark, data.last_stable_offset)
+            yield Fetched(partition, start, end, batches, aborted, data.high_watermark, data.last_stable_offset)
         if corrupt is None:
             place.unheard_of_since = None
             place.backoff.reset()

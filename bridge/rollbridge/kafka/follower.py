@@ -12,6 +12,7 @@ ask for stands in a queue until the polling thread, woken through a pipe, looks 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import threading
@@ -24,12 +25,12 @@ from functools import partial
 from typing import Final
 
 from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v12 import FetchResponse
+from kio.schema.fetch.v12 import FetchRequest, FetchResponse
 
 from rollbridge.errors import KafkaUnavailable, RollbridgeError
 from rollbridge.forks import hold, is_gone
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.fetch import FETCH_BYTES, NO_EPOCH, Wanted, fetch_request
+from rollbridge.kafka.fetch import FETCH_BYTES, NO_EPOCH, Wanted, encode_fetch
 from rollbridge.kafka.fetch_plan import Fetched, FetchPlan, Partition, Range, Trouble
 from rollbridge.kafka.metadata import Broker, Clusters, Isolation, NodeId, ask_once
 from rollbridge.kafka.offsets import EARLIEST, LATEST, offsets_question
@@ -44,6 +45,18 @@ _DIAL_S: Final = 3.0
 _REQUEST_S: Final = 10.0
 _LOOK_S: Final = 1.0
 """How often it is looked whether an answer is overdue."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """A connection to a leader."""
+
+    connection: Connection
+    heard_at: float
+
+    def usable(self, now: float) -> bool:
+        """Whether to send on it; what has just been heard of is not looked at."""
+        return self.connection.usable() if now - self.heard_at > _LOOK_S else not self.connection.expired()
 
 
 @dataclass(slots=True)
@@ -91,8 +104,8 @@ class Follower:
         # Of the polling thread.
         self._plan = FetchPlan(check_epochs=check_epochs)
         self._brokers: dict[NodeId, Broker] = {}
-        self._connections: dict[NodeId, Connection] = {}
-        self._asked: set[NodeId] = set()
+        self._connections: dict[NodeId, _Line] = {}
+        self._asked: dict[NodeId, _Line] = {}
         self._dialling: set[NodeId] = set()
         self._looking_up = False
         # Of all threads: what is appended by others is taken by the polling thread.
@@ -126,13 +139,12 @@ class Follower:
         """What has arrived; waits for it at most ``timeout_s``, and not at all once stopped."""
         deadline = Deadline(timeout_s)
         while not self._stopped:
-            found = self._look()
-            if found:
+            found = self._learn()
+            if not found:
+                self.ask()
+                found = self._hear(self._wait(deadline))
+            if found or deadline.passed():
                 return found
-            self.ask()
-            if deadline.passed():
-                break
-            self._wait(deadline)
         return []
 
     def ask(self) -> None:
@@ -187,39 +199,16 @@ class Follower:
         while self._orders:
             self._orders.popleft()()
 
-    def _look(self) -> list[Fetched | Trouble]:
-        """Take what is there: orders, news, answers."""
-        self._obey()
+    def _learn(self) -> list[Fetched | Trouble]:
+        """Take what the background threads have found out."""
         found: list[Fetched | Trouble] = []
-        now = time.monotonic()
         while self._news:
-            found += self._learn(self._news.popleft(), now)
-        for node in list(self._asked):
-            connection = self._connections[node]
-            if connection.has_answer():
-                found += self._hear(node, connection, now)
-            elif connection.overdue():
-                self._drop(node)
-                fault = KafkaUnavailable(f"{connection.address} does not answer")
-                found += self._plan.lost(node, fault, now)
+            now = time.monotonic()
+            news = self._news.popleft()
+            found += self._learn_leaders(news, now) if news.node is None else self._learn_connection(news, now)
         return found
 
-    def _hear(self, node: NodeId, connection: Connection, now: float) -> list[Fetched | Trouble]:
-        self._asked.discard(node)
-        try:
-            answer = connection.receive(FetchResponse)
-        except KafkaUnavailable as fault:
-            self._drop(node)
-            return [*self._plan.lost(node, fault, now)]
-        return self._plan.answered(node, answer, now)
-
-    def _learn(self, news: _News, now: float) -> list[Trouble]:
-        if news.node is not None:
-            self._dialling.discard(news.node)
-            if news.connection is not None:
-                self._connections[news.node] = news.connection
-                return []
-            return self._plan.lost(news.node, news.fault or KafkaUnavailable("it cannot be reached"), now)
+    def _learn_leaders(self, news: _News, now: float) -> list[Trouble]:
         self._looking_up = False
         if news.fault is not None:
             return self._plan.not_learned(news.topics, news.fault, now)
@@ -230,46 +219,76 @@ class Follower:
             self._brokers[node] = broker
         troubles = self._plan.learn(news.topics, news.leaders, news.faults, now)
         troubles += self._plan.learn_ranges(news.ranges, now)
-        for node in self._connections.keys() - self._asked:
+        for node in self._connections.keys() - self._asked.keys():
             if not self._plan.leads(node):
                 self._drop(node)
         return troubles
 
+    def _learn_connection(self, news: _News, now: float) -> list[Trouble]:
+        node = news.node
+        assert node is not None
+        self._dialling.discard(node)
+        if news.connection is None:
+            return self._plan.lost(node, news.fault or KafkaUnavailable("it cannot be reached"), now)
+        self._connections[node] = _Line(news.connection, now)
+        return []
+
+    def _hear(self, ready: Collection[int]) -> list[Fetched | Trouble]:
+        """Take the answers that have come, by the descriptors of their connections."""
+        found: list[Fetched | Trouble] = []
+        now = time.monotonic()
+        for node, line in list(self._asked.items()):
+            connection = line.connection
+            try:
+                if connection.fileno() in ready and connection.has_answer():
+                    del self._asked[node]
+                    answer = connection.receive(FetchResponse)
+                    line.heard_at = now
+                    found += self._plan.answered(node, answer, now)
+                elif connection.overdue():
+                    raise KafkaUnavailable(f"{connection.address} does not answer")
+            except KafkaUnavailable as fault:
+                self._drop(node)
+                found += self._plan.lost(node, fault, now)
+        return found
+
     def _send(self, node: NodeId, wanted: list[Wanted], now: float) -> None:
-        connection = self._connections.get(node)
-        if connection is None or not connection.usable():
+        line = self._connections.get(node)
+        if line is None or not line.usable(now):
             self._drop(node)
             self._dialling.add(node)
             self._begin(partial(self._dial, node, self._brokers[node]))
             return
+        body = encode_fetch(wanted, self._wait_ms, self._isolation, self._max_bytes)
         try:
-            connection.send(fetch_request(wanted, self._wait_ms, self._isolation, self._max_bytes))
+            line.connection.send_body(FetchRequest.__api_key__, FetchRequest.__version__, (body,))
         except KafkaUnavailable as fault:
             self._drop(node)
             self._plan.lost(node, fault, now)
         else:
-            self._plan.sent(node, wanted)
-            self._asked.add(node)
+            self._plan.sent(node, wanted, now)
+            self._asked[node] = line
 
     def _drop(self, node: NodeId) -> None:
-        self._asked.discard(node)
-        connection = self._connections.pop(node, None)
-        if connection is not None:
-            connection.close()
+        self._asked.pop(node, None)
+        line = self._connections.pop(node, None)
+        if line is not None:
+            line.connection.close()
 
-    def _wait(self, deadline: Deadline) -> None:
-        """Wait for answers, or for something else to do."""
+    def _wait(self, deadline: Deadline) -> Collection[int]:
+        """Wait for answers, or for something else to do; the descriptors of connections on which there is something."""
         poller = select.poll()
         poller.register(self._waker, select.POLLIN)
-        for node in self._asked:
-            poller.register(self._connections[node].fileno(), select.POLLIN)
+        for line in self._asked.values():
+            poller.register(line.connection.fileno(), select.POLLIN)
         now = time.monotonic()
         left_s = min(deadline.left(), self._plan.next_due(now) - now, _LOOK_S)
-        for descriptor, _ in poller.poll(max(0, round(1000 * left_s) + 1)):
-            if descriptor == self._waker:
-                with suppress(BlockingIOError):
-                    while os.read(self._waker, 512):
-                        pass
+        ready = {descriptor for descriptor, _ in poller.poll(math.ceil(1000 * left_s))}
+        if self._waker in ready:
+            with suppress(BlockingIOError):
+                while os.read(self._waker, 512):
+                    pass
+        return ready
 
     def _begin(self, find_out: Callable[[], _News]) -> None:
         threading.Thread(target=self._find_out, args=(find_out,), name=self._name, daemon=True).start()
