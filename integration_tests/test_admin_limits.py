@@ -21,7 +21,7 @@ from rollbridge.model.epochs import EpochCause, EpochRecord, Segment
 from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import CreateNode, StreamState, epoch_to_json
+from rollbridge.model.records import CreateNode, StreamState
 from rollbridge.model.requests import Request, RequestKind
 from rollbridge.zookeeper.metadata import Metadata
 
@@ -131,6 +131,6 @@ def grow(metadata: Metadata, name: StreamName) -> None:
             created_ms=int(time.time() * 1000),
             sealed_ends={segment: 0},
         )
-        batches.append([CreateNode(paths.epoch(name, epoch), epoch_to_json(record))])
+        batches.append([CreateNode(paths.epoch(name, epoch), record.to_json())])
         segment = fresh
     assert not [fault for fault in metadata.session.multi_pipelined(batches) if fault is not None]

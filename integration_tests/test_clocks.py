@@ -16,7 +16,7 @@ from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import marks_from_json
+from rollbridge.model.records import RetentionMarks
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 DAY_S = 86_400
@@ -42,7 +42,7 @@ def test_a_leader_whose_clock_is_a_day_ahead_deletes_nothing_that_is_young(
         long.flush()
         b.admin.update_stream(str(stream), retention_time=timedelta(hours=1))
         with ZooKeeperSession(cluster.zookeeper, root=root) as session:
-            until(lambda: (node := session.get(paths.retention(stream))) and marks_from_json(node.value))
+            until(lambda: (node := session.get(paths.retention(stream))) and RetentionMarks.from_json(node.value).marks)
             clock.set(DAY_S)
             site.stop_coordinator()
             leads = paths.leader(GroupName(stream.scope))

@@ -28,7 +28,6 @@ from rollbridge.model.records import (
     StreamConfig,
     TransactionRecord,
     Truncation,
-    epoch_to_json,
 )
 from rollbridge.model.requests import Answer, Request, RequestKind
 from rollbridge.model.truncation import without_epochs
@@ -56,7 +55,7 @@ def put_stream(metadata: Metadata, name: StreamName, history: EpochHistory) -> N
     metadata.session.create(paths.stream(name), config_of(name).to_json())
     metadata.session.create(paths.epochs(name))
     for record in history.records:
-        metadata.session.create(paths.epoch(name, record.epoch), epoch_to_json(record))
+        metadata.session.create(paths.epoch(name, record.epoch), record.to_json())
 
 
 def transaction(number: int, group: GroupName = GROUP) -> TransactionRecord:
@@ -101,7 +100,7 @@ def test_a_history_is_watched_for_new_epochs_and_for_deletion(metadata: Metadata
     grown = threading.Event()
     metadata.history(ORDERS, grown.set)
     record = created.plan_scale([0], ranges_of([(0.0, 0.5), (0.5, 1.0)]), 9)
-    metadata.session.create(paths.epoch(ORDERS, 1), epoch_to_json(record))
+    metadata.session.create(paths.epoch(ORDERS, 1), record.to_json())
     assert grown.wait(PATIENCE_S)
     gone = threading.Event()
     assert metadata.history(ORDERS, gone.set) == created.with_records(record)

@@ -13,6 +13,7 @@ from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, RefusedCondition, StreamCondition
 from rollbridge.model.frames import Manifest, PieceKey, decode_manifest
+from rollbridge.model.mapper import Mapper
 from rollbridge.model.sn import ANY, EMPTY
 
 keys = st.binary(max_size=20)
@@ -32,7 +33,8 @@ def test_conditions_travel_in_the_manifest(found: list[StreamCondition]) -> None
 @given(st.text(), st.none() | keys, sns, sns)
 def test_refusals_round_trip(stream: str, key: bytes | None, expected: object, actual: object) -> None:
     refused = RefusedCondition(stream, key, expected, actual)  # type: ignore[arg-type]
-    assert RefusedCondition.from_datum(refused.as_datum()) == refused
+    refusals = Mapper(RefusedCondition, "control_record.refused")
+    assert refusals.of_datum(refusals.to_datum(refused)) == refused
 
 
 GOOD = {"stream": 0, "key": "6b", "scope": "key", "expected": "empty"}

@@ -14,9 +14,11 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.model.conditions import RefusedCondition
 from rollbridge.model.control import ControlKind, ControlRecord, Run, add_run, decode_control
 from rollbridge.model.ids import SegmentId, TransactionId
+from rollbridge.model.mapper import Mapper
 
 int32 = st.integers(0, (1 << 31) - 1)
 runs = st.builds(Run, int32, times_ms, times_ms)
+REFUSED = Mapper(RefusedCondition, "control_record.refused")
 refusals = st.builds(RefusedCondition, stream_names.map(str), st.none() | st.binary(max_size=9), sns, sns)
 records = st.builds(
     ControlRecord,
@@ -69,7 +71,7 @@ def test_the_encoder_by_hand_writes_what_the_general_one_does(record: ControlRec
             }
             for stream, segments in record.placement.items()
         ],
-        "refused": None if record.refused is None else record.refused.as_datum(),
+        "refused": None if record.refused is None else REFUSED.to_datum(record.refused),
     }
     assert record.encode_value() == rollbridge_schemas.codec("control_record").encode(datum)
 

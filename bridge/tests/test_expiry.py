@@ -14,13 +14,13 @@ from rollbridge.cli.stream import history_table
 from rollbridge.cli.tables import lineage_svg
 from rollbridge.errors import ConflictError, CorruptDataError, InvalidRequestError, TruncatedError
 from rollbridge.model.cas import place_of
-from rollbridge.model.epochs import EpochCause, EpochHistory, Foundation, check_chain
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Foundation, check_chain
 from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.lineage import Course, lineage
 from rollbridge.model.reader_group import Reset, decide, wanted
 from rollbridge.model.reading import ReadingPlan
-from rollbridge.model.records import Truncation, epoch_from_json, epoch_to_json
+from rollbridge.model.records import Truncation
 from rollbridge.model.sn import ANY, DLSN, EMPTY, SN, sequence_bases
 from rollbridge.model.truncation import (
     EPOCHS_AT_ONCE,
@@ -202,7 +202,7 @@ def test_a_history_grows_as_the_whole_one_does(pair: tuple[EpochHistory, EpochHi
 def test_what_is_stored_is_what_was_meant(pair: tuple[EpochHistory, EpochHistory]) -> None:
     whole, kept = pair
     stored = Truncation.from_json(Truncation(kept.removed, frozenset(), kept.foundation).to_json())
-    records = [epoch_from_json(epoch_to_json(item)) for item in whole.records]
+    records = [EpochRecord.from_json(item.to_json()) for item in whole.records]
     assert stored.history_of(records) == kept, "also if the epochs were read before they were dropped"
     assert stored.history_of(records[kept.first :]) == kept
     known, left = lineage(whole).partitions, lineage(kept).partitions

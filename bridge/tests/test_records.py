@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bridge.tests.strategies import group_names, histories, partitions, stream_names, times_ms, transaction_ids
 from rollbridge.errors import CorruptDataError
 from rollbridge.model.changes import Committing, Roll, Scaling
-from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.records import (
     Cluster,
     ControllerEpoch,
@@ -22,8 +22,6 @@ from rollbridge.model.records import (
     StreamConfig,
     StreamState,
     TransactionRecord,
-    epoch_from_json,
-    epoch_to_json,
 )
 from rollbridge.model.requests import Answer, Request, RequestKind
 
@@ -138,12 +136,12 @@ def test_fields_of_a_newer_version_are_dropped_at_every_depth(kind: str, data: s
 
 @given(histories())
 def test_epoch_records_round_trip(history: EpochHistory) -> None:
-    again = EpochHistory(tuple(epoch_from_json(epoch_to_json(record)) for record in history.records))
+    again = EpochHistory(tuple(EpochRecord.from_json(record.to_json()) for record in history.records))
     assert again == history
     assert [record.cause for record in again.records] == [record.cause for record in history.records]
 
 
-ALL_READS: dict[str, Read] = {**{kind: read for kind, (_, read) in KINDS.items()}, "epoch": epoch_from_json}
+ALL_READS: dict[str, Read] = {**{kind: read for kind, (_, read) in KINDS.items()}, "epoch": EpochRecord.from_json}
 
 
 @pytest.mark.parametrize("kind", ALL_READS)
@@ -193,10 +191,10 @@ EPOCH = {
 
 
 def test_an_epoch_record_as_a_zookeeper_shell_shows_it() -> None:
-    record = epoch_from_json(json.dumps(EPOCH).encode())
+    record = EpochRecord.from_json(json.dumps(EPOCH).encode())
     assert str(record.segments[0].id) == "0.#epoch.1"
     assert record.sealed_ends is None
-    assert json.loads(epoch_to_json(record)) == EPOCH
+    assert json.loads(record.to_json()) == EPOCH
 
 
 @pytest.mark.parametrize(
@@ -217,7 +215,7 @@ def test_an_epoch_record_as_a_zookeeper_shell_shows_it() -> None:
 )
 def test_an_epoch_record_that_the_model_refuses_is_corrupt(change: dict[str, Any]) -> None:
     with pytest.raises(CorruptDataError):
-        epoch_from_json(json.dumps({**EPOCH, **change}).encode())
+        EpochRecord.from_json(json.dumps({**EPOCH, **change}).encode())
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from rollbridge.model.records import (
     StreamConfig,
     Truncation,
     bytes_of,
-    epoch_to_json,
 )
 
 GROUP = GroupName("sales", "main")
@@ -75,7 +74,7 @@ def epoch(number: int, *, first: int = 0, sealed: bool = True) -> bytes:
     segments = (Segment(SegmentId.of(number - first, number), KeyRange(0.0, 1.0)),)
     ends = {SegmentId.of(number - first - 1, number - 1): 5} if number > first else {}
     cause = EpochCause.SCALE if number > first else EpochCause.CREATE
-    return epoch_to_json(EpochRecord(Epoch(number), Epoch(number), segments, cause, 0, ends if sealed else None))
+    return EpochRecord(Epoch(number), Epoch(number), segments, cause, 0, ends if sealed else None).to_json()
 
 
 def stream(name: StreamName, numbers: Iterable[int], *, first: int = 0, identity: str = "id") -> dict[str, bytes]:
@@ -290,9 +289,9 @@ def test_each_step_fits_into_what_zookeeper_takes_at_once() -> None:
         Segment(SegmentId.of(number, 9), KeyRange(number / 3000, (number + 1) / 3000)) for number in range(3000)
     )
     records = {
-        paths.epoch(long, number): epoch_to_json(
-            EpochRecord(Epoch(number), Epoch(number), wide, EpochCause.SCALE, 0, {item.id: 5 for item in wide})
-        )
+        paths.epoch(long, number): EpochRecord(
+            Epoch(number), Epoch(number), wide, EpochCause.SCALE, 0, {item.id: 5 for item in wide}
+        ).to_json()
         for number in range(1, 12)
     }
     config = StreamConfig(name=long, group=GroupName("s" * 100, "g" * 100), created_ms=0, buffer_topic_id="b")

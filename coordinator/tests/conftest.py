@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from coordinator.tests.sim_expiry import epoch_of
-from rollbridge_coordinator.procedures import retention
+from rollbridge.model.epochs import EpochRecord
 
 
 @pytest.fixture(autouse=True)
 def _parsing_epochs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaders read all epochs of a stream at each of the many takeovers; parsing them takes a third of a simulation."""
-    monkeypatch.setattr(retention, "epoch_from_json", epoch_of)
+    monkeypatch.setattr(EpochRecord, "from_json", epoch_of)

@@ -16,7 +16,7 @@ from rollbridge.model import paths
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import NodeOperation, SetNode, StreamConfig, epoch_to_json
+from rollbridge.model.records import NodeOperation, SetNode, StreamConfig
 from rollbridge.model.requests import Answer, Request, RequestKind
 
 ADMIN_DEFECTS = ("denying-successor", "unbounded-multi", "stubborn-request")
@@ -34,7 +34,7 @@ def make_old_stream(world: World, group: GroupName, name: StreamName) -> None:
     config = StreamConfig(name=name, group=group, created_ms=0, buffer_topic_id=world.create(name.buffer_topic()))
     world.nodes[paths.stream(name)] = config.to_json()
     for record in history.records:
-        world.nodes[paths.epoch(name, record.epoch)] = epoch_to_json(record)
+        world.nodes[paths.epoch(name, record.epoch)] = record.to_json()
         for item in record.segment_ids:
             world.create(name.segment_topic(item))
 

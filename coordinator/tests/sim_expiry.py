@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Final
 
 from coordinator.tests.sim_world import World
 from rollbridge.model import paths
@@ -13,15 +14,12 @@ from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.frames import FrameKind, decode_begin, unpack_header
 from rollbridge.model.lineage import Course
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import DeleteNode, NodeOperation, SetNode, Truncation, epoch_from_json
+from rollbridge.model.records import DeleteNode, NodeOperation, SetNode, Truncation
 from rollbridge.model.sn import sequence_bases
 from rollbridge.model.truncation import without_epochs
 
-
-@lru_cache(maxsize=1 << 12)
-def epoch_of(raw: bytes) -> EpochRecord:
-    """The record of an epoch, parsed once: everybody asks for the same ones again and again."""
-    return epoch_from_json(raw)
+epoch_of: Final = lru_cache(maxsize=1 << 12)(EpochRecord.from_json)
+"""The record of an epoch, parsed once: everybody asks for the same ones again and again."""
 
 
 def whole_history_of(world: World, stream: StreamName) -> EpochHistory:

@@ -24,13 +24,11 @@ from rollbridge.model.records import (
     SEGMENTS_MAX,
     CreateNode,
     Mark,
+    RetentionMarks,
     Truncation,
     bytes_of,
     bytes_of_epoch,
     check_segments,
-    epoch_to_json,
-    marks_from_json,
-    marks_to_json,
 )
 from rollbridge.model.requests import Request, RequestKind
 from rollbridge_coordinator.procedures.retention import REMOVED_BYTES
@@ -59,7 +57,7 @@ def test_an_epoch_record_is_not_larger_than_is_counted(lows: list[float], ends: 
     record = EpochRecord(
         Epoch(EPOCH_MAX), Epoch(EPOCH_MAX), segments, EpochCause.ROLLING_TRANSACTIONS, LONG_MAX, closed
     )
-    written = bytes_of(CreateNode(paths.epoch(NAME, EPOCH_MAX), epoch_to_json(record)))
+    written = bytes_of(CreateNode(paths.epoch(NAME, EPOCH_MAX), record.to_json()))
     assert written <= bytes_of_epoch(len(segments), ends)
 
 
@@ -123,9 +121,9 @@ def test_marks_that_do_not_fit_are_thinned_out_and_nothing_is_deleted_sooner(
     kept = marks_that_fit(marks, bytes_max)
     assert set(map(id, kept)) <= set(map(id, marks))
     assert kept[-1] is marks[-1]
-    assert len(marks_to_json(kept)) <= bytes_max or len(kept) == 1
-    assert kept == marks or len(marks_to_json(marks)) > bytes_max
-    assert marks_from_json(marks_to_json(kept)) == kept
+    assert len(RetentionMarks(tuple(kept)).to_json()) <= bytes_max or len(kept) == 1
+    assert kept == marks or len(RetentionMarks(tuple(marks)).to_json()) > bytes_max
+    assert RetentionMarks.from_json(RetentionMarks(tuple(kept)).to_json()).marks == tuple(kept)
 
 
 def test_of_late_records_is_remembered_what_fits_the_newest_first() -> None:

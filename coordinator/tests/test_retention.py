@@ -8,7 +8,7 @@ from rollbridge.errors import InvalidRequestError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges, ranges_of
-from rollbridge.model.records import RETENTION_GROUPS_MAX, Mark, Retention, marks_from_json, marks_to_json
+from rollbridge.model.records import RETENTION_GROUPS_MAX, Mark, Retention, RetentionMarks
 from rollbridge_coordinator.state.upkeep import (
     MARKS_PER_LIMIT,
     ByteCounter,
@@ -39,7 +39,7 @@ def test_a_month_of_marks_keeps_what_was_asked_for_and_stays_small() -> None:
             del marks[:place]
         most = max(most, len(marks))
     assert most <= 2 * MARKS_PER_LIMIT + 2
-    assert marks_from_json(marks_to_json(marks)) == marks
+    assert RetentionMarks.from_json(RetentionMarks(tuple(marks)).to_json()).marks == tuple(marks)
 
 
 def test_an_idle_stream_gets_no_marks_and_still_grows_old() -> None:

@@ -235,7 +235,7 @@ class Inquiry:
             answer = self._metadata.ask(where, request, timeout_s)
             if not answer.ok:
                 raise admin_refusal(answer, request.transaction)
-            if answer.story is None:
+            if answer.story is None or not answer.transactions:
                 raise CorruptDataError(f"the leader of group {where} does not tell what happened to {identifier}")
             stories[where] = answer.story
             return [(where, item) for item in answer.transactions]
@@ -343,7 +343,7 @@ def outcome_of(known: Known) -> Outcome:
 def _story_of(group: GroupName, item: KnownTransaction, story: Story) -> TransactionStory:
     return TransactionStory(
         **_public(group, item),
-        events=story.events,
+        events=tuple(event._replace(transaction=item.id.bytes) for event in story.events),
         events_since_ms=story.serves_since_ms,
         controller_epoch=story.controller_epoch,
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
-import rollbridge_schemas
 from rollbridge.model import paths
 from rollbridge.model.ids import OWNER_PART, TransactionId
 from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.mapper import NodeRecord
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import reading
 
 _SCALE: Final = "scale-"
 NODE_BYTES: Final = 1_000
@@ -43,8 +42,10 @@ class Roll:
 
 
 @dataclass(frozen=True, slots=True)
-class Committing:
+class Committing(NodeRecord):
     """A rolling commit that is being carried out; ids in commit order, and the part of each one's owner."""
+
+    SCHEMA: ClassVar = "committing"
 
     transactions: tuple[TransactionId, ...]
     rolls: tuple[Roll, ...]
@@ -78,43 +79,12 @@ class Committing:
         owners = self.owners or (OWNER_PART,) * len(self.transactions)
         return {item.bytes: part for item, part in zip(self.transactions, owners, strict=False)}
 
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return rollbridge_schemas.codec("committing").to_json(
-            {
-                "transactions": [str(item) for item in self.transactions],
-                "rolls": [
-                    {
-                        "stream": roll.stream,
-                        "transaction_epoch": roll.transaction_epoch,
-                        "active_epoch": roll.active_epoch,
-                        "duplicate_epoch": roll.duplicate_epoch,
-                        "new_active_epoch": roll.new_active_epoch,
-                    }
-                    for roll in self.rolls
-                ],
-                "created_ms": self.created_ms,
-                "controller_epoch": self.controller_epoch,
-                "owners": list(self.owners),
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("committing", raw) as datum:
-            return cls(
-                transactions=tuple(TransactionId.parse(item) for item in datum["transactions"]),
-                rolls=tuple(Roll(**item) for item in datum["rolls"]),
-                created_ms=datum["created_ms"],
-                controller_epoch=datum["controller_epoch"],
-                owners=tuple(datum["owners"]),
-            )
-
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class Scaling(NodeRecord):
     """A scale that is being carried out; its ``request`` is empty once that has been answered."""
+
+    SCHEMA: ClassVar = "scaling"
 
     stream: StreamName
     request: str
@@ -134,36 +104,6 @@ class Scaling:
     def title(self) -> str:
         """A name that no other work of its group has: epochs are never used again."""
         return f"{_SCALE}{self.stream.stream}-{self.epoch}"
-
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return rollbridge_schemas.codec("scaling").to_json(
-            {
-                "stream": str(self.stream),
-                "request": self.request,
-                "epoch": self.epoch,
-                "seal": list(self.seal),
-                "ranges": [{"low": item.low, "high": item.high} for item in self.ranges],
-                "created_ms": self.created_ms,
-                "controller_epoch": self.controller_epoch,
-                "abort_foreign": self.abort_foreign,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("scaling", raw) as datum:
-            return cls(
-                stream=StreamName.parse(datum["stream"]),
-                request=datum["request"],
-                epoch=datum["epoch"],
-                seal=tuple(datum["seal"]),
-                ranges=tuple(KeyRange(item["low"], item["high"]) for item in datum["ranges"]),
-                created_ms=datum["created_ms"],
-                controller_epoch=datum["controller_epoch"],
-                abort_foreign=datum["abort_foreign"],
-            )
 
 
 Work = Scaling | Committing
@@ -195,7 +135,7 @@ SUSPENDED: Final = "native-transaction-open"
 
 
 @dataclass(frozen=True, slots=True)
-class StreamFault:
+class StreamFault(NodeRecord):
     """Why the transactions of a stream wait.
 
     Attributes:
@@ -205,19 +145,9 @@ class StreamFault:
         since_ms: Since when, ms since 1970.
     """
 
+    SCHEMA: ClassVar = "stream_fault"
+
     reason: str
     code: str
     topic: str
     since_ms: int
-
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return rollbridge_schemas.codec("stream_fault").to_json(
-            {"reason": self.reason, "code": self.code, "topic": self.topic, "since_ms": self.since_ms}
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("stream_fault", raw) as datum:
-            return cls(**datum)

@@ -7,12 +7,11 @@ Source: DistributedLog CAS proposal, applied to a transaction as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
-from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.cas import Condition
 from rollbridge.model.keyspace import position_of
 from rollbridge.model.sn import SN
 
@@ -39,27 +38,6 @@ class StreamCondition:
         """Where its key is in the key space; a stream of one segment needs no key."""
         return position_of(self.condition.key)
 
-    def as_datum(self) -> dict[str, Any]:
-        """As the schema ``commit_frame`` has it."""
-        return {
-            "stream": self.stream,
-            "key": _hex(self.condition.key),
-            "scope": self.condition.scope.value,
-            "expected": str(self.condition.expected),
-        }
-
-    @classmethod
-    def from_datum(cls, datum: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`as_datum`.
-
-        Raises:
-            InvalidRequestError: no such condition.
-        """
-        return cls(
-            datum["stream"],
-            Condition(SN.parse(datum["expected"]), Scope(datum["scope"]), _unhex(datum["key"])),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class RefusedCondition:
@@ -77,38 +55,9 @@ class RefusedCondition:
     expected: SN
     actual: SN
 
-    def as_datum(self) -> dict[str, Any]:
-        """As the schema ``control_record`` has it."""
-        return {
-            "stream": self.stream,
-            "key": _hex(self.key),
-            "expected": str(self.expected),
-            "actual": str(self.actual),
-        }
-
-    @classmethod
-    def from_datum(cls, datum: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`as_datum`.
-
-        Raises:
-            InvalidRequestError: no such refusal.
-        """
-        return cls(datum["stream"], _unhex(datum["key"]), SN.parse(datum["expected"]), SN.parse(datum["actual"]))
-
     def __str__(self) -> str:
         key = "" if self.key is None else f" with key {self.key!r:.200}"
         return f"525: {self.stream}{key}: expected {self.expected}, the log has {self.actual}"
-
-
-def _hex(key: bytes | None) -> str | None:
-    return None if key is None else key.hex()
-
-
-def _unhex(text: str | None) -> bytes | None:
-    try:
-        return None if text is None else bytes.fromhex(text)
-    except ValueError as fault:
-        raise InvalidRequestError(f"a key is not hexadecimal: {fault}") from fault
 
 
 # --------------------------------------------------------------------------------------------------------------------

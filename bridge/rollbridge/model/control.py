@@ -21,6 +21,7 @@ from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import RefusedCondition
 from rollbridge.model.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model.ids import OWNER_PART, PART_MAX, SegmentId, TransactionId
+from rollbridge.model.mapper import Mapper
 
 EXPIRED = "expired"
 """The reason of an ABORT record whose transaction outlived its lease."""
@@ -176,6 +177,9 @@ class ControlRecord:
                 yield stream, segment, runs
 
 
+_REFUSED: Final = Mapper(RefusedCondition, "control_record.refused")
+
+
 def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
     """The control record in a message of a commit log.
 
@@ -204,7 +208,7 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
                 }
                 for item in datum["streams"]
             },
-            refused=None if datum["refused"] is None else RefusedCondition.from_datum(datum["refused"]),
+            refused=None if datum["refused"] is None else _REFUSED.of_datum(datum["refused"]),
             order=None if datum["order"] is None else _order(datum["order"]),
         )
     except (rollbridge_schemas.SchemaError, InvalidRequestError) as fault:
@@ -240,7 +244,7 @@ def _moments(begun_ms: int, decided_ms: int, controller_epoch: int) -> bytes:
 
 
 def _refused(refused: RefusedCondition) -> bytes:
-    datum = refused.as_datum()
+    datum = _REFUSED.to_datum(refused)
     return b"".join(
         (
             encode_string(datum["stream"]),

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Annotated, Final
 
 from xxhash import xxh64_hexdigest
 
-from rollbridge.model.ids import TransactionId, decode_streams, encode_streams
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import HASH_SEED
+from rollbridge.model.mapper import StoredAs
 from rollbridge.model.outcomes import RETAIN_DEFAULT
 
 FORMER_MAX: Final = 100
@@ -29,6 +30,9 @@ SESSION_BYTES_MAX: Final = 512 * 1024
 SERIES_BYTES: Final = 2 * 1024
 """More than a series takes there."""
 _DIGESTS: Final = 1 << 64
+_SIXTEEN_DIGITS: Final = StoredAs(
+    write=lambda digest: {"digest": f"{digest:016x}"}, read=lambda content: int(content["digest"], 16)
+)
 
 
 class JointState(StrEnum):
@@ -51,7 +55,7 @@ class JointContent:
     """
 
     records: int = 0
-    digest: int = 0
+    digest: Annotated[int, _SIXTEEN_DIGITS] = 0
 
     def __add__(self, other: JointContent) -> JointContent:
         """Of both together."""
@@ -59,15 +63,6 @@ class JointContent:
 
     def __str__(self) -> str:
         return f"{self.records} records with digest {self.digest:016x}"
-
-    def to_datum(self) -> dict[str, Any]:
-        """As a record of the schema."""
-        return {"records": self.records, "digest": f"{self.digest:016x}"}
-
-    @classmethod
-    def of_datum(cls, datum: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_datum`."""
-        return cls(datum["records"], int(datum["digest"], 16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,42 +99,6 @@ class JointWork:
         """The same with what became of it."""
         return replace(self, state=state)
 
-    def to_datum(self) -> dict[str, Any]:
-        """As a record of the schema."""
-        return {
-            "series": self.series,
-            "number": self.number,
-            "transaction": str(self.transaction),
-            "epoch": self.epoch,
-            "state": self.state.value,
-            "lease_ms": self.lease_ms,
-            "retain_ms": self.retain_ms,
-            "streams": encode_streams(self.streams),
-            "content": _content_datum(self.content),
-            "once": self.once,
-        }
-
-    @classmethod
-    def of_datum(cls, datum: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_datum`."""
-        return cls(
-            **{
-                **datum,
-                "content": _content_of(datum["content"]),
-                "transaction": TransactionId.parse(datum["transaction"]),
-                "state": JointState(datum["state"]),
-                "streams": decode_streams(datum["streams"]),
-            }
-        )
-
-
-def _content_datum(content: JointContent | None) -> dict[str, Any] | None:
-    return None if content is None else content.to_datum()
-
-
-def _content_of(datum: Mapping[str, Any] | None) -> JointContent | None:
-    return None if datum is None else JointContent.of_datum(datum)
-
 
 @dataclass(frozen=True, slots=True)
 class FormerSeries:
@@ -160,23 +119,6 @@ class FormerSeries:
     committed: bool
     since_ms: int
     content: JointContent | None
-
-    def to_datum(self) -> dict[str, Any]:
-        """As a record of the schema."""
-        return {
-            "series": self.series,
-            "number": self.number,
-            "transaction": str(self.transaction),
-            "committed": self.committed,
-            "since_ms": self.since_ms,
-            "content": _content_datum(self.content),
-        }
-
-    @classmethod
-    def of_datum(cls, datum: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_datum`."""
-        known = {"transaction": TransactionId.parse(datum["transaction"]), "content": _content_of(datum["content"])}
-        return cls(**{**datum, **known})
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,30 +172,6 @@ class SharedSession:
 
     def _has(self, wanted: str) -> bool:
         return any(self.forgotten.startswith(wanted, at) for at in range(0, len(self.forgotten), len(wanted)))
-
-    def to_datum(self) -> dict[str, Any]:
-        """As a record of the schema."""
-        return {
-            "holder": self.holder,
-            "former": list(self.former),
-            "work": None if self.work is None else self.work.to_datum(),
-            "series": [item.to_datum() for item in self.series],
-            "forgotten": self.forgotten,
-            "complete": self.complete,
-        }
-
-    @classmethod
-    def of_datum(cls, datum: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_datum`."""
-        work = datum["work"]
-        return cls(
-            datum["holder"],
-            tuple(datum["former"]),
-            None if work is None else JointWork.of_datum(work),
-            tuple(map(FormerSeries.of_datum, datum["series"])),
-            datum["forgotten"],
-            datum["complete"],
-        )
 
 
 def fingerprint(series: str) -> str:

@@ -13,11 +13,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self, assert_never
+from itertools import pairwise
+from typing import Annotated, ClassVar, Self, assert_never
 
 from rollbridge.model.errors import InvalidRangesError, InvalidRequestError, StreamRecreated
 from rollbridge.model.ids import Epoch, SegmentId, SegmentNumber
 from rollbridge.model.keyspace import KeyRange, check_partition
+from rollbridge.model.mapper import NodeRecord, StoredAs
 
 # --------------------------------------------------------------------------------------------------------------------
 # Foundations: what is kept of the epochs that a history has dropped, so that what it answers stays the same.
@@ -51,7 +53,7 @@ class Foundation:
         InvalidRequestError: it makes no sense.
     """
 
-    first: Epoch
+    first: Annotated[Epoch, StoredAs(fields=("first_epoch",))]
     created_ms: int
     bases: tuple[int, ...]
     lows: tuple[float, ...] = (0.0,)
@@ -65,33 +67,14 @@ class Foundation:
             0 <= self.born <= self.first
             and self.first > 0
             and self.lows[:1] == (0.0,)
+            and all(low < high for low, high in pairwise(self.lows))
             and len(self.lows) == len(self.ends)
             and len(self.partitions) in (0, len(self.bases))
             and len(set(self.partitions)) == len(self.partitions)
             and min(self.partitions, default=0) >= 0
         )
-        if not sound or list(self.lows) != sorted(set(self.lows)) or min(*self.bases, *self.ends, self.lows[-1]) < 0:
+        if not sound or min((*self.bases, *self.ends)) < 0:
             raise InvalidRequestError(f"what is kept of the epochs before {self.first} makes no sense")
-
-    def datum(self) -> dict[str, Any]:
-        """What the schema of a stream's truncation holds of it."""
-        return {
-            "first_epoch": self.first,
-            "created_ms": self.created_ms,
-            "bases": list(self.bases),
-            "lows": list(self.lows),
-            "ends": list(self.ends),
-            "born": self.born,
-            "born_sequence": self.born_sequence,
-            "partitions": list(self.partitions),
-        }
-
-    @classmethod
-    def of_datum(cls, datum: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`datum`."""
-        bases, lows, ends, partitions = (tuple(datum[name]) for name in ("bases", "lows", "ends", "partitions"))
-        first, created_ms = Epoch(datum["first_epoch"]), datum["created_ms"]
-        return cls(first, created_ms, bases, lows, ends, datum["born"], datum["born_sequence"], partitions)
 
     def end_at(self, position: float) -> int:
         """The sequence id after the last record at a position of the key space that may have been dropped."""
@@ -146,24 +129,26 @@ class EpochCause(StrEnum):
 class Segment:
     """A segment and the key range that it holds."""
 
-    id: SegmentId
+    id: Annotated[SegmentId, StoredAs(fields=("segment",))]
     range: KeyRange
 
 
 @dataclass(frozen=True, slots=True)
-class EpochRecord:
+class EpochRecord(NodeRecord):
     """One epoch.
 
     ``segments`` are sorted by range and partition the key space. ``sealed_ends`` gives, for each segment that ended
     with the transition to this epoch, the offset after its last record; it is None while they are being sealed.
     """
 
+    SCHEMA: ClassVar = "epoch"
+
     epoch: Epoch
     reference_epoch: Epoch
     segments: tuple[Segment, ...]
     cause: EpochCause
     created_ms: int
-    sealed_ends: Mapping[SegmentId, int] | None = field(default_factory=dict)
+    sealed_ends: Annotated[Mapping[SegmentId, int] | None, StoredAs(ascending=True)] = field(default_factory=dict)
     segment_ids: frozenset[SegmentId] = field(init=False, repr=False, compare=False)
     """The ids of all segments."""
 

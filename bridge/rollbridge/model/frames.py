@@ -43,6 +43,7 @@ from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCon
 from rollbridge.model.errors import CorruptDataError, InvalidNameError, InvalidRequestError
 from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
 from rollbridge.model.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId, decode_streams, encode_streams
+from rollbridge.model.mapper import Mapper
 from rollbridge.model.names import StreamName, check_client_name
 from rollbridge.model.outcomes import RETAIN_DEFAULT
 
@@ -242,6 +243,10 @@ def _begin(value: bytes) -> BeginFrame:
 _cached_begin = lru_cache(maxsize=_CACHED_VALUES_MAX)(_begin)
 
 
+_OFFSETS: Final = Mapper(GroupOffsets, "commit_frame.offsets")
+_CONDITIONS: Final = Mapper(StreamCondition, "commit_frame.conditions")
+
+
 class PieceKey(NamedTuple):
     """Names what one part wrote for one segment of one stream (by its place in the BEGIN frame)."""
 
@@ -273,8 +278,8 @@ class Manifest:
                     {"part": key.part, "stream": key.stream, "segment": key.segment, "records": records}
                     for key, records in self.pieces.items()
                 ],
-                "offsets": [item.as_datum() for item in self.offsets],
-                "conditions": [item.as_datum() for item in self.conditions],
+                "offsets": list(map(_OFFSETS.to_datum, self.offsets)),
+                "conditions": list(map(_CONDITIONS.to_datum, self.conditions)),
             }
         )
 
@@ -298,8 +303,8 @@ def _manifest(value: bytes) -> Manifest:
             raise CorruptDataError(f"a COMMIT frame names {key} twice, below 0 or with {entry['records']} records")
         pieces[key] = entry["records"]
     try:
-        offsets = tuple(GroupOffsets.from_datum(item) for item in datum["offsets"])
-        conditions = tuple(StreamCondition.from_datum(item) for item in datum["conditions"])
+        offsets = tuple(map(_OFFSETS.of_datum, datum["offsets"]))
+        conditions = tuple(map(_CONDITIONS.of_datum, datum["conditions"]))
     except InvalidRequestError as fault:
         raise CorruptDataError(f"a COMMIT frame holds offsets or conditions that there can not be: {fault}") from fault
     if sum(len(item.offsets) for item in offsets) > PARTITIONS_MAX or len(conditions) > CONDITIONS_MAX:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, Self
+from typing import Annotated, Final, NamedTuple
 
 from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.mapper import StoredAs
+from rollbridge_schemas import Datum
 
 GROUP_CHARACTERS_MAX: Final = 1_000
 TOPIC_CHARACTERS_MAX: Final = 249
@@ -16,6 +18,21 @@ _INT_MAX: Final = (1 << 31) - 1
 _LONG_MAX: Final = (1 << 63) - 1
 
 TopicPartition = tuple[str, int]
+
+
+def _by_topic(offsets: Mapping[TopicPartition, int]) -> Datum:
+    topics: dict[str, list[Datum]] = {}
+    for (topic, partition), offset in offsets.items():
+        topics.setdefault(topic, []).append({"partition": partition, "offset": offset})
+    return {"topics": [{"topic": topic, "partitions": entries} for topic, entries in topics.items()]}
+
+
+def _offsets_of(datum: Datum) -> dict[TopicPartition, int]:
+    return {
+        (topic["topic"], entry["partition"]): entry["offset"]
+        for topic in datum["topics"]
+        for entry in topic["partitions"]
+    }
 
 
 class GroupMember(NamedTuple):
@@ -42,11 +59,11 @@ class GroupOffsets:
         InvalidRequestError: something is out of its range.
     """
 
-    group_id: str
-    offsets: Mapping[TopicPartition, int] = field(hash=False)
+    group_id: Annotated[str, StoredAs(fields=("group",))]
+    offsets: Annotated[Mapping[TopicPartition, int], StoredAs(write=_by_topic, read=_offsets_of)] = field(hash=False)
     generation: int = -1
-    member_id: str = ""
-    instance_id: str | None = None
+    member_id: Annotated[str, StoredAs(fields=("member",))] = ""
+    instance_id: Annotated[str | None, StoredAs(fields=("instance",))] = None
 
     def __post_init__(self) -> None:
         names = (self.group_id, self.member_id, self.instance_id or "")
@@ -76,34 +93,6 @@ class GroupOffsets:
     def joined(self, later: GroupOffsets) -> GroupOffsets:
         """These, with those that the same group gave later."""
         return replace(later, offsets={**self.offsets, **later.offsets})
-
-    def as_datum(self) -> dict[str, Any]:
-        """As the schema ``commit_frame`` has it."""
-        topics: dict[str, list[dict[str, int]]] = {}
-        for (topic, partition), offset in self.offsets.items():
-            topics.setdefault(topic, []).append({"partition": partition, "offset": offset})
-        return {
-            "group": self.group_id,
-            "generation": self.generation,
-            "member": self.member_id,
-            "instance": self.instance_id,
-            "topics": [{"topic": topic, "partitions": entries} for topic, entries in topics.items()],
-        }
-
-    @classmethod
-    def from_datum(cls, datum: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`as_datum`."""
-        return cls(
-            datum["group"],
-            {
-                (topic["topic"], entry["partition"]): entry["offset"]
-                for topic in datum["topics"]
-                for entry in topic["partitions"]
-            },
-            datum["generation"],
-            datum["member"],
-            datum["instance"],
-        )
 
 
 _METADATA: Final = b"CGMDv2:"

@@ -19,6 +19,7 @@ from typing import Final
 
 from rollbridge.model import paths
 from rollbridge.model.changes import Scaling, works_of
+from rollbridge.model.epochs import EpochRecord
 from rollbridge.model.errors import CorruptDataError, InvalidNameError
 from rollbridge.model.ids import NUMBER_MAX, SHARED_MAX, SegmentId, TransactionId, parse_number
 from rollbridge.model.late import NOTED_MAX, LateNotes
@@ -35,7 +36,6 @@ from rollbridge.model.records import (
     StreamConfig,
     StreamState,
     Truncation,
-    epoch_from_json,
     leading,
 )
 
@@ -408,7 +408,7 @@ def _is_rolled(journal: Journal, stream: str, epoch: int) -> bool:
     raw = known.get(epoch)
     if raw is None:
         return bool(known) and min(known) > epoch
-    return bool(epoch_from_json(raw).sealed_ends)
+    return bool(EpochRecord.from_json(raw).sealed_ends)
 
 
 def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
-import rollbridge_schemas
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
-from rollbridge.model.records import reading
+from rollbridge.model.mapper import NodeRecord, StoredAs
 
 LATE_HEADER: Final = "rollbridge-late"
 """Header of a copy: topic and offset of the late record, as ``TOPIC@OFFSET``."""
@@ -66,14 +65,18 @@ class Forwarding:
     segment: SegmentId
     start: int
     end: int
-    targets: Mapping[SegmentId, int] = field(hash=False)
+    targets: Annotated[Mapping[SegmentId, int], StoredAs(ascending=True)] = field(hash=False)
 
 
 @dataclass(frozen=True, slots=True)
-class LateNotes:
+class LateNotes(NodeRecord):
     """What is remembered of a stream's late records; most streams have none."""
 
-    segments: Mapping[SegmentId, LateSegment] = field(default_factory=dict, hash=False)
+    SCHEMA: ClassVar = "late"
+
+    segments: Annotated[Mapping[SegmentId, LateSegment], StoredAs(ascending=True)] = field(
+        default_factory=dict, hash=False
+    )
     forwarding: Forwarding | None = None
 
     def looked_to(self, segment: SegmentId, end: int) -> int:
@@ -96,57 +99,6 @@ class LateNotes:
         """The same without segments that have been removed, and of more than fit into a node without the oldest."""
         kept = {item: known for item, known in self.segments.items() if not history.is_removed(item)}
         return replace(self, segments=dict(sorted(kept.items())[-NOTED_MAX:]))
-
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        under_way = self.forwarding
-        return rollbridge_schemas.codec("late").to_json(
-            {
-                "segments": [
-                    {
-                        "segment": int(segment),
-                        "looked_to": item.looked_to,
-                        "forwarded": item.forwarded,
-                        "refused": item.refused,
-                        "reason": item.reason,
-                    }
-                    for segment, item in sorted(self.segments.items())
-                ],
-                "forwarding": None
-                if under_way is None
-                else {
-                    "segment": int(under_way.segment),
-                    "start": under_way.start,
-                    "end": under_way.end,
-                    "targets": [
-                        {"segment": int(segment), "offset": offset}
-                        for segment, offset in sorted(under_way.targets.items())
-                    ],
-                },
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("late", raw) as datum:
-            under_way = datum["forwarding"]
-            return cls(
-                {
-                    SegmentId.from_int(item["segment"]): LateSegment(
-                        item["looked_to"], item["forwarded"], item["refused"], item["reason"]
-                    )
-                    for item in datum["segments"]
-                },
-                None
-                if under_way is None
-                else Forwarding(
-                    SegmentId.from_int(under_way["segment"]),
-                    under_way["start"],
-                    under_way["end"],
-                    {SegmentId.from_int(item["segment"]): item["offset"] for item in under_way["targets"]},
-                ),
-            )
 
 
 def heir_of(history: EpochHistory, segment: SegmentId, key: bytes | None) -> SegmentId:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
-from typing import Final, Self
+from typing import Annotated, ClassVar, Final
 
-import rollbridge_schemas
 from rollbridge.model.cooperative import JointWork, SharedSession
-from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Foundation, Segment
-from rollbridge.model.errors import CorruptDataError, InvalidRequestError
-from rollbridge.model.ids import Epoch, SegmentId, TransactionId, decode_streams, encode_streams
-from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.epochs import EpochHistory, EpochRecord, Foundation
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.ids import SegmentId, TransactionId
+from rollbridge.model.mapper import NodeRecord, StoredAs
 from rollbridge.model.names import GroupName, StreamName
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -75,16 +73,7 @@ def leading(operations: Sequence[NodeOperation], bytes_max: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Reading what stands in a ZooKeeper node: whatever is wrong with it is corrupt data.
-
-
-@contextmanager
-def reading(schema: str, raw: bytes) -> Iterator[rollbridge_schemas.Datum]:
-    """The datum in ``raw``; whatever its schema or the values built from it refuse is corrupt data."""
-    try:
-        yield rollbridge_schemas.codec(schema).from_json(raw)
-    except (InvalidRequestError, ValueError) as fault:
-        raise CorruptDataError(f"a ZooKeeper node does not hold a record of schema {schema}: {fault}") from fault
+# The records.
 
 
 LAYOUT_FORMAT = 1
@@ -99,24 +88,14 @@ _MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(NodeRecord):
     """Which Kafka cluster a ZooKeeper path belongs to."""
+
+    SCHEMA: ClassVar = "cluster"
 
     kafka_cluster_id: str
     created_ms: int
     format: int = LAYOUT_FORMAT
-
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return rollbridge_schemas.codec("cluster").to_json(
-            {"kafka_cluster_id": self.kafka_cluster_id, "format": self.format, "created_ms": self.created_ms}
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("cluster", raw) as datum:
-            return cls(**datum)
 
 
 class StreamState(StrEnum):
@@ -159,22 +138,22 @@ class Retention:
         if len(set(self.groups)) < len(self.groups):
             raise InvalidRequestError("a consumer group is named twice")
 
-    def datum(self) -> rollbridge_schemas.Datum:
-        """What the schemas hold of it."""
-        return {"ms": self.ms, "bytes": self.bytes, "groups": list(self.groups)}
 
-    @classmethod
-    def of_datum(cls, datum: rollbridge_schemas.Datum) -> Self:
-        """The inverse of :meth:`datum`."""
-        return cls(datum["ms"], datum["bytes"], tuple(datum["groups"]))
+_GROUP_IN_SCOPE: Final = StoredAs(
+    write=lambda name: {"group": name.group},
+    read=lambda stream: GroupName(stream["name"].partition("/")[0], stream["group"]),
+)
+"""The scope of a stream's group is that of the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamConfig:
+class StreamConfig(NodeRecord):
     """Configuration of a stream."""
 
+    SCHEMA: ClassVar = "stream"
+
     name: StreamName
-    group: GroupName
+    group: Annotated[GroupName, _GROUP_IN_SCOPE]
     buffer_partitions: int = 1
     replication_factor: int = -1
     record_bytes_max: int = RECORD_BYTES_MAX_DEFAULT
@@ -193,40 +172,6 @@ class StreamConfig:
     def buffer_topic(self) -> str:
         """The Kafka topic of the transaction buffer, which no other life of the stream has used."""
         return self.name.buffer_topic(self.first_epoch)
-
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return rollbridge_schemas.codec("stream").to_json(
-            {
-                "name": str(self.name),
-                "group": self.group.group,
-                "buffer_partitions": self.buffer_partitions,
-                "replication_factor": self.replication_factor,
-                "record_bytes_max": self.record_bytes_max,
-                "created_ms": self.created_ms,
-                "buffer_topic_id": self.buffer_topic_id,
-                "state": self.state.value,
-                "retention": self.retention.datum(),
-                "first_epoch": self.first_epoch,
-                "deletion_requests": list(self.deletion_requests),
-                "revision": self.revision,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("stream", raw) as datum:
-            name = StreamName.parse(datum.pop("name"))
-            group = GroupName(name.scope, datum.pop("group"))
-            return cls(
-                name=name,
-                group=group,
-                state=StreamState(datum.pop("state")),
-                retention=Retention.of_datum(datum.pop("retention")),
-                deletion_requests=tuple(datum.pop("deletion_requests")),
-                **datum,
-            )
 
 
 EPOCH_BYTES: Final = 700
@@ -253,75 +198,18 @@ def check_segments(stream: object, wanted: int, present: int = 0) -> None:
         )
 
 
-def epoch_to_json(record: EpochRecord) -> bytes:
-    """Plain JSON of an epoch record."""
-    ends = record.sealed_ends
-    return rollbridge_schemas.codec("epoch").to_json(
-        {
-            "epoch": record.epoch,
-            "reference_epoch": record.reference_epoch,
-            "cause": record.cause.value,
-            "created_ms": record.created_ms,
-            "segments": [
-                {"segment": int(item.id), "low": item.range.low, "high": item.range.high} for item in record.segments
-            ],
-            "sealed_ends": None
-            if ends is None
-            else [{"segment": int(segment), "end_offset": end} for segment, end in sorted(ends.items())],
-        }
-    )
-
-
-def epoch_from_json(raw: bytes) -> EpochRecord:
-    """The inverse of :func:`epoch_to_json`; raises CorruptDataError."""
-    with reading("epoch", raw) as datum:
-        ends = datum["sealed_ends"]
-        return EpochRecord(
-            epoch=Epoch(datum["epoch"]),
-            reference_epoch=Epoch(datum["reference_epoch"]),
-            segments=tuple(
-                Segment(SegmentId.from_int(item["segment"]), KeyRange(item["low"], item["high"]))
-                for item in datum["segments"]
-            ),
-            cause=EpochCause(datum["cause"]),
-            created_ms=datum["created_ms"],
-            sealed_ends=None
-            if ends is None
-            else {SegmentId.from_int(item["segment"]): item["end_offset"] for item in ends},
-        )
-
-
 @dataclass(frozen=True, slots=True)
-class Truncation:
+class Truncation(NodeRecord):
     """What a stream has lost: segments that were removed, and epochs that were dropped.
 
     ``removing`` are the segments whose topics may still be there; ``foundation`` is what is kept of dropped epochs.
     """
 
+    SCHEMA: ClassVar = "truncation"
+
     removed: frozenset[SegmentId] = frozenset()
     removing: frozenset[SegmentId] = frozenset()
     foundation: Foundation | None = None
-
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return rollbridge_schemas.codec("truncation").to_json(
-            {
-                "removed": sorted(map(int, self.removed)),
-                "removing": sorted(map(int, self.removing)),
-                "foundation": None if self.foundation is None else self.foundation.datum(),
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("truncation", raw) as datum:
-            foundation = datum["foundation"]
-            return cls(
-                frozenset(map(SegmentId.from_int, datum["removed"])),
-                frozenset(map(SegmentId.from_int, datum["removing"])),
-                None if foundation is None else Foundation.of_datum(foundation),
-            )
 
     def keeps(self, epoch: int) -> bool:
         """Whether an epoch has not been dropped."""
@@ -340,6 +228,16 @@ class Truncation:
         return EpochHistory(kept, self.removed & ended, self.foundation)
 
 
+def _cut_of(mark: Mapping[str, Iterable[str]]) -> dict[SegmentId, int]:
+    places = (place.split(":") for place in mark["cut"])
+    return {SegmentId.from_int(int(segment)): int(offset) for segment, offset in places}
+
+
+_CUT: Final = StoredAs(
+    write=lambda cut: {"cut": [f"{int(segment)}:{offset}" for segment, offset in cut.items()]}, read=_cut_of
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """Where the active segments of a stream ended at some time; retention truncates at marks.
@@ -349,57 +247,31 @@ class Mark:
 
     ms: int
     written: int
-    cut: Mapping[SegmentId, int]
-
-
-def marks_to_json(marks: Iterable[Mark]) -> bytes:
-    """Plain JSON of the marks of a stream, oldest first."""
-    rows = [
-        {"ms": item.ms, "written": item.written, "cut": [f"{int(key)}:{offset}" for key, offset in item.cut.items()]}
-        for item in marks
-    ]
-    return rollbridge_schemas.codec("retention").to_json({"marks": rows})
-
-
-def marks_from_json(raw: bytes) -> list[Mark]:
-    """The inverse of :func:`marks_to_json`; raises CorruptDataError."""
-    with reading("retention", raw) as datum:
-        return [
-            Mark(
-                item["ms"],
-                item["written"],
-                {
-                    SegmentId.from_int(int(segment)): int(offset)
-                    for segment, offset in (place.split(":") for place in item["cut"])
-                },
-            )
-            for item in datum["marks"]
-        ]
+    cut: Annotated[Mapping[SegmentId, int], _CUT]
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerEpoch:
+class RetentionMarks(NodeRecord):
+    """The marks of a stream, oldest first."""
+
+    SCHEMA: ClassVar = "retention"
+
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerEpoch(NodeRecord):
     """Who leads a group, and since which epoch."""
+
+    SCHEMA: ClassVar = "controller_epoch"
 
     epoch: int
     leader: str
     since_ms: int
 
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return rollbridge_schemas.codec("controller_epoch").to_json(
-            {"epoch": self.epoch, "leader": self.leader, "since_ms": self.since_ms}
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("controller_epoch", raw) as datum:
-            return cls(**datum)
-
 
 @dataclass(frozen=True, slots=True)
-class Coordinator:
+class Coordinator(NodeRecord):
     """A coordinator that is alive, and those of its settings that others judge its work by.
 
     Attributes:
@@ -410,6 +282,8 @@ class Coordinator:
         lease_ms_max: The longest lease that it grants; 0 if it does not say.
     """
 
+    SCHEMA: ClassVar = "coordinator"
+
     snapshot_transactions_max: int
     snapshot_interval_ms: int
     ready: tuple[GroupName, ...] = ()
@@ -417,32 +291,15 @@ class Coordinator:
     life: str = ""
     lease_ms_max: int = 0
 
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return rollbridge_schemas.codec("coordinator").to_json(
-            {
-                "snapshot_transactions_max": self.snapshot_transactions_max,
-                "snapshot_interval_ms": self.snapshot_interval_ms,
-                "ready": [str(name) for name in self.ready],
-                "address": self.address,
-                "life": self.life,
-                "lease_ms_max": self.lease_ms_max,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("coordinator", raw) as datum:
-            return cls(ready=tuple(GroupName.parse(name) for name in datum.pop("ready")), **datum)
-
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Group(NodeRecord):
     """A transaction group; a topic's id is empty until the topic exists, or while it is not in use.
 
     The number is 0 until a coordinator has numbered it; see :mod:`rollbridge.model.ids`.
     """
+
+    SCHEMA: ClassVar = "group"
 
     name: GroupName
     created_ms: int
@@ -453,32 +310,12 @@ class Group:
     counter_floor: int = 0
     counter_ceiling: int = 0
 
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return rollbridge_schemas.codec("group").to_json(
-            {
-                "name": str(self.name),
-                "commit_log_topic_id": self.commit_log_topic_id,
-                "created_ms": self.created_ms,
-                "terminated_topic_id": self.terminated_topic_id,
-                "number": self.number,
-                "former_numbers": list(self.former_numbers),
-                "counter_floor": self.counter_floor,
-                "counter_ceiling": self.counter_ceiling,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("group", raw) as datum:
-            formers = tuple(datum.pop("former_numbers"))
-            return cls(name=GroupName.parse(datum.pop("name")), former_numbers=formers, **datum)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionRecord:
+class TransactionRecord(NodeRecord):
     """An open transaction that outlived a moment."""
+
+    SCHEMA: ClassVar = "transaction"
 
     id: TransactionId
     group: GroupName
@@ -491,41 +328,15 @@ class TransactionRecord:
     streams: Mapping[str, int]
     controller_epoch: int
 
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return rollbridge_schemas.codec("transaction").to_json(
-            {
-                "id": str(self.id),
-                "group": str(self.group),
-                "state": self.state,
-                "client_name": self.client_name,
-                "client_epoch": self.client_epoch,
-                "label": self.label,
-                "begun_ms": self.begun_ms,
-                "lease_ms": self.lease_ms,
-                "streams": encode_streams(self.streams),
-                "controller_epoch": self.controller_epoch,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("transaction", raw) as datum:
-            return cls(
-                id=TransactionId.parse(datum.pop("id")),
-                group=GroupName.parse(datum.pop("group")),
-                streams=decode_streams(datum.pop("streams")),
-                **datum,
-            )
-
 
 @dataclass(frozen=True, slots=True)
-class ClientSession:
+class ClientSession(NodeRecord):
     """The newest session of a client name in a group; it refuses what older ones still send.
 
     ``shared`` is what the processes that share it agree on; None if none of the client's sessions was ever shared.
     """
+
+    SCHEMA: ClassVar = "client_session"
 
     client_name: str
     epoch: int
@@ -555,24 +366,6 @@ class ClientSession:
         """The same session with another joint transaction."""
         shared = self.shared or SharedSession("")
         return replace(self, registered_ms=now_ms, shared=shared.with_work(work, now_ms))
-
-    def to_json(self) -> bytes:
-        """Plain JSON."""
-        return rollbridge_schemas.codec("client_session").to_json(
-            {
-                "client_name": self.client_name,
-                "epoch": self.epoch,
-                "registered_ms": self.registered_ms,
-                "shared": None if self.shared is None else self.shared.to_datum(),
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """The inverse of :meth:`to_json`; raises CorruptDataError."""
-        with reading("client_session", raw) as datum:
-            shared = datum.pop("shared")
-            return cls(**datum, shared=None if shared is None else SharedSession.of_datum(shared))
 
 
 def next_session(before: ClientSession | None, client_name: str, holder: str, now_ms: int) -> ClientSession:

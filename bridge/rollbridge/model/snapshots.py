@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from struct import Struct
-from typing import Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import rollbridge_schemas
 from rollbridge.model.avro import encode_long
 from rollbridge.model.errors import CorruptDataError
+from rollbridge.model.mapper import Mapper, StoredAs
 from rollbridge.model.pieces import Partition
+from rollbridge_schemas import Datum
 
 VERSION: Final = 1
 """Of what no schema can grow into; fields that are added are read as the schemas say (see :mod:`schemas`)."""
@@ -32,8 +34,28 @@ _LOW_MASK: Final = (1 << _LOW_BITS) - 1
 _LOW_HALF: Final = 1 << (_LOW_BITS - 1)
 Age = tuple[int, int]
 Record = TypeVar("Record")
+
+
 _NO_IDS: Final[Mapping[str, list[int]]] = {"epochs": [], "counters_high": [], "counters_low": []}
 """Takes a byte for each array."""
+
+
+def _ids_of(datum: Datum) -> tuple[bytes, ...]:
+    """The ids in a record."""
+    ids: list[bytes] = []
+    low = 0
+    try:
+        for epoch, high, difference in zip(*(datum[name] for name in _NO_IDS), strict=True):
+            low = low + difference & _LOW_MASK
+            ids.append((epoch << 112 | high << _LOW_BITS | low).to_bytes(16, "big"))
+    except (ValueError, OverflowError) as fault:
+        raise CorruptDataError(f"a snapshot lists what is no transaction id: {fault}") from fault
+    return tuple(ids)
+
+
+_IDS: Final = StoredAs(write=lambda _: dict(_NO_IDS), read=_ids_of)
+"""Their place is kept; :func:`_pack` fills it in."""
+_TOPIC_PARTITION: Final = StoredAs(fields=("topic", "partition"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +75,13 @@ class SegmentIndex:
 class SnapshotSegment:
     """A sealed segment: ids of aborted transactions, 16 bytes each, in the order in which they were aborted."""
 
-    partition: Partition
+    partition: Annotated[Partition, _TOPIC_PARTITION]
     topic_id: str
     sequence_id: int
     controller_epoch: int
     first_position: int
     max_read_position: int
-    aborts: tuple[bytes, ...]
+    aborts: Annotated[tuple[bytes, ...], _IDS]
 
     @property
     def key(self) -> bytes:
@@ -81,28 +103,14 @@ class SnapshotSegment:
 
     def encode(self) -> bytes:
         """Its Kafka value."""
-        topic, partition = self.partition
-        return _pack(
-            "snapshot_segment",
-            {
-                "topic": topic,
-                "partition": partition,
-                "topic_id": self.topic_id,
-                "sequence_id": self.sequence_id,
-                "controller_epoch": self.controller_epoch,
-                "first_position": self.first_position,
-                "max_read_position": self.max_read_position,
-                **_NO_IDS,
-            },
-            EncodedIds(self.aborts).encode(),
-        )
+        return _pack("snapshot_segment", _SEGMENTS.to_datum(self), EncodedIds(self.aborts).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The state of a buffer partition; see ``schemas/rollbridge_schemas/snapshot_indexes.avsc``."""
 
-    partition: Partition
+    partition: Annotated[Partition, _TOPIC_PARTITION]
     topic_id: str
     generation: int
     controller_epoch: int
@@ -114,7 +122,7 @@ class Snapshot:
     sequence_id: int
     indexes: tuple[SegmentIndex, ...]
     first_position: int
-    aborts: tuple[bytes, ...]
+    aborts: Annotated[tuple[bytes, ...], _IDS]
 
     @property
     def key(self) -> bytes:
@@ -128,27 +136,12 @@ class Snapshot:
 
     def encode(self, ids: bytes | None = None) -> bytes:
         """Its Kafka value; ``ids`` are the aborted transactions as :class:`EncodedIds` gives them, if that is known."""
-        topic, partition = self.partition
-        return _pack(
-            "snapshot_indexes",
-            {
-                "topic": topic,
-                "partition": partition,
-                "topic_id": self.topic_id,
-                "generation": self.generation,
-                "controller_epoch": self.controller_epoch,
-                "taken_ms": self.taken_ms,
-                "position": self.position,
-                "max_read_position": self.max_read_position,
-                "commit_log_position": self.commit_log_position,
-                "commit_log_end": self.commit_log_end,
-                "sequence_id": self.sequence_id,
-                "indexes": [{name: getattr(item, name) for name in SegmentIndex.__slots__} for item in self.indexes],
-                "first_position": self.first_position,
-                **_NO_IDS,
-            },
-            EncodedIds(self.aborts).encode() if ids is None else ids,
-        )
+        ids = EncodedIds(self.aborts).encode() if ids is None else ids
+        return _pack("snapshot_indexes", _INDEXES.to_datum(self), ids)
+
+
+_SEGMENTS: Final = Mapper(SnapshotSegment, "snapshot_segment")
+_INDEXES: Final = Mapper(Snapshot, "snapshot_indexes")
 
 
 def age_of(controller_epoch: int, generation: int) -> Age:
@@ -178,9 +171,7 @@ def decode_segment(value: bytes | None) -> SnapshotSegment:
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
     """
-    datum = unseal("snapshot_segment", value)
-    aborts = _ids_of_datum(datum)
-    return SnapshotSegment((datum.pop("topic"), datum.pop("partition")), aborts=aborts, **datum)
+    return _SEGMENTS.of_datum(unseal("snapshot_segment", value))
 
 
 def decode_snapshot(value: bytes | None) -> Snapshot:
@@ -189,14 +180,12 @@ def decode_snapshot(value: bytes | None) -> Snapshot:
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
     """
-    datum = unseal("snapshot_indexes", value)
-    aborts = _ids_of_datum(datum)
-    indexes = tuple(SegmentIndex(**item) for item in datum.pop("indexes"))
-    if datum["max_read_position"] > datum["position"] or [item.sequence_id for item in indexes] != sorted(
-        {item.sequence_id for item in indexes if item.sequence_id < datum["sequence_id"]}
-    ):
+    found = _INDEXES.of_datum(unseal("snapshot_indexes", value))
+    sequence = [item.sequence_id for item in found.indexes]
+    in_order = sequence == sorted({item for item in sequence if item < found.sequence_id})
+    if found.max_read_position > found.position or not in_order:
         raise CorruptDataError("a snapshot contradicts itself: its positions or sequence ids are out of order")
-    return Snapshot(partition=(datum.pop("topic"), datum.pop("partition")), indexes=indexes, aborts=aborts, **datum)
+    return found
 
 
 def segment_of(index: SegmentIndex, partition: Partition, topic_id: str, value: bytes | None) -> SnapshotSegment:
@@ -311,24 +300,9 @@ class EncodedIds:
         return b"".join(part for items in (self._epochs, self._high, self._low) for part in (count, items, end))
 
 
-def _ids_of_datum(datum: dict[str, Any]) -> tuple[bytes, ...]:
-    """The ids in a record; takes their fields out of it."""
-    ids: list[bytes] = []
-    low = 0
-    try:
-        for epoch, high, difference in zip(
-            datum.pop("epochs"), datum.pop("counters_high"), datum.pop("counters_low"), strict=True
-        ):
-            low = low + difference & _LOW_MASK
-            ids.append((epoch << 112 | high << _LOW_BITS | low).to_bytes(16, "big"))
-    except (ValueError, OverflowError) as fault:
-        raise CorruptDataError(f"a snapshot lists what is no transaction id: {fault}") from fault
-    return tuple(ids)
-
-
-def _pack(schema: str, datum: Mapping[str, Any], ids: bytes) -> bytes:
+def _pack(schema: str, datum: Datum, ids: bytes) -> bytes:
     """A record; the ids are its last three fields, which are empty in ``datum``."""
-    return seal(rollbridge_schemas.codec(schema).encode(dict(datum))[: -len(_NO_IDS)] + ids)
+    return seal(rollbridge_schemas.codec(schema).encode(datum)[: -len(_NO_IDS)] + ids)
 
 
 def seal(content: bytes) -> bytes:
@@ -336,7 +310,7 @@ def seal(content: bytes) -> bytes:
     return _FRONT.pack(VERSION, zlib.crc32(content)) + content
 
 
-def unseal(schema: str, value: bytes | None) -> dict[str, Any]:
+def unseal(schema: str, value: bytes | None) -> Datum:
     """The fields of a record of a snapshot.
 
     Raises:

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from types import MappingProxyType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
-import rollbridge_schemas
 from rollbridge.model.errors import InvalidTransitionError
 from rollbridge.model.frames import PieceKey
-from rollbridge.model.ids import TransactionId, decode_streams, encode_streams
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.outcomes import RETAIN_DEFAULT
 
 
@@ -186,44 +185,6 @@ class KnownTransaction:
     streams: Mapping[str, int] = field(default_factory=dict)
     pieces: Mapping[PieceKey, int] = field(default_factory=dict)
 
-    def as_datum(self) -> rollbridge_schemas.Datum:
-        """The Avro record."""
-        return {
-            "id": str(self.id),
-            "state": self.state.value,
-            "client_name": self.client_name,
-            "label": self.label,
-            "position": self.position,
-            "records": self.records,
-            "decided_ms": self.decided_ms,
-            "reason": self.reason,
-            "lease_ms": self.lease_ms,
-            "retain_ms": self.retain_ms,
-            "streams": encode_streams(self.streams),
-            "pieces": [{**key._asdict(), "records": records} for key, records in self.pieces.items()],
-        }
-
-    @classmethod
-    def from_datum(cls, datum: rollbridge_schemas.Datum) -> Self:
-        """The inverse of :meth:`as_datum`.
-
-        Raises:
-            ValueError, InvalidRequestError: there can be no such transaction.
-        """
-        plain = {
-            name: datum[name]
-            for name in ("client_name", "label", "position", "records", "decided_ms", "reason", "lease_ms", "retain_ms")
-        }
-        return cls(
-            id=TransactionId.parse(datum["id"]),
-            state=State(datum["state"]),
-            streams=decode_streams(datum["streams"]),
-            pieces={
-                PieceKey(item["part"], item["stream"], item["segment"]): item["records"] for item in datum["pieces"]
-            },
-            **plain,
-        )
-
 
 # --------------------------------------------------------------------------------------------------------------------
 # The chronicle of a fold: each change of a transaction's state, with what caused it, for the leader's log.
@@ -254,22 +215,22 @@ class TransactionEvent(NamedTuple):
 
     Attributes:
         at_ms: When, ms since 1970: of what a frame caused, when the broker took it; else by the leader's clock.
-        transaction: Its id, 16 bytes.
         before, after: Its state; the same twice if frames were dropped.
         event: What happened.
         cause: Why, in a few words; empty if the event says it.
         round: The leader's round of commits in which it happened, or after which.
+        transaction: Its id, 16 bytes; empty in an answer, which is about one.
         is_unusual: Whether it is worth a line in every log.
     """
 
     at_ms: int
-    transaction: bytes
     before: State
     after: State
     event: str
     cause: str
     round: int
-    is_unusual: bool
+    transaction: bytes = b""
+    is_unusual: bool = False
 
     def change(self) -> str:
         """What changed, without the name of the transaction."""
@@ -319,7 +280,7 @@ class Chronicle:
     ) -> None:
         """Note a change of state."""
         if is_unusual or self.is_live or self.is_tracing:
-            self._add(TransactionEvent(self.at_ms, transaction, before, after, event, cause, self.round, is_unusual))
+            self._add(TransactionEvent(self.at_ms, before, after, event, cause, self.round, transaction, is_unusual))
             if after in _ENDED:
                 self._end(transaction)
 
@@ -330,7 +291,7 @@ class Chronicle:
         self._drops[transaction, cause] = None
         if len(self._drops) > DROPS_MAX:
             self._drops.popitem(last=False)
-        self._add(TransactionEvent(self.at_ms, transaction, state, state, "frames dropped", cause, self.round, True))
+        self._add(TransactionEvent(self.at_ms, state, state, "frames dropped", cause, self.round, transaction, True))
         if state is State.UNKNOWN:
             self._end(transaction)
 

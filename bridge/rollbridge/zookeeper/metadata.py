@@ -17,7 +17,7 @@ from rollbridge.calls import answers_within, patience_s
 from rollbridge.errors import CoordinatorUnavailable, CorruptDataError, InvalidRequestError, WrongClusterError
 from rollbridge.model import paths
 from rollbridge.model.changes import StreamFault
-from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
 from rollbridge.model.ids import PART_MAX, SHARED_MAX, TransactionId, counter_of, need_number, parse_number
 from rollbridge.model.names import GroupName, StreamName
@@ -30,7 +30,6 @@ from rollbridge.model.records import (
     StreamConfig,
     TransactionRecord,
     Truncation,
-    epoch_from_json,
 )
 from rollbridge.model.requests import Answer, Request, RequestKind
 from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
@@ -106,7 +105,7 @@ class Metadata:
             gone = [int(number) for number, node in zip(missing, nodes, strict=True) if node is None]
             if not numbers or any(truncation.keeps(number) for number in gone):
                 return None  # it is being deleted
-            read = [epoch_from_json(node.value) for node in nodes if node is not None]
+            read = [EpochRecord.from_json(node.value) for node in nodes if node is not None]
             old = [record for epoch, record in settled.items() if int(numbers[0]) <= epoch <= int(numbers[-1])]
             history = truncation.history_of([*old, *read])
             if history is not None:

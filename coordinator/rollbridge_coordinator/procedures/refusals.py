@@ -23,7 +23,7 @@ from rollbridge.model.changes import SUSPENDED, StreamFault
 from rollbridge.model.frames import REASON_CHARACTERS_MAX
 from rollbridge.model.names import StreamName, parse_segment_topic
 from rollbridge.model.pieces import BufferedTransaction, FrameRef
-from rollbridge.model.records import CreateNode, DeleteNode, SetNode, epoch_to_json
+from rollbridge.model.records import CreateNode, DeleteNode, SetNode
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.effects import (
     ROUND,
@@ -72,7 +72,7 @@ def seal_left(group: GroupState, stream: StreamState) -> Steps[None]:
         group.forecast.forget(closed.values())
         history = stream.history.with_sealed_ends(record.epoch, {item: ends[topic] for item, topic in closed.items()})
         complete = history.record(record.epoch)
-        if not (yield from Write([SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(complete))])):
+        if not (yield from Write([SetNode(paths.epoch(stream.config.name, record.epoch), complete.to_json())])):
             raise StaleStateError(f"epoch {record.epoch} of {stream.config.name} is gone")
         stream.history = history
 

@@ -21,7 +21,7 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.outcomes import Terminated
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode
-from rollbridge.model.requests import Answer, Request, RequestKind, Story, refusing
+from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, Answer, Request, RequestKind, Story, refusing
 from rollbridge.model.transaction import KnownTransaction, State
 from rollbridge_coordinator.procedures.retention import truncate_stream, update_stream
 from rollbridge_coordinator.procedures.scale import scale
@@ -105,7 +105,8 @@ def describe(group: GroupState, request: Request, now_ms: int) -> Answer:
             known = (KnownTransaction(id=identifier, state=last.after, client_name="", decided_ms=last.at_ms),)
         assert known is not None  # one that is not open is not waited for
         found = known[0]
-    story = Story(events, group.serves_since_ms, group.controller_epoch)
+    told = tuple(event._replace(cause=event.cause[:CAUSE_CHARACTERS_MAX]) for event in events)
+    story = Story(told, group.serves_since_ms, group.controller_epoch)
     return Answer(ok=True, answered_ms=now_ms, transactions=(found,), story=story)
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from rollbridge.errors import ConflictError, CorruptDataError, InvalidNameError, InvalidRequestError, UnavailableError
 from rollbridge.model import paths
-from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import LateNotes
 from rollbridge.model.names import parse_segment_topic
@@ -31,12 +31,10 @@ from rollbridge.model.records import (
     Mark,
     NodeOperation,
     Retention,
+    RetentionMarks,
     SetNode,
     StreamConfig,
     Truncation,
-    epoch_from_json,
-    marks_from_json,
-    marks_to_json,
 )
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import Answer, Request
@@ -139,14 +137,14 @@ def load_stream(config: StreamConfig) -> Steps[StreamState]:
     nodes = yield from ReadNodes([paths.truncation(name), paths.retention(name), paths.late(name)])
     raw, marks = nodes[paths.truncation(name)], nodes[paths.retention(name)]
     truncation = Truncation() if raw is None else Truncation.from_json(raw)
-    history = truncation.history_of(epoch_from_json(value) for value in records.values() if value is not None)
+    history = truncation.history_of(EpochRecord.from_json(value) for value in records.values() if value is not None)
     if history is None:
         raise CorruptDataError(f"the epochs of stream {name} are not in ZooKeeper: restore it from a backup")
     late = nodes[paths.late(name)]
     notes = LateNotes() if late is None else LateNotes.from_json(late)
     stream = StreamState(config, history, truncation.removing, late=notes)
     if marks is not None:
-        stream.marks = marks_within(history, marks_from_json(marks))
+        stream.marks = marks_within(history, list(RetentionMarks.from_json(marks).marks))
     return stream
 
 
@@ -209,7 +207,7 @@ def _retain(
         del stream.marks[:place]
     if changed:
         stream.marks = marks_that_fit(stream.marks, group.settings.write_bytes_max)
-        yield from save(stream, paths.retention(stream.config.name), marks_to_json(stream.marks))
+        yield from save(stream, paths.retention(stream.config.name), RetentionMarks(tuple(stream.marks)).to_json())
 
 
 def _read_by_groups(group: GroupState, stream: StreamState) -> Steps[dict[str, Floors | None]]:

@@ -38,7 +38,7 @@ from rollbridge.model.changes import Committing, Roll
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.names import is_segment_topic, parse_segment_topic
 from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.records import CreateNode, DeleteNode, SetNode, bytes_of, epoch_to_json
+from rollbridge.model.records import CreateNode, DeleteNode, SetNode, bytes_of
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.merge import Before, append_round, items_of, settle
 from rollbridge_coordinator.procedures.refusals import absorb, note_fault, probe, refuse
@@ -150,7 +150,7 @@ def finish_roll(
         closed = {item: sealed[topic] for item, topic in topics.items()}
         stream.history = stream.history.with_sealed_ends(roll.new_active_epoch, closed)
         record = stream.history.record(roll.new_active_epoch)
-        if not (yield from Write([SetNode(paths.epoch(stream.config.name, record.epoch), epoch_to_json(record))])):
+        if not (yield from Write([SetNode(paths.epoch(stream.config.name, record.epoch), record.to_json())])):
             raise StaleStateError(f"epoch {record.epoch} of {stream.config.name} is gone")
     if not (yield from Write([DeleteNode(node)])):
         raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
@@ -391,7 +391,7 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
         name = stream.config.name
         closed = {item.id: ends[name.segment_topic(item.id)] for item in stream.history.active.segments}
         complete = replace(duplicate, sealed_ends=closed)
-        own = [CreateNode(paths.epoch(name, item.epoch), epoch_to_json(item)) for item in (complete, fresh)]
+        own = [CreateNode(paths.epoch(name, item.epoch), item.to_json()) for item in (complete, fresh)]
         if operations and sum(map(bytes_of, (*operations, *own))) > ROLL_BYTES_MAX:
             yield from _publish(operations, histories)
             operations, histories = [], []

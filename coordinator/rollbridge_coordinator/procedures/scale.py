@@ -20,7 +20,7 @@ from rollbridge.model.conditions import name_some
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, ranges_of
-from rollbridge.model.records import CreateNode, DeleteNode, check_segments, epoch_to_json
+from rollbridge.model.records import CreateNode, DeleteNode, check_segments
 from rollbridge.model.requests import Answer, Request, refusing
 from rollbridge_coordinator.procedures.suspended import (
     LOOK_AGAIN_MS,
@@ -127,7 +127,7 @@ def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
     answer = Answer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
     published = yield from Write(
         [
-            CreateNode(paths.epoch(scaling.stream, record.epoch), epoch_to_json(record)),
+            CreateNode(paths.epoch(scaling.stream, record.epoch), record.to_json()),
             DeleteNode(node),
             *_answering(group, scaling, answer),
         ]

@@ -13,7 +13,7 @@ from typing import Final
 
 from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamBusy, StreamExists
 from rollbridge.model import paths
-from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import check_partition, even_ranges, ranges_of
 from rollbridge.model.names import GroupName, StreamName
@@ -30,8 +30,6 @@ from rollbridge.model.records import (
     Truncation,
     bytes_of,
     check_segments,
-    epoch_from_json,
-    epoch_to_json,
     leading,
 )
 from rollbridge.model.records import StreamState as Lifecycle
@@ -123,7 +121,7 @@ def create_stream(group: GroupState, name: str, request: Request, now_ms: int) -
             DeleteNode(f"{paths.requests(group.name)}/{name}"),
             CreateNode(paths.stream(stream), config.to_json()),
             CreateNode(paths.epochs(stream), b""),
-            CreateNode(paths.epoch(stream, former.epoch), epoch_to_json(history.active)),
+            CreateNode(paths.epoch(stream, former.epoch), history.active.to_json()),
             *([CreateNode(paths.truncation(stream), lost.to_json())] if history.foundation is not None else []),
             CreateNode(
                 f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms, epoch=former.epoch).to_json()
@@ -347,7 +345,7 @@ def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple
         raw = values[path]
         if raw is None:
             raise StaleStateError(f"{path} was deleted by someone else")
-        record = epoch_from_json(raw)
+        record = EpochRecord.from_json(raw)
         number = path.rpartition("/")[2]
         own = {item for item in record.segment_ids if item.epoch == record.epoch or number == numbers[0]}
         if taken and len(segments) + len(own) > TOPICS_AT_ONCE:

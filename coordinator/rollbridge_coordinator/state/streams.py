@@ -16,7 +16,7 @@ from rollbridge.model.journal import DELETED, is_deleted, streams_of
 from rollbridge.model.late import LateNotes
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.pieces import BufferedTransaction, Partition
-from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, Mark, StreamConfig, Truncation, epoch_to_json
+from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, Mark, StreamConfig, Truncation
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge_coordinator.state.effects import TopicSpec
 from rollbridge_coordinator.state.upkeep import ByteCounter
@@ -132,7 +132,7 @@ class JournalState:
         kept = {paths.epoch(name, record.epoch): record for record in history.records}
         for path, record in kept.items():
             if self._epochs.get(path) is not record:
-                wanted[path] = epoch_to_json(record)
+                wanted[path] = record.to_json()
         if history.removed or history.foundation is not None:
             wanted[paths.truncation(name)] = Truncation(history.removed, stream.removing, history.foundation).to_json()
         if stream.late.segments:

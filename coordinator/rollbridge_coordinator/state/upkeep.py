@@ -9,7 +9,7 @@ from typing import Final, Self
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.pieces import Partition
-from rollbridge.model.records import FOREVER, Mark, Retention, marks_to_json
+from rollbridge.model.records import FOREVER, Mark, Retention, RetentionMarks
 
 REST_FIRST_MS: Final = 1_000
 REST_MAX_MS: Final = 60_000
@@ -145,7 +145,7 @@ def marks_within(history: EpochHistory, marks: Iterable[Mark]) -> list[Mark]:
 def marks_that_fit(marks: Sequence[Mark], bytes_max: int) -> list[Mark]:
     """The marks, as many of them as fit into a node of so many bytes; without some of them a little more is kept."""
     kept = list(marks)
-    while kept and len(marks_to_json(kept)) > bytes_max:
+    while kept and len(RetentionMarks(tuple(kept)).to_json()) > bytes_max:
         del kept[-2::-2]
         if len(kept) == 1:
             break
