@@ -31,7 +31,7 @@ SERIES_BYTES: Final = 2 * 1024
 """More than a series takes there."""
 _DIGESTS: Final = 1 << 64
 _SIXTEEN_DIGITS: Final = StoredAs(
-    write=lambda digest: {"digest": f"{digest:016x}"}, read=lambda content: int(content["digest"], 16)
+    write=lambda content: {"digest": f"{content.digest:016x}"}, read=lambda content: int(content["digest"], 16)
 )
 
 

@@ -42,7 +42,7 @@ from rollbridge.model.commit_order import CommitOrder, order_of
 from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
 from rollbridge.model.errors import CorruptDataError, InvalidNameError, InvalidRequestError
 from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
-from rollbridge.model.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId, decode_streams, encode_streams
+from rollbridge.model.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from rollbridge.model.mapper import Mapper
 from rollbridge.model.names import StreamName, check_client_name
 from rollbridge.model.outcomes import RETAIN_DEFAULT
@@ -193,16 +193,10 @@ class BeginFrame:
 
     def encode(self) -> bytes:
         """Avro binary."""
-        return rollbridge_schemas.codec("begin_frame").encode(
-            {
-                "client_name": self.client_name,
-                "client_epoch": self.client_epoch,
-                "label": self.label,
-                "lease_ms": self.lease_ms,
-                "streams": encode_streams(self.streams),
-                "retain_ms": self.retain_ms,
-            }
-        )
+        return rollbridge_schemas.codec(_BEGINS.schema).encode(_BEGINS.to_datum(self))
+
+
+_BEGINS: Final = Mapper(BeginFrame, "begin_frame")
 
 
 def decode_begin(value: bytes) -> BeginFrame:
@@ -219,25 +213,18 @@ def _begin(value: bytes) -> BeginFrame:
     datum = _decode("begin_frame", value)
     if not datum["streams"]:
         raise CorruptDataError("a BEGIN frame names no stream")
-    streams = decode_streams(datum["streams"])
-    if len(streams) < len(datum["streams"]) or min(streams.values()) < 0:
+    begin = _BEGINS.of_datum({**datum, "retain_ms": max(datum["retain_ms"], RETAIN_DEFAULT)})
+    if len(begin.streams) < len(datum["streams"]) or min(begin.streams.values()) < 0:
         raise CorruptDataError("a BEGIN frame names a stream twice or with a negative epoch")
-    if len(streams) > STREAMS_MAX or len(datum["label"] or "") > LABEL_CHARACTERS_MAX:
-        raise CorruptDataError(f"a BEGIN frame has {len(streams)} streams or too long a label")
+    if len(begin.streams) > STREAMS_MAX or len(begin.label or "") > LABEL_CHARACTERS_MAX:
+        raise CorruptDataError(f"a BEGIN frame has {len(begin.streams)} streams or too long a label")
     try:
-        check_client_name(datum["client_name"])
-        for name in streams:
+        check_client_name(begin.client_name)
+        for name in begin.streams:
             StreamName.parse(name)
     except InvalidNameError as fault:
         raise CorruptDataError(f"a BEGIN frame holds a name that is none: {fault}") from fault
-    return BeginFrame(
-        client_name=datum["client_name"],
-        client_epoch=datum["client_epoch"],
-        label=datum["label"],
-        lease_ms=datum["lease_ms"],
-        streams=streams,
-        retain_ms=max(datum["retain_ms"], RETAIN_DEFAULT),
-    )
+    return begin
 
 
 _cached_begin = lru_cache(maxsize=_CACHED_VALUES_MAX)(_begin)

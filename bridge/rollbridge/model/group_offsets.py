@@ -20,9 +20,9 @@ _LONG_MAX: Final = (1 << 63) - 1
 TopicPartition = tuple[str, int]
 
 
-def _by_topic(offsets: Mapping[TopicPartition, int]) -> Datum:
+def _by_topic(group: GroupOffsets) -> Datum:
     topics: dict[str, list[Datum]] = {}
-    for (topic, partition), offset in offsets.items():
+    for (topic, partition), offset in group.offsets.items():
         topics.setdefault(topic, []).append({"partition": partition, "offset": offset})
     return {"topics": [{"topic": topic, "partitions": entries} for topic, entries in topics.items()]}
 

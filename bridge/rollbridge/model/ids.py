@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import total_ordering
-from typing import Any, Final, NamedTuple, NewType, Self
+from typing import Final, NamedTuple, NewType, Self
 
 from rollbridge.model.errors import CorruptDataError, InvalidRequestError
 
@@ -304,18 +303,3 @@ def shared_count(transaction: bytes) -> int:
     """The counter of an id that the shared counter may have given out; -1 of others."""
     number, count = split_counter(transaction)
     return -1 if number or count >= SHARED_MAX else count
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The streams of a transaction and their reference epochs, as records and messages hold them. Pure.
-# Source: PDP-24, "Transactions" (a transaction is of the epoch in which it was created).
-
-
-def encode_streams(streams: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Reference epochs by ``scope/stream`` as an Avro array of records."""
-    return [{"stream": name, "reference_epoch": epoch} for name, epoch in streams.items()]
-
-
-def decode_streams(items: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Reference epochs by ``scope/stream``."""
-    return {item["stream"]: item["reference_epoch"] for item in items}

@@ -13,39 +13,90 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Annotated, Final
 
-import rollbridge_schemas
-from rollbridge.model.errors import CorruptDataError, InvalidNameError
 from rollbridge.model.frames import BeginFrame, PieceKey
-from rollbridge.model.ids import COUNT_MAX, decode_streams, encode_streams
+from rollbridge.model.ids import COUNT_MAX
+from rollbridge.model.mapper import Mapper, StoredAs
 from rollbridge.model.names import parse_buffer_topic
 from rollbridge.model.pieces import BufferedTransaction, FrameRef, HeldFrames, Partition
 from rollbridge.model.snapshots import Age, Snapshot, age_of, decode_all, partition_name, seal, unseal
+from rollbridge_schemas import Datum
 
 FRAME_BYTES: Final = 16
 """About what a frame takes in a record, at most."""
 TRANSACTION_BYTES: Final = 2_000
 """The same for a transaction without its frames, unless it has very many streams."""
 _SUFFIX: Final = "-ongoing"
-_SCHEMA: Final = "ongoing_transactions"
 _LOW_MASK: Final = (1 << 64) - 1
 _LOW_HALF: Final = 1 << 63
+
+
+def _id_parts(transaction: OngoingTransaction) -> Datum:
+    number = int.from_bytes(transaction.id, "big")
+    low = (number + _LOW_HALF & _LOW_MASK) - _LOW_HALF  # as a signed number
+    return {"epoch": number >> 112, "counter_high": number >> 64 & 0xFFFF_FFFF, "counter_low": low}
+
+
+def _id_of(datum: Datum) -> bytes:
+    number: int = datum["epoch"] << 112 | datum["counter_high"] << 64 | datum["counter_low"] & _LOW_MASK
+    return number.to_bytes(16, "big")
+
+
+def _columns(transaction: OngoingTransaction) -> Datum:
+    frames = transaction.frames
+    return {
+        "frame_offsets": _differences(transaction.first_position, [frame.offset for frame in frames]),
+        "frame_parts": [frame.piece.part for frame in frames],
+        "frame_segments": [frame.piece.segment for frame in frames],
+        "frame_counts": _differences(0, [frame.first_count for frame in frames]),
+        "frame_records": [frame.records for frame in frames],
+        "frame_bytes": [frame.size for frame in frames],
+        "frame_starts": [frame.start for frame in frames],
+    }
+
+
+def _frames_of(datum: Datum) -> HeldFrames:
+    """The frames in the columns of a transaction, to which :func:`_transactions_of` has added the partition."""
+    partition = datum["partition"]
+    home = str(parse_buffer_topic(partition[0])[0])
+    [place] = [place for place, item in enumerate(datum["streams"]) if item["stream"] == home]
+    counts = list(accumulate(datum["frame_counts"], initial=0))[1:]
+    if max(counts, default=0) > COUNT_MAX:
+        raise ValueError(f"a frame begins at record {max(counts)} of its part")
+    columns = zip(
+        list(accumulate(datum["frame_offsets"], initial=datum["first_position"]))[1:],
+        datum["frame_parts"],
+        datum["frame_segments"],
+        counts,
+        datum["frame_records"],
+        datum["frame_bytes"],
+        datum["frame_starts"],
+        strict=True,
+    )
+    return HeldFrames(
+        FrameRef(partition, offset, PieceKey(part, place, segment), count, records, size, None, start)
+        for offset, part, segment, count, records, size, start in columns
+    )
+
+
+def _differences(first: int, values: Sequence[int]) -> list[int]:
+    return [after - before for before, after in pairwise([first, *values])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OngoingTransaction:
     """What one partition knows of an open transaction; see ``schemas/rollbridge_schemas/ongoing_transactions.avsc``."""
 
-    id: bytes
+    id: Annotated[bytes, StoredAs(write=_id_parts, read=_id_of)]
     begin: BeginFrame
     begun_ms: int
     is_begun: bool
     first_position: int
     log_position: int
     owners: tuple[int, ...] = ()
-    owner: tuple[str, int] = ("", 0)
-    frames: Sequence[FrameRef] = ()
+    owner: Annotated[tuple[str, int], StoredAs(fields=("owner_name", "owner_epoch"))] = ("", 0)
+    frames: Annotated[Sequence[FrameRef], StoredAs(write=_columns, read=_frames_of)] = ()
 
     @classmethod
     def of(cls, transaction: BufferedTransaction, stream: str, partition: Partition) -> OngoingTransaction:
@@ -74,18 +125,31 @@ class OngoingTransaction:
             transaction.last_count[item.piece] = item.first_count
 
 
+_TRANSACTION: Final = Mapper(OngoingTransaction, "ongoing_transactions.transactions")
+
+
+def _transactions_of(datum: Datum) -> tuple[OngoingTransaction, ...]:
+    place = {"partition": (datum["topic"], datum["partition"])}
+    return tuple(_TRANSACTION.of_datum(item | place) for item in datum["transactions"])
+
+
+_TRANSACTIONS: Final = StoredAs(
+    write=lambda record: {"transactions": list(map(_TRANSACTION.to_datum, record.transactions))}, read=_transactions_of
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OngoingTransactions:
     """A record about one partition; see ``schemas/rollbridge_schemas/ongoing_transactions.avsc``."""
 
-    partition: Partition
+    partition: Annotated[Partition, StoredAs(fields=("topic", "partition"))]
     topic_id: str
     generation: int
     controller_epoch: int
     position: int
     replay_position: int
     commit_log_position: int
-    transactions: tuple[OngoingTransaction, ...]
+    transactions: Annotated[tuple[OngoingTransaction, ...], _TRANSACTIONS]
 
     @property
     def age(self) -> Age:
@@ -94,19 +158,10 @@ class OngoingTransactions:
 
     def encode(self) -> bytes:
         """Its Kafka value."""
-        topic, partition = self.partition
-        datum = {
-            "topic": topic,
-            "partition": partition,
-            "topic_id": self.topic_id,
-            "generation": self.generation,
-            "controller_epoch": self.controller_epoch,
-            "position": self.position,
-            "replay_position": self.replay_position,
-            "commit_log_position": self.commit_log_position,
-            "transactions": [_datum(item) for item in self.transactions],
-        }
-        return seal(rollbridge_schemas.codec(_SCHEMA).encode(datum))
+        return seal(_RECORD, self)
+
+
+_RECORD: Final = Mapper(OngoingTransactions, "ongoing_transactions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +195,7 @@ def decode_ongoing(value: bytes | None) -> OngoingTransactions:
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
     """
-    datum = unseal(_SCHEMA, value)
-    partition = datum.pop("topic"), datum.pop("partition")
-    try:
-        transactions = tuple(_transaction(item, partition) for item in datum.pop("transactions"))
-    except (ValueError, OverflowError, InvalidNameError) as fault:
-        raise CorruptDataError(f"a record of ongoing transactions contradicts itself: {fault}") from fault
-    return OngoingTransactions(partition=partition, transactions=transactions, **datum)
+    return unseal(_RECORD, value)
 
 
 def choose_ongoing(found: Iterable[bytes | None], snapshot: Snapshot) -> Ongoing:
@@ -172,82 +221,3 @@ def choose_ongoing(found: Iterable[bytes | None], snapshot: Snapshot) -> Ongoing
         ):
             best, used = record, place
     return Ongoing(best, used, faults)
-
-
-def _datum(item: OngoingTransaction) -> dict[str, Any]:
-    number = int.from_bytes(item.id, "big")
-    low = number & _LOW_MASK
-    begin = item.begin
-    frames = item.frames
-    return {
-        "epoch": number >> 112,
-        "counter_high": number >> 64 & 0xFFFF_FFFF,
-        "counter_low": (low + _LOW_HALF & _LOW_MASK) - _LOW_HALF,
-        "client_name": begin.client_name,
-        "client_epoch": begin.client_epoch,
-        "label": begin.label,
-        "lease_ms": begin.lease_ms,
-        "streams": encode_streams(begin.streams),
-        "retain_ms": begin.retain_ms,
-        "begun_ms": item.begun_ms,
-        "is_begun": item.is_begun,
-        "first_position": item.first_position,
-        "log_position": item.log_position,
-        "owners": list(item.owners),
-        "owner_name": item.owner[0],
-        "owner_epoch": item.owner[1],
-        "frame_offsets": _differences(item.first_position, [frame.offset for frame in frames]),
-        "frame_parts": [frame.piece.part for frame in frames],
-        "frame_segments": [frame.piece.segment for frame in frames],
-        "frame_counts": _differences(0, [frame.first_count for frame in frames]),
-        "frame_records": [frame.records for frame in frames],
-        "frame_bytes": [frame.size for frame in frames],
-        "frame_starts": [frame.start for frame in frames],
-    }
-
-
-def _transaction(datum: dict[str, Any], partition: Partition) -> OngoingTransaction:
-    streams = decode_streams(datum["streams"])
-    begin = BeginFrame(
-        datum["client_name"],
-        datum["client_epoch"],
-        datum["label"],
-        datum["lease_ms"],
-        streams,
-        datum["retain_ms"],
-    )
-    home = str(parse_buffer_topic(partition[0])[0])
-    [stream] = [name for name in streams if name == home]
-    place = begin.places[stream]
-    low = datum["counter_low"] & _LOW_MASK
-    counts = list(accumulate(datum["frame_counts"], initial=0))[1:]
-    if max(counts, default=0) > COUNT_MAX:
-        raise ValueError(f"a frame begins at record {max(counts)} of its part")
-    columns = zip(
-        list(accumulate(datum["frame_offsets"], initial=datum["first_position"]))[1:],
-        datum["frame_parts"],
-        datum["frame_segments"],
-        counts,
-        datum["frame_records"],
-        datum["frame_bytes"],
-        datum["frame_starts"],
-        strict=True,
-    )
-    return OngoingTransaction(
-        id=(datum["epoch"] << 112 | datum["counter_high"] << 64 | low).to_bytes(16, "big"),
-        begin=begin,
-        begun_ms=datum["begun_ms"],
-        is_begun=datum["is_begun"],
-        first_position=datum["first_position"],
-        log_position=datum["log_position"],
-        owners=tuple(datum["owners"]),
-        owner=(datum["owner_name"], datum["owner_epoch"]),
-        frames=HeldFrames(
-            FrameRef(partition, offset, PieceKey(part, place, segment), count, records, size, None, start)
-            for offset, part, segment, count, records, size, start in columns
-        ),
-    )
-
-
-def _differences(first: int, values: Sequence[int]) -> list[int]:
-    return [after - before for before, after in pairwise([first, *values])]

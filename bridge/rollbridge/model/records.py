@@ -140,7 +140,7 @@ class Retention:
 
 
 _GROUP_IN_SCOPE: Final = StoredAs(
-    write=lambda name: {"group": name.group},
+    write=lambda stream: {"group": stream.group.group},
     read=lambda stream: GroupName(stream["name"].partition("/")[0], stream["group"]),
 )
 """The scope of a stream's group is that of the stream."""
@@ -234,7 +234,7 @@ def _cut_of(mark: Mapping[str, Iterable[str]]) -> dict[SegmentId, int]:
 
 
 _CUT: Final = StoredAs(
-    write=lambda cut: {"cut": [f"{int(segment)}:{offset}" for segment, offset in cut.items()]}, read=_cut_of
+    write=lambda mark: {"cut": [f"{int(segment)}:{offset}" for segment, offset in mark.cut.items()]}, read=_cut_of
 )
 
 

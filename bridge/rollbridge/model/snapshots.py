@@ -20,7 +20,7 @@ from typing import Annotated, Final, TypeVar
 
 import rollbridge_schemas
 from rollbridge.model.avro import encode_long
-from rollbridge.model.errors import CorruptDataError
+from rollbridge.model.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model.mapper import Mapper, StoredAs
 from rollbridge.model.pieces import Partition
 from rollbridge_schemas import Datum
@@ -49,7 +49,7 @@ def _ids_of(datum: Datum) -> tuple[bytes, ...]:
             low = low + difference & _LOW_MASK
             ids.append((epoch << 112 | high << _LOW_BITS | low).to_bytes(16, "big"))
     except (ValueError, OverflowError) as fault:
-        raise CorruptDataError(f"a snapshot lists what is no transaction id: {fault}") from fault
+        raise InvalidRequestError(f"it lists what is no transaction id: {fault}") from fault
     return tuple(ids)
 
 
@@ -103,7 +103,7 @@ class SnapshotSegment:
 
     def encode(self) -> bytes:
         """Its Kafka value."""
-        return _pack("snapshot_segment", _SEGMENTS.to_datum(self), EncodedIds(self.aborts).encode())
+        return _pack(_SEGMENTS, self, EncodedIds(self.aborts).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +136,7 @@ class Snapshot:
 
     def encode(self, ids: bytes | None = None) -> bytes:
         """Its Kafka value; ``ids`` are the aborted transactions as :class:`EncodedIds` gives them, if that is known."""
-        ids = EncodedIds(self.aborts).encode() if ids is None else ids
-        return _pack("snapshot_indexes", _INDEXES.to_datum(self), ids)
+        return _pack(_INDEXES, self, EncodedIds(self.aborts).encode() if ids is None else ids)
 
 
 _SEGMENTS: Final = Mapper(SnapshotSegment, "snapshot_segment")
@@ -171,7 +170,7 @@ def decode_segment(value: bytes | None) -> SnapshotSegment:
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
     """
-    return _SEGMENTS.of_datum(unseal("snapshot_segment", value))
+    return unseal(_SEGMENTS, value)
 
 
 def decode_snapshot(value: bytes | None) -> Snapshot:
@@ -180,7 +179,7 @@ def decode_snapshot(value: bytes | None) -> Snapshot:
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
     """
-    found = _INDEXES.of_datum(unseal("snapshot_indexes", value))
+    found = unseal(_INDEXES, value)
     sequence = [item.sequence_id for item in found.indexes]
     in_order = sequence == sorted({item for item in sequence if item < found.sequence_id})
     if found.max_read_position > found.position or not in_order:
@@ -300,18 +299,23 @@ class EncodedIds:
         return b"".join(part for items in (self._epochs, self._high, self._low) for part in (count, items, end))
 
 
-def _pack(schema: str, datum: Datum, ids: bytes) -> bytes:
-    """A record; the ids are its last three fields, which are empty in ``datum``."""
-    return seal(rollbridge_schemas.codec(schema).encode(datum)[: -len(_NO_IDS)] + ids)
+def _pack(mapper: Mapper[Record], record: Record, ids: bytes) -> bytes:
+    """A record; the ids are its last three fields, which the mapper leaves empty."""
+    return _sealed(rollbridge_schemas.codec(mapper.schema).encode(mapper.to_datum(record))[: -len(_NO_IDS)] + ids)
 
 
-def seal(content: bytes) -> bytes:
-    """A record of a snapshot: Avro behind the version and the checksum."""
+def seal(mapper: Mapper[Record], record: Record) -> bytes:
+    """Return the Kafka value of a record of a snapshot."""
+    return _sealed(rollbridge_schemas.codec(mapper.schema).encode(mapper.to_datum(record)))
+
+
+def _sealed(content: bytes) -> bytes:
+    """Avro behind the version and the checksum."""
     return _FRONT.pack(VERSION, zlib.crc32(content)) + content
 
 
-def unseal(schema: str, value: bytes | None) -> Datum:
-    """The fields of a record of a snapshot.
+def unseal(mapper: Mapper[Record], value: bytes | None) -> Record:
+    """Return the record of a snapshot in a Kafka value.
 
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
@@ -325,9 +329,11 @@ def unseal(schema: str, value: bytes | None) -> Datum:
     if zlib.crc32(content) != checksum:
         raise CorruptDataError("a snapshot record is damaged: its checksum does not fit")
     try:
-        return rollbridge_schemas.codec(schema).decode(content)
+        return mapper.of_datum(rollbridge_schemas.codec(mapper.schema).decode(content))
     except rollbridge_schemas.SchemaError as fault:
-        raise CorruptDataError(f"a snapshot record can not be read: {fault}") from fault
+        raise CorruptDataError(f"a snapshot record cannot be read: {fault}") from fault
+    except InvalidRequestError as fault:
+        raise CorruptDataError(f"a snapshot record contradicts itself: {fault}") from fault
 
 
 # --------------------------------------------------------------------------------------------------------------------
