@@ -65,17 +65,17 @@ class Committing(NodeRecord):
         return f"roll-{StreamName.parse(first.stream).stream}-{first.duplicate_epoch}"
 
     def with_only(self, kept: Container[bytes]) -> Self:
-        """The same with only those transactions whose 16 bytes of an id are among ``kept``."""
+        """Return the same with only those transactions whose 16 bytes of an id are among ``kept``."""
         owners = self.owner_parts()
         left = tuple(item for item in self.transactions if item.bytes in kept)
         return replace(self, transactions=left, owners=tuple(owners[item.bytes] for item in left))
 
     def without(self, stream: str) -> Self:
-        """The same without one of its streams."""
+        """Return the same without one of its streams."""
         return replace(self, rolls=tuple(roll for roll in self.rolls if roll.stream != stream))
 
     def owner_parts(self) -> dict[bytes, int]:
-        """By the 16 bytes of their ids, the owner whose commit was decided on."""
+        """Return the part of the owner whose commit was decided on, by the 16 bytes of the id."""
         owners = self.owners or (OWNER_PART,) * len(self.transactions)
         return {item.bytes: part for item, part in zip(self.transactions, owners, strict=False)}
 
@@ -111,12 +111,12 @@ Work = Scaling | Committing
 
 
 def work_from_json(title: str, raw: bytes) -> Work:
-    """What stands in a node of that title; raises CorruptDataError."""
+    """Return what stands in a node of that title; raises CorruptDataError."""
     return Scaling.from_json(raw) if title.startswith(_SCALE) else Committing.from_json(raw)
 
 
 def works_of(nodes: Mapping[str, bytes], group: GroupName) -> Iterator[tuple[str, Work]]:
-    """What is under way in a group, and what waits half done, of these nodes; raises CorruptDataError."""
+    """Return what is under way in a group, and what waits half done, of these nodes; raises CorruptDataError."""
     if paths.scaling(group) in nodes:
         yield paths.scaling(group), Scaling.from_json(nodes[paths.scaling(group)])
     if paths.committing(group) in nodes:

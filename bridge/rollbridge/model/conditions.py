@@ -140,7 +140,7 @@ class Examined:
         self.last_from = start
 
     def last_of(self, key: bytes) -> SN | None:
-        """SN of the last record with a key between ``keys_from`` and ``end``."""
+        """Return SN of the last record with a key between ``keys_from`` and ``end``."""
         return self._keys.get(key)
 
 
@@ -181,7 +181,7 @@ class ForeignTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Leaderless:
-    """A topic whose leader can not be reached now; where its log ends is told by nobody else."""
+    """A topic whose leader cannot be reached now; where its log ends is told by nobody else."""
 
     topic: str
 

@@ -58,7 +58,7 @@ class JointContent:
     digest: Annotated[int, _SIXTEEN_DIGITS] = 0
 
     def __add__(self, other: JointContent) -> JointContent:
-        """Of both together."""
+        """Return what both hold together."""
         return JointContent(self.records + other.records, (self.digest + other.digest) % _DIGESTS)
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class JointWork:
         return label_of(self.series, self.number)
 
     def ended(self, state: JointState) -> JointWork:
-        """The same with what became of it."""
+        """Return the same with what became of it."""
         return replace(self, state=state)
 
 
@@ -142,12 +142,12 @@ class SharedSession:
     complete: bool = False
 
     def taken_over(self, holder: str) -> SharedSession:
-        """The session that follows: this one's holder can not come back."""
+        """Return the session that follows: this one's holder cannot come back."""
         former = (*self.former, self.holder) if self.holder else self.former
         return replace(self, holder=holder, former=former[-FORMER_MAX:])
 
     def with_work(self, work: JointWork, now_ms: int) -> SharedSession:
-        """The same with another transaction; the one before it has ended, if it is of another series."""
+        """Return the same with another transaction; the one before it has ended, if it is of another series."""
         before, complete = self.work, self.complete or self.work is None
         if before is None or before.series == work.series:
             return replace(self, work=work, complete=complete)
@@ -163,11 +163,11 @@ class SharedSession:
         return replace(self, work=work, series=kept, forgotten=forgotten, complete=complete)
 
     def former_series(self, series: str) -> FormerSeries | None:
-        """How far a series came that is not the one written last; None if that is not remembered."""
+        """Return how far a series came that is not the one written last; None if that is not remembered."""
         return next((item for item in self.series if item.series == series), None)
 
     def has_forgotten(self, series: str) -> bool:
-        """Whether a series was remembered once."""
+        """Return whether a series was remembered once."""
         return self._has(fingerprint(series))
 
     def _has(self, wanted: str) -> bool:
@@ -175,7 +175,7 @@ class SharedSession:
 
 
 def fingerprint(series: str) -> str:
-    """What is remembered for good of a series: 16 hexadecimal digits."""
+    """Return what is remembered for good of a series: 16 hexadecimal digits."""
     return xxh64_hexdigest(series.encode(), HASH_SEED)
 
 
@@ -233,7 +233,7 @@ STEPS: Final[Mapping[tuple[Distance, bool, JointState], Step]] = MappingProxyTyp
 
 
 def decide_step(known: JointWork | None, *, epoch: int, series: str, number: int) -> Step:
-    """What a process of the session with this epoch does that wants to write a number of a series."""
+    """Return what a process of the session with this epoch does that wants to write a number of a series."""
     if known is None:
         return Step.BEGIN
     if known.series != series:
@@ -246,12 +246,12 @@ def decide_step(known: JointWork | None, *, epoch: int, series: str, number: int
 
 
 def decide_again(former: FormerSeries, number: int) -> Step:
-    """The same for a series that is not the one on record, but was before."""
+    """Return the same for a series that is not the one on record, but was before."""
     if number == former.number:
         return Step.SKIP if former.committed else Step.BEGIN
     return Step.BEGIN if number > former.number else Step.BEHIND
 
 
 def label_of(series: str, number: int) -> str:
-    """The label of a joint transaction."""
+    """Return the label of a joint transaction."""
     return f"{series}/{number}"

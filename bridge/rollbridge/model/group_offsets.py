@@ -91,7 +91,7 @@ class GroupOffsets:
         return GroupMember(self.group_id, self.generation, self.member_id, self.instance_id)
 
     def joined(self, later: GroupOffsets) -> GroupOffsets:
-        """These, with those that the same group gave later."""
+        """Return these, with those that the same group gave later."""
         return replace(later, offsets={**self.offsets, **later.offsets})
 
 
@@ -99,7 +99,7 @@ _METADATA: Final = b"CGMDv2:"
 
 
 def parse_group_metadata(metadata: object) -> GroupMember:
-    """Who it is that confluent-kafka's ``consumer_group_metadata()`` gives.
+    """Return who it is that confluent-kafka's ``consumer_group_metadata()`` gives.
 
     A group's name alone is taken as well, for somebody outside of the group.
 

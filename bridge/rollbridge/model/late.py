@@ -80,12 +80,12 @@ class LateNotes(NodeRecord):
     forwarding: Forwarding | None = None
 
     def looked_to(self, segment: SegmentId, end: int) -> int:
-        """Up to where nothing is left to do behind the sealed ``end`` of a segment."""
+        """Return up to where nothing is left to do behind the sealed ``end`` of a segment."""
         known = self.segments.get(segment)
         return end if known is None else max(end, known.looked_to)
 
     def settled(self, segment: SegmentId, end: int, *, forwarded: int = 0, refused: int = 0, reason: str = "") -> Self:
-        """The same after everything up to ``end`` was forwarded or refused; nothing is under way then."""
+        """Return the same after everything up to ``end`` was forwarded or refused; nothing is under way then."""
         known = self.segments.get(segment, LateSegment(0))
         changed = LateSegment(
             max(end, known.looked_to),
@@ -96,13 +96,13 @@ class LateNotes(NodeRecord):
         return replace(self, segments={**self.segments, segment: changed}, forwarding=None)
 
     def without(self, history: EpochHistory) -> Self:
-        """The same without segments that have been removed, and of more than fit into a node without the oldest."""
+        """Return the same without segments that were removed, and of more than fit into a node without the oldest."""
         kept = {item: known for item, known in self.segments.items() if not history.is_removed(item)}
         return replace(self, segments=dict(sorted(kept.items())[-NOTED_MAX:]))
 
 
 def heir_of(history: EpochHistory, segment: SegmentId, key: bytes | None) -> SegmentId:
-    """The active segment that takes a late record: the one of its key.
+    """Return the active segment that takes a late record: the one of its key.
 
     Where a record has no key, or one that belongs into another segment, it is the one at the low end of the range in
     which the record stands; nobody could rely on an order of those.

@@ -3,22 +3,22 @@
 A dataclass and its Avro schema together say how each field is stored: the schema gives names and shapes, the type of
 the field what its values become again.
 
-====================================  ====================================================================
-type of the field                     in the record
-====================================  ====================================================================
+======================================  ====================================================================
+type of the field                       in the record
+======================================  ====================================================================
 ``str``, ``int``, ``float``, ``bool``   the same
-enum                                  its value
-a class with ``parse``                string, as ``str()`` prints it (names, transaction ids, sequence numbers)
-a class with ``from_int``             long, as ``int()`` gives it (segment ids)
-``bytes``                             string, in hexadecimal
-dataclass or ``NamedTuple``           record, by the names of its fields; where the schema has no field of its name,
-                                      its fields stand in the record around it
-``tuple[A, B]``                       record, its fields in order
-``tuple[A, ...]``                     array
-``frozenset[A]``                      array in ascending order
-``Mapping[A, B]``                     array of records: the fields of the key, then those of the value
-``A | None``                          union with null
-====================================  ====================================================================
+enum                                    its value
+a class with ``parse``                  string, as ``str()`` prints it (names, transaction ids, sequence numbers)
+a class with ``from_int``               long, as ``int()`` gives it (segment ids)
+``bytes``                               string, in hexadecimal
+dataclass or ``NamedTuple``             record, by the names of its fields; where the schema has no field of its name,
+                                        its fields stand in the record around it
+``tuple[A, B]``                         record, its fields in order
+``tuple[A, ...]``                       array
+``frozenset[A]``                        array in ascending order
+``Mapping[A, B]``                       array of records: the fields of the key, then those of the value
+``A | None``                            union with null
+======================================  ====================================================================
 
 What differs from that is said at the field, ``Annotated[int, StoredAs(...)]``. A field that the schema lacks is not
 stored, and has to have a default. All of it is worked out once for each class, when its first record is read or

@@ -57,7 +57,7 @@ def _columns(transaction: OngoingTransaction) -> Datum:
 
 
 def _frames_of(datum: Datum) -> HeldFrames:
-    """The frames in the columns of a transaction, to which :func:`_transactions_of` has added the partition."""
+    """Return the frames in the columns of a transaction, to which :func:`_transactions_of` has added the partition."""
     partition = datum["partition"]
     home = str(parse_buffer_topic(partition[0])[0])
     [place] = [place for place, item in enumerate(datum["streams"]) if item["stream"] == home]
@@ -100,7 +100,7 @@ class OngoingTransaction:
 
     @classmethod
     def of(cls, transaction: BufferedTransaction, stream: str, partition: Partition) -> OngoingTransaction:
-        """What is known of a transaction by a stream's buffer, one of whose partitions holds its frames."""
+        """Return what is known of a transaction by a stream's buffer, one of whose partitions holds its frames."""
         return cls(
             id=transaction.id,
             begin=transaction.begin,
@@ -157,7 +157,7 @@ class OngoingTransactions:
         return age_of(self.controller_epoch, self.generation)
 
     def encode(self) -> bytes:
-        """Its Kafka value."""
+        """Return its Kafka value."""
         return seal(_RECORD, self)
 
 
@@ -166,7 +166,7 @@ _RECORD: Final = Mapper(OngoingTransactions, "ongoing_transactions")
 
 @dataclass(frozen=True, slots=True)
 class Ongoing:
-    """Which record of a partition is used, its place, and what is wrong with those that can not be, by theirs."""
+    """Which record of a partition is used, its place, and what is wrong with those that cannot be, by theirs."""
 
     record: OngoingTransactions | None
     place: int = -1
@@ -174,23 +174,23 @@ class Ongoing:
 
 
 def ongoing_keys(partition: Partition) -> tuple[bytes, bytes]:
-    """The two Kafka keys of a partition's records, which take turns."""
+    """Return the two Kafka keys of a partition's records, which take turns."""
     name = ongoing_name(partition)
     return f"0-{name}".encode(), f"1-{name}".encode()
 
 
 def ongoing_name(partition: Partition) -> str:
-    """What stands behind the turn in a key."""
+    """Return what stands behind the turn in a key."""
     return f"{partition_name(partition)}{_SUFFIX}"
 
 
 def is_ongoing(key: bytes) -> bool:
-    """Whether a key is that of such a record, of whatever partition; no name of a partition ends like it."""
+    """Return whether a key is that of such a record, of whatever partition; no name of a partition ends like it."""
     return key.endswith(_SUFFIX.encode())
 
 
 def decode_ongoing(value: bytes | None) -> OngoingTransactions:
-    """The ongoing transactions in a record.
+    """Return the ongoing transactions in a record.
 
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
@@ -199,7 +199,7 @@ def decode_ongoing(value: bytes | None) -> OngoingTransactions:
 
 
 def choose_ongoing(found: Iterable[bytes | None], snapshot: Snapshot) -> Ongoing:
-    """The record of a snapshot's partition with which the least has to be read again; None if none spares anything.
+    """Return the record of a snapshot's partition that spares most reading; None if none spares any.
 
     One that was written after the snapshot is not used: the snapshot does not list what was aborted in between, and
     the frames from which that would be learned would not be read.

@@ -1,4 +1,8 @@
-"""The records that stand in ZooKeeper, as values, with their plain JSON (schemas of the same names)."""
+"""Records in ZooKeeper nodes as values, each with the schema that it is stored by, and operations on nodes.
+
+A record is plain JSON of its schema (:class:`~rollbridge.model.mapper.NodeRecord`). What stands there may have been
+written by anybody: a node that holds something else raises CorruptDataError, which names schema and field.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from rollbridge.model.mapper import NodeRecord, StoredAs
 from rollbridge.model.names import GroupName, StreamName
 
 # --------------------------------------------------------------------------------------------------------------------
-# Operations on ZooKeeper nodes as values; several of them in one multi are carried out all or none.
+# Operations on nodes; several of them in one multi are carried out all or none.
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ def leading(operations: Sequence[NodeOperation], bytes_max: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The records.
+# The cluster, and its streams.
 
 
 LAYOUT_FORMAT = 1
@@ -212,11 +216,11 @@ class Truncation(NodeRecord):
     foundation: Foundation | None = None
 
     def keeps(self, epoch: int) -> bool:
-        """Whether an epoch has not been dropped."""
+        """Return whether an epoch has not been dropped."""
         return self.foundation is None or epoch >= self.foundation.first
 
     def history_of(self, records: Iterable[EpochRecord]) -> EpochHistory | None:
-        """The history of a stream's epoch records, read before this was; None if all of them have been dropped since.
+        """Return the history of a stream's epoch records, read before this was; None if all have been dropped since.
 
         Raises:
             InvalidRequestError: they are no history.
@@ -257,6 +261,10 @@ class RetentionMarks(NodeRecord):
     SCHEMA: ClassVar = "retention"
 
     marks: tuple[Mark, ...]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Groups, their coordinators, and their clients.
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,17 +367,17 @@ class ClientSession(NodeRecord):
         return self.shared is not None and bool(self.shared.series or self.shared.forgotten)
 
     def is_former(self, holder: str) -> bool:
-        """Whether an earlier session had this holder."""
+        """Return whether an earlier session had this holder."""
         return self.shared is not None and holder in self.shared.former
 
     def with_work(self, work: JointWork, now_ms: int) -> ClientSession:
-        """The same session with another joint transaction."""
+        """Return the same session with another joint transaction."""
         shared = self.shared or SharedSession("")
         return replace(self, registered_ms=now_ms, shared=shared.with_work(work, now_ms))
 
 
 def next_session(before: ClientSession | None, client_name: str, holder: str, now_ms: int) -> ClientSession:
-    """The session that follows one; an epoch is at least the minutes since 1970.
+    """Return the session that follows one; an epoch is at least the minutes since 1970.
 
     So epochs rise also where the record of an old session has expired.
     """

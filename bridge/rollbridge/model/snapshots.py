@@ -41,7 +41,7 @@ _NO_IDS: Final[Mapping[str, list[int]]] = {"epochs": [], "counters_high": [], "c
 
 
 def _ids_of(datum: Datum) -> tuple[bytes, ...]:
-    """The ids in a record."""
+    """Return the ids in a record."""
     ids: list[bytes] = []
     low = 0
     try:
@@ -89,7 +89,7 @@ class SnapshotSegment:
         return segment_key(self.partition, self.sequence_id)
 
     def index(self, persistent_position: int) -> SegmentIndex:
-        """Its entry in the index once its offset is known."""
+        """Return its entry in the index once its offset is known."""
         shown = [shown_counter(item) for item in self.aborts]
         return SegmentIndex(
             self.sequence_id,
@@ -102,7 +102,7 @@ class SnapshotSegment:
         )
 
     def encode(self) -> bytes:
-        """Its Kafka value."""
+        """Return its Kafka value."""
         return _pack(_SEGMENTS, self, EncodedIds(self.aborts).encode())
 
 
@@ -135,7 +135,7 @@ class Snapshot:
         return age_of(self.controller_epoch, self.generation)
 
     def encode(self, ids: bytes | None = None) -> bytes:
-        """Its Kafka value; ``ids`` are the aborted transactions as :class:`EncodedIds` gives them, if that is known."""
+        """Return its Kafka value; ``ids`` are the aborted transactions as :class:`EncodedIds` gives them."""
         return _pack(_INDEXES, self, EncodedIds(self.aborts).encode() if ids is None else ids)
 
 
@@ -144,28 +144,28 @@ _INDEXES: Final = Mapper(Snapshot, "snapshot_indexes")
 
 
 def age_of(controller_epoch: int, generation: int) -> Age:
-    """Sorts what leaders wrote, the newest first. A later leader may have begun to count generations anew."""
+    """Return what sorts records, the newest first. A later leader may have begun to count generations anew."""
     return -controller_epoch, -generation
 
 
 def partition_name(partition: Partition) -> str:
-    """``topicName`` of a key: topic and partition of a buffer."""
+    """Return ``topicName`` of a key: topic and partition of a buffer."""
     return f"{partition[0]}-partition-{partition[1]}"
 
 
 def segment_key(partition: Partition, sequence_id: int) -> bytes:
-    """Kafka key of a sealed segment."""
+    """Return Kafka key of a sealed segment."""
     return f"{sequence_id}-{partition_name(partition)}".encode()
 
 
 def index_keys(partition: Partition) -> tuple[bytes, bytes]:
-    """The two Kafka keys of a partition's indexes, of even and of odd generations."""
+    """Return the two Kafka keys of a partition's indexes, of even and of odd generations."""
     name = partition_name(partition)
     return f"0-{name}".encode(), f"1-{name}".encode()
 
 
 def decode_segment(value: bytes | None) -> SnapshotSegment:
-    """The sealed segment in a record.
+    """Return the sealed segment in a record.
 
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
@@ -174,7 +174,7 @@ def decode_segment(value: bytes | None) -> SnapshotSegment:
 
 
 def decode_snapshot(value: bytes | None) -> Snapshot:
-    """The snapshot in a record.
+    """Return the snapshot in a record.
 
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
@@ -188,7 +188,7 @@ def decode_snapshot(value: bytes | None) -> Snapshot:
 
 
 def segment_of(index: SegmentIndex, partition: Partition, topic_id: str, value: bytes | None) -> SnapshotSegment:
-    """The segment that an index entry means, from the record at its position.
+    """Return the segment that an index entry means, from the record at its position.
 
     Raises:
         CorruptDataError: missing, damaged, or another segment.
@@ -208,7 +208,7 @@ def segment_of(index: SegmentIndex, partition: Partition, topic_id: str, value: 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which snapshot of a partition is used, its place, and what is wrong with those that can not be, by theirs."""
+    """Which snapshot of a partition is used, its place, and what is wrong with those that cannot be, by theirs."""
 
     snapshot: Snapshot | None
     place: int = -1
@@ -218,7 +218,7 @@ class Choice:
 def choose(
     found: Iterable[bytes | None], partition: Partition, topic_id: str, buffer_end: int, commit_log_end: int
 ) -> Choice:
-    """The newest usable one of a partition's snapshots, whatever format each is in.
+    """Return the newest usable one of a partition's snapshots, whatever format each is in.
 
     A later leader's is newer than an earlier one's, whatever their generations: it may have begun to count anew.
 
@@ -245,7 +245,7 @@ def choose(
 def decode_all(
     found: Iterable[bytes | None], decode: Callable[[bytes], Record]
 ) -> tuple[dict[int, Record], dict[int, str]]:
-    """The records in some values by their places, and what is wrong with those that hold none; None is left out."""
+    """Return the records in some values by place, and what is wrong with those that hold none; None is left out."""
     records: dict[int, Record] = {}
     faults: dict[int, str] = {}
     for place, value in enumerate(found):
@@ -258,7 +258,7 @@ def decode_all(
 
 
 def shown_counter(transaction: bytes) -> int:
-    """What an index shows of an id: its count, without the number of the group, which a group's ids have in common."""
+    """Return what an index shows of an id: its count, without the number that all ids of a group have."""
     return min(int.from_bytes(transaction[8:], "big"), COUNTER_SHOWN_MAX)
 
 
@@ -293,14 +293,14 @@ class EncodedIds:
         return len(self._epochs) + len(self._high) + len(self._low)
 
     def encode(self) -> bytes:
-        """The three arrays."""
+        """Return the three arrays."""
         end = encode_long(0)
         count = encode_long(self._count) if self._count else b""
         return b"".join(part for items in (self._epochs, self._high, self._low) for part in (count, items, end))
 
 
 def _pack(mapper: Mapper[Record], record: Record, ids: bytes) -> bytes:
-    """A record; the ids are its last three fields, which the mapper leaves empty."""
+    """Return a record; the ids are its last three fields, which the mapper leaves empty."""
     return _sealed(rollbridge_schemas.codec(mapper.schema).encode(mapper.to_datum(record))[: -len(_NO_IDS)] + ids)
 
 
@@ -310,7 +310,7 @@ def seal(mapper: Mapper[Record], record: Record) -> bytes:
 
 
 def _sealed(content: bytes) -> bytes:
-    """Avro behind the version and the checksum."""
+    """Put Avro behind the version and the checksum."""
     return _FRONT.pack(VERSION, zlib.crc32(content)) + content
 
 
@@ -378,7 +378,7 @@ class AbortedTransactions:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> AbortedTransactions:
-        """What a snapshot says."""
+        """Return what a snapshot says."""
         found = cls(list(snapshot.indexes), snapshot.sequence_id)
         for transaction in snapshot.aborts:
             found.add(transaction, snapshot.first_position, snapshot.position)
@@ -395,7 +395,7 @@ class AbortedTransactions:
             self.unsealed[transaction] = (first_position, position)
 
     def cuts(self, segment_bytes: int) -> list[Cut]:
-        """What is to be sealed: full segments from the oldest id on, while more is left than fits into one."""
+        """Return what is to be sealed: full segments from the oldest id on, while more is left than fits into one."""
         if self.encoded.size <= segment_bytes:
             return []
         cuts: list[Cut] = []
@@ -410,13 +410,13 @@ class AbortedTransactions:
         return cuts
 
     def seal_all(self, segment_bytes: int) -> list[Cut]:
-        """The same for everything: how a single snapshot becomes the first segment, or segments."""
+        """Return the same for everything: how a single snapshot becomes the first segment, or segments."""
         cuts = self.cuts(segment_bytes)
         rest = list(self.unsealed)[sum(len(item.aborts) for item in cuts) :]
         return [*cuts, self._cut(rest)] if rest else cuts
 
     def without(self, cuts: Sequence[Cut], indexes: Sequence[SegmentIndex] = ()) -> AbortedTransactions:
-        """What is left when the cuts, the oldest ids, have become the segments that the entries describe."""
+        """Return what is left when the cuts, the oldest ids, have become the segments that the entries describe."""
         if not cuts:
             return self
         sequence_id = max([self.sequence_id, *(item.sequence_id + 1 for item in indexes)])
@@ -427,7 +427,7 @@ class AbortedTransactions:
         return left
 
     def expired(self, log_start: int) -> list[SegmentIndex]:
-        """Sealed segments none of whose transactions has a frame left in a buffer that begins at ``log_start``.
+        """Return sealed segments none of whose transactions has a frame left in a buffer that begins at ``log_start``.
 
         One whose last position is just ``log_start`` may still get a late BEGIN frame there, and stays.
         """
@@ -439,7 +439,7 @@ class AbortedTransactions:
         self.indexes = [item for item in self.indexes if item not in dead]
 
     def candidates(self, transaction: bytes, position: int | None = None) -> list[SegmentIndex]:
-        """Sealed segments that can know a transaction, of which a frame stands at ``position`` if that is given."""
+        """Return sealed segments that can know a transaction, of which a frame stands at ``position``, if given."""
         counter = shown_counter(transaction)
         return [
             item
@@ -462,7 +462,7 @@ class SegmentCache:
         self._bytes = 0
 
     def get(self, partition: Partition, sequence_id: int) -> frozenset[bytes] | None:
-        """The ids of a segment if they are here."""
+        """Return the ids of a segment if they are here."""
         found = self._sets.get((partition, sequence_id))
         if found is not None:
             self._sets.move_to_end((partition, sequence_id))
