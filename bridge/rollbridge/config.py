@@ -25,23 +25,23 @@ Nothing is read on import. All faults are reported together, each with the name 
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import logging
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import platformdirs
 
-from rollbridge.errors import ConfigError, EnvironmentProblem, InvalidNameError
+from rollbridge.errors import ConfigError, EnvironmentProblem
 from rollbridge.model.names import check_client_name
-from rollbridge.security.kafka import SECURITY_KEYS, Security
+from rollbridge.model.options import faults_of, nearest, option, table_of
+from rollbridge.security.kafka import NO_SECURITY_SETTING, SECURITY_KEYS, Security
 from rollbridge.security.zookeeper import ZOOKEEPER_SECURITY_KEYS, ZooKeeperSecurity
 
 logger = logging.getLogger(__name__)
@@ -55,12 +55,35 @@ ADDRESSES_FILE: Final = "cluster.json"
 """JSON, by whoever runs that cluster: ``bootstrap_servers``, ``zookeeper``, and whether it is ``running``."""
 ADDRESSES_FORMAT: Final = 1
 """Its ``format``; a file of another one is refused."""
-KIB: Final = 1024
-MIB: Final = 1024 * KIB
-
+_TABLES: Final[Mapping[str, type[Security | ZooKeeperSecurity]]] = {
+    "kafka": Security,
+    "zookeeper_security": ZooKeeperSecurity,
+}
+"""Tables of security settings."""
 _PREFIX = "ROLLBRIDGE_"
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _ROOT = re.compile(r"(/[A-Za-z0-9._-]+)+")
+
+
+def _check_servers(text: str, *, port_needed: bool = True) -> None:
+    if not text:
+        raise ValueError("is empty")
+    for address in text.split(","):
+        found = _HOST_PORT.fullmatch(address.strip())
+        if found is None or not (1 <= int(found[2]) <= 65535 if found[2] else not port_needed):
+            raise ValueError(f"{address!r} is not host:port")
+
+
+def _check_zookeeper(text: str) -> None:
+    hosts, slash, chroot = text.partition("/")
+    _check_servers(hosts, port_needed=False)
+    if slash and not _ROOT.fullmatch(slash + chroot):
+        raise ValueError(f"{slash + chroot!r} is no ZooKeeper path")
+
+
+def _check_root(path: str) -> None:
+    if not _ROOT.fullmatch(path) or {".", ".."} & set(path.split("/")):
+        raise ValueError(f"{path!r} is no path like /rollbridge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +94,13 @@ class ConnectionSettings:
         ConfigError: one or several settings are wrong; all are named.
     """
 
-    bootstrap_servers: str
-    """``host:port``, several with commas between."""
-    zookeeper: str
-    """``host:port``, several with commas between; the port is 2181 if left out."""
-    zookeeper_root: str = "/rollbridge"
+    bootstrap_servers: str = option(MISSING, check=_check_servers)
+    """Kafka: ``host:port``, several with commas between."""
+    zookeeper: str = option(MISSING, check=_check_zookeeper)
+    """``host:port``, several with commas between; the port is 2181 if left out. A chroot may stand behind them."""
+    zookeeper_root: str = option("/rollbridge", check=_check_root)
     """Path under which everything of one rollbridge stands; one per Kafka cluster."""
-    client_name: str = "rollbridge"
+    client_name: str = option("rollbridge", check=check_client_name)
     """Names this client in transactions and logs: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``."""
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Security settings under librdkafka's names. Only these pass: others could load code (``plugin.library.paths``,
@@ -87,33 +110,12 @@ class ConnectionSettings:
     """Security settings of the way to ZooKeeper, see :mod:`rollbridge.security.zookeeper`. Not in ``repr`` either."""
 
     def __post_init__(self) -> None:
-        if faults := list(self._faults()):
-            raise ConfigError("; ".join(f"{key}: {fault}" if key else fault for key, fault in faults))
-
-    def _faults(self) -> Iterable[tuple[str, str]]:
-        if not self.bootstrap_servers:
-            yield "bootstrap_servers", "is empty"
-        for address in self.bootstrap_servers.split(",") if self.bootstrap_servers else ():
-            if not _is_address(address, port_needed=True):
-                yield "bootstrap_servers", f"{address!r} is not host:port"
-        hosts, slash, chroot = self.zookeeper.partition("/")
-        if not hosts:
-            yield "zookeeper", "is empty"
-        for address in hosts.split(",") if hosts else ():
-            if not _is_address(address, port_needed=False):
-                yield "zookeeper", f"{address!r} is not host:port"
-        if slash and not _ROOT.fullmatch(slash + chroot):
-            yield "zookeeper", f"{slash + chroot!r} is no ZooKeeper path"
-        if not _ROOT.fullmatch(self.zookeeper_root) or {".", ".."} & set(self.zookeeper_root.split("/")):
-            yield "zookeeper_root", f"{self.zookeeper_root!r} is no path like /rollbridge"
-        try:
-            check_client_name(self.client_name)
-        except InvalidNameError as exc:
-            yield "client_name", str(exc)
-        yield from _security_faults("kafka", self.kafka, SECURITY_KEYS, Security.from_config)
-        yield from _security_faults(
-            "zookeeper_security", self.zookeeper_security, ZOOKEEPER_SECURITY_KEYS, ZooKeeperSecurity.from_config
-        )
+        faults = list(faults_of(self))
+        for table, kind in _TABLES.items():
+            wrong: list[str] = []
+            kind.from_config(getattr(self, table), wrong)
+            faults += [f"{table}.{fault}" for fault in wrong]
+        ConfigError.raise_for(faults)
 
     def identity(self) -> str:
         """Who connects to what: equal for connections that may be shared, and holds no secret.
@@ -138,25 +140,26 @@ def _content_of(path: Path) -> bytes:
         return b""
 
 
-def _security_faults(
-    table: str, given: Mapping[str, str], known: Collection[str], check: Callable[[Mapping[str, str]], object]
-) -> Iterator[tuple[str, str]]:
-    unknown = [key for key in given if key not in known]
-    for key in unknown:
-        yield f"{table}.{key}", f"is not a security setting that may be passed on{_nearest(key, known)}"
-    try:
-        check({key: value for key, value in given.items() if key not in unknown})
-    except ConfigError as exc:
-        # Names its keys itself.
-        yield "", "; ".join(f"{table}.{fault}" for fault in str(exc).split("; "))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientAddresses:
+    """The same settings among those of confluent-kafka; what is left out comes from where :func:`load_settings` finds
+    it."""
+
+    bootstrap_servers: str | None = option(None, key="bootstrap.servers")
+    """Kafka: ``host:port,...``"""
+    zookeeper: str | None = None
+    """ZooKeeper: ``host:port,...``"""
+    zookeeper_root: str | None = option(None, key="zookeeper.root")
+    """Path under which everything stands. If left out: ``/rollbridge``."""
+    client_id: str | None = option(None, key="client.id")
+    """Names this client in transactions and logs. If left out: ``rollbridge``."""
 
 
-_KEYS: Final = ("bootstrap_servers", "zookeeper", "zookeeper_root", "client_name")
+_KEYS: Final = tuple(row.key for row in table_of(ConnectionSettings))
 _VARIABLES: Final = {_PREFIX + key.upper(): key for key in _KEYS}
-_TABLES: Final = {"kafka": SECURITY_KEYS, "zookeeper_security": ZOOKEEPER_SECURITY_KEYS}
-"""Tables of security settings, with their keys."""
 _SECURITY_VARIABLES: Final = {
-    table: {f"{_PREFIX}{table}_{key}".upper().replace(".", "_"): key for key in keys} for table, keys in _TABLES.items()
+    table: {f"{_PREFIX}{table}_{key}".upper().replace(".", "_"): key for key in keys}
+    for table, keys in (("kafka", SECURITY_KEYS), ("zookeeper_security", ZOOKEEPER_SECURITY_KEYS))
 }
 _FILE = "_FILE"
 _SECRET = "password"
@@ -233,9 +236,8 @@ def load_settings(
             zookeeper_security=security["zookeeper_security"],
         )
     except ConfigError as exc:
-        raise ConfigError("; ".join([*faults, str(exc)])) from None
-    if faults:
-        raise ConfigError("; ".join(faults))
+        raise ConfigError(*faults, *exc.faults) from None
+    ConfigError.raise_for(faults)
     return settings
 
 
@@ -261,13 +263,6 @@ def _from_home(home: Path) -> dict[str, str]:
         ) from exc
 
 
-def positive_faults(options: object, *names: str) -> Iterable[str]:
-    """Which of the options are not positive."""
-    for name in names:
-        if getattr(options, name) <= 0:
-            yield f"{name}: {getattr(options, name)} is not positive"
-
-
 def _from_environment(environ: Mapping[str, str], faults: list[str]) -> _Layer:
     values: dict[str, str] = {}
     security: dict[str, dict[str, str]] = {table: {} for table in _TABLES}
@@ -284,10 +279,10 @@ def _from_environment(environ: Mapping[str, str], faults: list[str]) -> _Layer:
             elif (key := known.get(variable.removesuffix(_FILE))) and variable.endswith(_FILE):
                 security[table][key] = _content(variable, value, faults)
             else:
-                faults.append(f"{variable}: is not a security setting that may be passed on{_nearest(variable, known)}")
-        elif nearest := difflib.get_close_matches(variable, _VARIABLES, n=1, cutoff=0.9):
+                faults.append(f"{variable}: {NO_SECURITY_SETTING}{nearest(variable, known)}")
+        elif meant := nearest(variable, _VARIABLES, cutoff=0.9):
             # Other variables with our prefix are none of this module's business, but this one is a slip.
-            faults.append(f"{variable}: is unknown; did you mean {nearest[0]}?")
+            faults.append(f"{variable}: is unknown{meant}")
     return _Layer(origin="environment", values=values, security=security)
 
 
@@ -314,7 +309,7 @@ def _from_file(path: Path, faults: list[str]) -> _Layer:
             case _ if key in _TABLES or key == "coordinator":
                 continue  # the latter is for coordinators alone, which check it
             case _ if key not in _KEYS:
-                faults.append(f"{key} (in {path}): is unknown{_nearest(key, (*_KEYS, *_TABLES))}")
+                faults.append(f"{key} (in {path}): is unknown{nearest(key, (*_KEYS, *_TABLES))}")
             case str():
                 values[key] = value
             case [*several] if key in _ADDRESSES and all(isinstance(one, str) for one in several):
@@ -349,15 +344,3 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[prefix + key] = str(value).lower() if isinstance(value, bool) else str(value)
     return flat
-
-
-def _is_address(text: str, *, port_needed: bool) -> bool:
-    found = _HOST_PORT.fullmatch(text.strip())
-    if found is None:
-        return False
-    return 1 <= int(found[2]) <= 65535 if found[2] else not port_needed
-
-
-def _nearest(key: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {nearest[0]}?" if nearest else ""

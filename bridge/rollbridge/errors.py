@@ -182,9 +182,23 @@ class GroupMismatchError(InvalidRequestError):
 
 
 class ConfigError(InvalidRequestError):
-    """One or several settings are wrong; the message names each."""
+    """One or several settings are wrong; the message names each.
+
+    Attributes:
+        faults: What is wrong, each with the key of the setting in front.
+    """
 
     code = "config"
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
+
+    @classmethod
+    def raise_for(cls, faults: Iterable[str]) -> None:
+        """Raise the error that names all faults, if there are any."""
+        if named := tuple(faults):
+            raise cls(*named)
 
 
 class WrongClusterError(InvalidRequestError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -14,7 +14,6 @@ from rollbridge.client.futures import FrameLimits
 from rollbridge.client.identity import ClientSessions, CommitLines
 from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.client.sender import Sender
-from rollbridge.config import KIB, MIB, positive_faults
 from rollbridge.errors import (
     ConfigError,
     GroupMismatchError,
@@ -23,7 +22,7 @@ from rollbridge.errors import (
     RollbridgeError,
     UnavailableError,
 )
-from rollbridge.kafka.batches import Compression, compression_faults
+from rollbridge.kafka.batches import BUFFER_BYTES_MIN, Compression
 from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
 from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
 from rollbridge.model.epochs import EpochHistory
@@ -32,6 +31,7 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import position_of
 from rollbridge.model.lineage import Course
 from rollbridge.model.names import GroupName
+from rollbridge.model.options import GIB, KIB, MIB, faults_of, option
 from rollbridge.model.outcomes import RETAIN_DEFAULT
 from rollbridge.model.routing import Route
 from rollbridge.zookeeper.catalog import Catalog
@@ -82,9 +82,6 @@ class Plan:
 # How a connection behaves: sizes, delays and limits, each with its unit, default and reason.
 
 
-GIB: Final = 1024 * MIB
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
     """Options of a connection; checked on construction.
@@ -93,14 +90,14 @@ class ClientOptions:
         ConfigError: one or several are wrong; all are named.
     """
 
-    compression: str = "none"
-    """Codec of the frames: none, gzip, snappy, lz4 or zstd. It stays as it is all the way to the segment."""
-    frame_bytes: int = FRAME_BYTES_DEFAULT
-    """Bytes of a frame before compression, 16 KiB to 1 MiB; larger ones cost less each record, and more memory."""
+    compression: str = option("none", check=Compression.named)
+    """Codec of the frames. It stays as it is all the way to the segment: none, gzip, snappy, lz4 or zstd."""
+    frame_bytes: int = option(FRAME_BYTES_DEFAULT, low=16 * KIB, high=MIB)
+    """Bytes of a frame before compression; larger ones cost less each record, and more memory."""
     linger_s: float = 1.0
     """How long records of an idle open transaction may wait in this process before they are sent."""
-    buffer_bytes: int = 64 * MIB
-    """How much may wait for the brokers in this process; beyond it writers wait. At least 4 MiB."""
+    buffer_bytes: int = option(64 * MIB, low=BUFFER_BYTES_MIN)
+    """How much may wait for the brokers in this process; beyond it writers wait."""
     backpressure_timeout_s: float = 60.0
     """How long a writer waits for room before it gets a ``BackpressureError``."""
     connect_timeout_s: float = 15.0
@@ -121,33 +118,15 @@ class ClientOptions:
     """Most transactions that this connection keeps open at once."""
 
     def __post_init__(self) -> None:
-        if faults := list(self._faults()):
-            raise ConfigError("; ".join(faults))
+        faults = list(faults_of(self))
+        if not timedelta(0) < self.lease <= self.lease_max:
+            faults.append(f"lease: {self.lease} is not positive, or longer than lease_max, {self.lease_max}")
+        ConfigError.raise_for(faults)
 
     @property
     def codec(self) -> Compression:
         """The codec's number."""
         return Compression.named(self.compression)
-
-    def _faults(self) -> Iterable[str]:
-        yield from compression_faults(self.compression)
-        if not 16 * KIB <= self.frame_bytes <= MIB:
-            yield f"frame_bytes: {self.frame_bytes} is not in {16 * KIB}..{MIB}"
-        if self.buffer_bytes < 4 * MIB:
-            yield f"buffer_bytes: {self.buffer_bytes} is less than {4 * MIB}"
-        yield from positive_faults(
-            self,
-            "linger_s",
-            "backpressure_timeout_s",
-            "connect_timeout_s",
-            "commit_timeout_s",
-            "admin_timeout_s",
-            "session_timeout_s",
-            "transaction_bytes_max",
-            "open_transactions_max",
-        )
-        if not timedelta(0) < self.lease <= self.lease_max:
-            yield f"lease: {self.lease} is not positive, or longer than lease_max, {self.lease_max}"
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class Commits:
         self._members = members
         self._places = places
         self._settings = settings
-        self._commit_at = time.monotonic() + settings.interval_s
+        self._commit_at = time.monotonic() + settings.interval_ms / 1000
         self._given: list[Owned] = []
 
     def give(self, item: Owned, last: int) -> None:
@@ -198,7 +198,7 @@ class Commits:
     def commit_sometimes(self) -> None:
         """Commit when the interval is over."""
         if time.monotonic() >= self._commit_at:
-            self._commit_at = time.monotonic() + self._settings.interval_s
+            self._commit_at = time.monotonic() + self._settings.interval_ms / 1000
             self.commit(list(self._members.owned))
 
     def commit(self, topics: Iterable[str]) -> None:
@@ -234,7 +234,7 @@ class Commits:
         """
         member = parse_group_metadata(self._consumer.consumer_group_metadata())
         commits = [Committed(item.topic, item.partition, item.offset, item.metadata or "") for item in places]
-        group_id, timeout_s = self._settings.group_id, self._settings.api_timeout_s
+        group_id, timeout_s = self._settings.group_id, self._settings.api_timeout_ms / 1000
         try:
             self._group.write(member, commits, timeout_s=timeout_s)
         except CodeError as fault:

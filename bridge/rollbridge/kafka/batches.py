@@ -151,12 +151,8 @@ class Compression(IntEnum):
             raise ValueError(f"unknown compression {name!r}; known: {', '.join(c.name.lower() for c in cls)}") from None
 
 
-def compression_faults(name: str) -> Iterable[str]:
-    """What is wrong with the name of a codec."""
-    try:
-        Compression.named(name)
-    except ValueError as fault:
-        yield f"compression: {fault}"
+BUFFER_BYTES_MIN: Final = 4 * 1024 * 1024
+"""Least room for what waits for the brokers in a client: a batch of each of its segments must fit in."""
 
 
 class BatchHeader(NamedTuple):

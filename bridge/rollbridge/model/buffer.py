@@ -41,6 +41,7 @@ from rollbridge.model.frames import (
 )
 from rollbridge.model.ids import OWNER_PART
 from rollbridge.model.ongoing import OngoingTransaction
+from rollbridge.model.options import GIB, MIB
 from rollbridge.model.pieces import (
     CACHED_PRICE,
     FRAME_PRICE,
@@ -93,22 +94,25 @@ def too_large_reason(bytes_max: int) -> str:
 class BufferLimits:
     """Bounds of what a fold holds."""
 
-    cache_bytes_max: int = 256 * 1024 * 1024
-    """Memory that cached frames take, objects included; beyond it only positions are kept and frames are read again."""
-    cache_bytes_per_transaction_max: int = 192 * 1024 * 1024
+    cache_bytes_max: int = 256 * MIB
+    """Memory that cached frames of open transactions of a group take, objects included; beyond it only positions are
+    kept and frames are read again."""
+    cache_bytes_per_transaction_max: int = 192 * MIB
     """The same for one transaction, so that a huge one leaves room for the small ones."""
-    transaction_bytes_max: int = 16 * 1024**3
+    transaction_bytes_max: int = 16 * GIB
     """Largest transaction; a larger one is aborted."""
     open_transactions_max: int = 100_000
     """Most open transactions of a group; further ones are aborted at once."""
-    held_bytes_max: int = 1024 * 1024 * 1024
+    held_bytes_max: int = GIB
     """Memory that everything else takes which transactions of a group make a leader hold: what they began with, and
     where their frames stand. From three quarters on, further ones are aborted at once; from seven eighths on, those
-    that take the most."""
-    held_bytes_per_transaction_max: int = 64 * 1024 * 1024
+    that take the most. See docs/guarantees.md#limits."""
+    held_bytes_per_transaction_max: int = 64 * MIB
     """The same for one transaction; one that takes more is aborted."""
     lease_ms_max: int = 7 * 24 * 3600 * 1000
-    """Longest lease; a transaction that asks for a longer one is aborted (clients refuse it before)."""
+    """Longest lease. A transaction that asks for a longer one is refused, at its begin where the client knows the
+    limit, otherwise by the leader. A lower limit counts for open transactions too whose BEGIN frames a new leader reads
+    again: set it where nothing with a longer lease is open."""
 
 
 class BufferFold:

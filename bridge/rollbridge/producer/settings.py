@@ -7,51 +7,24 @@ librdkafka has nothing to tune here and is taken without effect.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
 from rollbridge.client.admin import Admin
 from rollbridge.client.runtime import ClientOptions
+from rollbridge.config import ClientAddresses
 from rollbridge.errors import ConfigError, StreamNotFound
+from rollbridge.kafka.batches import BUFFER_BYTES_MIN, Compression
 from rollbridge.kafka.clients import PRODUCER_KEYS
+from rollbridge.model.options import KIB, MIB, function, keys_of, option, unknown, values_of, words
 from rollbridge.security.kafka import SECURITY_KEYS
 from rollbridge.security.zookeeper import PREFIXED_KEYS, take_prefixed
 from rollbridge.writer.accumulator import WriterOptions
 
 logger = logging.getLogger(__name__)
 
-_OWN: Final = frozenset(
-    {
-        "bootstrap.servers",
-        "metadata.broker.list",
-        "zookeeper",
-        "zookeeper.root",
-        "client.id",
-        "transactional.id",
-        "transaction.timeout.ms",
-        "transaction.streams",
-        "linger.ms",
-        "queue.buffering.max.ms",
-        "batch.size",
-        "compression.type",
-        "compression.codec",
-        "queue.buffering.max.kbytes",
-        "message.timeout.ms",
-        "delivery.timeout.ms",
-        "request.timeout.ms",
-        "max.in.flight",
-        "max.in.flight.requests.per.connection",
-        "on_delivery",
-        "dr_cb",
-        "delivery.report.only.error",
-        "enable.idempotence",
-        "acks",
-        "request.required.acks",
-        "allow.auto.create.topics",
-    }
-)
 _WITHOUT_EFFECT: Final = PRODUCER_KEYS | {
     "api.version.request",
     "debug",
@@ -68,40 +41,89 @@ _WITHOUT_EFFECT: Final = PRODUCER_KEYS | {
 }
 CALLBACKS: Final = frozenset({"on_delivery", "dr_cb", "error_cb", "stats_cb", "throttle_cb"})
 """Settings whose names have no dots."""
-_BATCH_BYTES_MAX: Final = 1024 * 1024
-_BUFFER_BYTES_MIN: Final = 4 * 1024 * 1024
-_LEASE: Final = ClientOptions().lease
+_DEFAULTS: Final = ClientOptions()
 _NEVER_BLOCK_S: Final = 0.001
 """A full queue is a BufferError at once, as in confluent-kafka."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerSettings:
+class ProducerOptions(ClientAddresses):
+    """Those of confluent-kafka's settings that are ours to carry out, and ``transaction.streams``."""
+
+    bootstrap_servers: str | None = option(None, key="bootstrap.servers", aliases=("metadata.broker.list",))
+    """Kafka: ``host:port,...``"""
+    transactional_id: str | None = option(None, key="transactional.id")
+    """Names the client, before ``client.id``; transactions may be begun only with it."""
+    lease_ms: int = option(
+        0, key="transaction.timeout.ms", low=0, high=_DEFAULTS.lease_max // timedelta(milliseconds=1)
+    )
+    """How long a transaction may stay open; 0: as long as ``ClientOptions`` say."""
+    streams: tuple[str, ...] = option((), key="transaction.streams", convert=words)
+    """Streams of each transaction, a list or names with commas between; all of the group if left out."""
+    linger_ms: float = option(5.0, key="linger.ms", aliases=("queue.buffering.max.ms",), low=0, high=900_000)
+    """How long a record waits for others to share its batch."""
+    batch_size: int = option(MIB, key="batch.size", low=0)
+    """Largest batch before compression; less than 1 KiB counts as that, more than 1 MiB, too."""
+    compression: str = option("none", key="compression.type", aliases=("compression.codec",), check=Compression.named)
+    """Codec of the batches: none, gzip, snappy, lz4 or zstd."""
+    buffer_kbytes: int = option(65_536, key="queue.buffering.max.kbytes", low=0)
+    """How much may wait for the brokers, at least 4 MiB; beyond it ``produce`` raises ``BufferError``."""
+    delivery_timeout_ms: float = option(300_000.0, key="message.timeout.ms", aliases=("delivery.timeout.ms",))
+    """How long a record may stay without an answer before it fails."""
+    request_timeout_ms: float = option(30_000.0, key="request.timeout.ms")
+    """How long the answer to one request may take before its connection is given up."""
+    in_flight: int = option(5, key="max.in.flight", aliases=("max.in.flight.requests.per.connection",), low=1)
+    """Most requests under way to one broker; more than 5 count as 5."""
+    on_delivery: Callable[..., object] | None = option(None, aliases=("dr_cb",), convert=function)
+    """Called for records that bring no callback of their own."""
+    only_errors: bool = option(False, key="delivery.report.only.error")
+    """Whether callbacks are called for failed records only."""
+    idempotent: bool = option(
+        True,
+        key="enable.idempotence",
+        choices=dict.fromkeys(("true", "yes", "1"), True),
+        why="every write is idempotent, which cannot be switched off",
+    )
+    """Every write is idempotent."""
+    acks: str = option(
+        "all",
+        aliases=("request.required.acks",),
+        choices=("all", "-1"),
+        why="a record is acknowledged by all replicas in sync; only all is possible",
+    )
+    """A record is acknowledged by all replicas in sync."""
+    makes_topics: bool = option(
+        False,
+        key="allow.auto.create.topics",
+        choices=dict.fromkeys(("false", "no", "0"), False),
+        why="streams are created by rollbridge.Admin",
+    )
+    """Streams are created by ``Admin``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings(ProducerOptions):
     """Settings of a producer, read from confluent-kafka's names.
 
     Attributes:
-        bootstrap_servers, zookeeper, zookeeper_root, security, zookeeper_security: How to connect; see
-            :func:`rollbridge.connect`.
-        client_name: The transactional id, or the client id, or None.
-        transactional: Whether transactions may be begun.
-        streams: Streams of each transaction; empty for all of the group.
+        security, zookeeper_security: How to connect; see :func:`rollbridge.connect`.
         client, writer: Sizes, delays and limits.
-        on_delivery: Called for records that bring no callback of their own.
-        only_errors: Whether callbacks are called for failed records only.
     """
 
-    bootstrap_servers: str | None
-    zookeeper: str | None
-    zookeeper_root: str | None
     security: Mapping[str, str] = field(repr=False)
     zookeeper_security: Mapping[str, str] = field(repr=False)
-    client_name: str | None
-    transactional: bool
-    streams: tuple[str, ...]
     client: ClientOptions
     writer: WriterOptions
-    on_delivery: Callable[..., object] | None
-    only_errors: bool
+
+    @property
+    def transactional(self) -> bool:
+        """Whether transactions may be begun."""
+        return bool(self.transactional_id)
+
+    @property
+    def client_name(self) -> str | None:
+        """The transactional id, or the client id, or None."""
+        return self.transactional_id or self.client_id
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> ProducerSettings:
@@ -110,76 +132,38 @@ class ProducerSettings:
         Raises:
             ConfigError: names every setting that is not taken.
         """
-        faults = list(_faults(config))
-        if faults:
-            raise ConfigError("; ".join(faults))
-        for key in sorted(config.keys() & _WITHOUT_EFFECT - _OWN):
+        own = keys_of(ProducerOptions)
+        known = own | SECURITY_KEYS | PREFIXED_KEYS | _WITHOUT_EFFECT
+        faults = list(unknown(config, known, "not a setting of this producer"))
+        values = values_of(ProducerOptions, config, faults)
+        ConfigError.raise_for(faults)
+        for key in sorted(config.keys() & _WITHOUT_EFFECT - own):
             logger.info("%s has no effect here", key)
-        lease_ms = _number(config, 0.0, "transaction.timeout.ms")
-        buffer_bytes = max(int(_number(config, 65_536, "queue.buffering.max.kbytes") * 1024), _BUFFER_BYTES_MIN)
-        compression = str(config.get("compression.type", config.get("compression.codec", "none")))
+        options = ProducerOptions(**values)
+        buffer_bytes = max(options.buffer_kbytes * KIB, BUFFER_BYTES_MIN)
         client = ClientOptions(
-            compression=compression,
+            compression=options.compression,
             buffer_bytes=buffer_bytes,
             backpressure_timeout_s=_NEVER_BLOCK_S,
-            lease=timedelta(milliseconds=lease_ms) if lease_ms else _LEASE,
+            lease=timedelta(milliseconds=options.lease_ms) if options.lease_ms else _DEFAULTS.lease,
         )
         writer = WriterOptions(
-            linger_s=_number(config, 5.0, "linger.ms", "queue.buffering.max.ms") / 1000,
-            batch_bytes=min(max(int(_number(config, _BATCH_BYTES_MAX, "batch.size")), 1024), client.frame_bytes),
-            compression=compression,
+            linger_s=options.linger_ms / 1000,
+            batch_bytes=min(max(options.batch_size, KIB), client.frame_bytes),
+            compression=options.compression,
             buffer_bytes=buffer_bytes,
             block_s=_NEVER_BLOCK_S,
-            delivery_timeout_s=_number(config, 300_000.0, "message.timeout.ms", "delivery.timeout.ms") / 1000,
-            request_timeout_s=_number(config, 30_000.0, "request.timeout.ms") / 1000,
-            in_flight_max=min(int(_number(config, 5, "max.in.flight", "max.in.flight.requests.per.connection")), 5),
+            delivery_timeout_s=options.delivery_timeout_ms / 1000,
+            request_timeout_s=options.request_timeout_ms / 1000,
+            in_flight_max=min(options.in_flight, 5),
         )
-        streams = config.get("transaction.streams", ())
-        names = streams.split(",") if isinstance(streams, str) else streams
-        name = config.get("transactional.id") or config.get("client.id")
         return cls(
-            bootstrap_servers=config.get("bootstrap.servers", config.get("metadata.broker.list")),
-            zookeeper=config.get("zookeeper"),
-            zookeeper_root=config.get("zookeeper.root"),
+            **values,
             security={key: str(config[key]) for key in SECURITY_KEYS & config.keys()},
             zookeeper_security=take_prefixed(config),
-            client_name=None if name is None else str(name),
-            transactional=bool(config.get("transactional.id")),
-            streams=tuple(name.strip() for name in names if name.strip()),
             client=client,
             writer=writer,
-            on_delivery=config.get("on_delivery", config.get("dr_cb")),
-            only_errors=_flag(config.get("delivery.report.only.error", False)),
         )
-
-
-def _faults(config: Mapping[str, Any]) -> Iterator[str]:
-    for key in sorted(config.keys() - _OWN - SECURITY_KEYS - PREFIXED_KEYS - _WITHOUT_EFFECT):
-        yield f"{key}: not a setting of this producer"
-    if not _flag(config.get("enable.idempotence", True)):
-        yield "enable.idempotence: every write is idempotent, which can not be switched off"
-    if str(config.get("acks", config.get("request.required.acks", "all"))) not in ("all", "-1"):
-        yield "acks: a record is acknowledged by all replicas in sync; only all is possible"
-    if _flag(config.get("allow.auto.create.topics", False)):
-        yield "allow.auto.create.topics: streams are created by rollbridge.Admin"
-    for key, value in config.items():
-        if key.endswith((".ms", ".size", ".kbytes")) and key in _OWN:
-            try:
-                if float(value) < 0:
-                    yield f"{key}: {value} is negative"
-            except (TypeError, ValueError):
-                yield f"{key}: {value!r} is not a number"
-    for key in ("on_delivery", "dr_cb"):
-        if config.get(key) is not None and not callable(config[key]):
-            yield f"{key}: can not be called"
-
-
-def _number(config: Mapping[str, Any], default: float, *keys: str) -> float:
-    return next((float(config[key]) for key in keys if key in config), default)
-
-
-def _flag(value: object) -> bool:
-    return value is True or str(value).lower() in ("true", "1", "yes")
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -11,81 +11,68 @@ import hmac
 import secrets
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from rollbridge.errors import AuthenticationError, ConfigError
+from rollbridge.model.options import keys_of, option, unknown, values_of
 
 _PROBE: Final = "probe"
 """librdkafka's word for the system's authorities."""
+NO_SECURITY_SETTING: Final = "is not a security setting that may be passed on"
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 # A broker that asks for more rounds than this is trying to keep us busy (Kafka's own default is 8192).
 _SCRAM_ITERATIONS_MAX: Final = 1_000_000
 _SCRAM_ITERATIONS_MIN: Final = 4096
 
-TLS_KEYS: Final = frozenset(
-    {
-        "security.protocol",
-        "ssl.ca.location",
-        "ssl.certificate.location",
-        "ssl.key.location",
-        "ssl.key.password",
-        "ssl.endpoint.identification.algorithm",
-    }
-)
-"""Those that say whom to trust, and who we are by certificate."""
-SECURITY_KEYS: Final = TLS_KEYS | {"sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
     """How to prove who we are and whom we talk to; secrets show neither in ``repr`` nor in errors."""
 
-    protocol: str = "PLAINTEXT"
-    ca_location: str | None = None
-    certificate_location: str | None = None
-    key_location: str | None = None
-    key_password: str | None = field(default=None, repr=False)
-    check_hostname: bool = True
-    mechanism: str | None = None
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
+    protocol: str = option("PLAINTEXT", key="security.protocol", choices=_PROTOCOLS)
+    """Whether connections are encrypted, and authenticate."""
+    ca_location: str | None = option(None, key="ssl.ca.location")
+    """File or directory of the authorities that are trusted, and no others; those of the system if none is named."""
+    certificate_location: str | None = option(None, key="ssl.certificate.location")
+    """File of the certificate that says who we are."""
+    key_location: str | None = option(None, key="ssl.key.location")
+    """File of its private key."""
+    key_password: str | None = option(None, key="ssl.key.password", secret=True)
+    """Password of that file."""
+    check_hostname: bool = option(
+        True, key="ssl.endpoint.identification.algorithm", choices={"https": True, "none": False, "": False}
+    )
+    """Whether the name of the server must be that of its certificate."""
+    mechanism: str | None = option(
+        None, key="sasl.mechanism", aliases=("sasl.mechanisms",), choices=("PLAIN", *_SCRAM_HASHES)
+    )
+    """How a user is authenticated; needed with SASL."""
+    username: str | None = option(None, key="sasl.username")
+    """The user; needed with SASL."""
+    password: str | None = option(None, key="sasl.password", secret=True)
+    """Their password; needed with SASL."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, str] | None) -> Security:
-        """Read librdkafka's keys; ConfigError names every key that is unknown, missing or wrong."""
-        config = config or {}
-        faults = [f"{key}: not a security setting" for key in config if key not in SECURITY_KEYS]
-        protocol = config.get("security.protocol", "PLAINTEXT").upper()
-        if protocol not in _PROTOCOLS:
-            faults.append(f"security.protocol: {protocol!r} is none of {', '.join(_PROTOCOLS)}")
-        identification = config.get("ssl.endpoint.identification.algorithm", "https").lower()
-        if identification not in ("https", "none", ""):
-            faults.append(f"ssl.endpoint.identification.algorithm: {identification!r} is neither https nor none")
-        mechanism = config.get("sasl.mechanism", config.get("sasl.mechanisms"))
-        if protocol.startswith("SASL_"):
-            if mechanism is None:
-                faults.append("sasl.mechanism: needed with SASL")
-            elif mechanism.upper() != "PLAIN" and mechanism.upper() not in _SCRAM_HASHES:
-                faults.append(f"sasl.mechanism: {mechanism!r} is none of PLAIN, {', '.join(_SCRAM_HASHES)}")
-            faults.extend(f"{key}: needed with SASL" for key in ("sasl.username", "sasl.password") if key not in config)
-        if "ssl.key.location" in config and "ssl.certificate.location" not in config:
+    def from_config(cls, config: Mapping[str, str] | None, faults: list[str] | None = None) -> Security:
+        """Read librdkafka's keys; ``faults``, or else a ConfigError, names all that are unknown, missing or wrong."""
+        config, told, faults = config or {}, faults is not None, [] if faults is None else faults
+        faults += unknown(config, SECURITY_KEYS, NO_SECURITY_SETTING)
+        read = cls(**values_of(cls, config, faults))
+        if read.uses_sasl:
+            needed = ("sasl.mechanism", "sasl.username", "sasl.password")
+            given = (read.mechanism, read.username, read.password)
+            faults += [
+                f"{key}: needed with SASL"
+                for key, value in zip(needed, given, strict=True)
+                if value is None and key not in config
+            ]
+        if read.key_location is not None and read.certificate_location is None:
             faults.append("ssl.certificate.location: needed with ssl.key.location")
-        if faults:
-            raise ConfigError("; ".join(faults))
-        return cls(
-            protocol=protocol,
-            ca_location=config.get("ssl.ca.location"),
-            certificate_location=config.get("ssl.certificate.location"),
-            key_location=config.get("ssl.key.location"),
-            key_password=config.get("ssl.key.password"),
-            check_hostname=identification == "https",
-            mechanism=None if mechanism is None else mechanism.upper(),
-            username=config.get("sasl.username"),
-            password=config.get("sasl.password"),
-        )
+        ConfigError.raise_for(() if told else faults)
+        return read
 
     @property
     def uses_tls(self) -> bool:
@@ -184,3 +171,8 @@ class _Scram:
 def _fields(message: bytes) -> dict[str, str]:
     pairs = (part.partition("=") for part in message.decode("utf-8", "replace").split(","))
     return {name: value for name, _, value in pairs}
+
+
+SECURITY_KEYS: Final = keys_of(Security)
+TLS_KEYS: Final = frozenset(key for key in SECURITY_KEYS if not key.startswith("sasl."))
+"""Those that say whom to trust, and who we are by certificate."""

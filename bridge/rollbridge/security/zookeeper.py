@@ -28,15 +28,10 @@ from kazoo.protocol.serialization import Auth, Connect
 from kazoo.security import ACL, CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
 from rollbridge.errors import ConfigError
-from rollbridge.security.kafka import TLS_KEYS, Security
+from rollbridge.model.options import keys_of, option, unknown, values_of
+from rollbridge.security.kafka import NO_SECURITY_SETTING, TLS_KEYS, Security
 
-USERNAME: Final = "digest.username"
-PASSWORD: Final = "digest.password"
-ZOOKEEPER_SECURITY_KEYS: Final = TLS_KEYS | {USERNAME, PASSWORD}
 _PREFIX: Final = "zookeeper."
-PREFIXED_KEYS: Final = frozenset(_PREFIX + key for key in ZOOKEEPER_SECURITY_KEYS)
-"""The same keys where they stand beside those of Kafka's clients."""
-
 OWNED: Final = (*CREATOR_ALL_ACL, *READ_ACL_UNSAFE)
 """The ACL of a node whose creator has an identity: that identity may do everything, all others may read."""
 
@@ -50,37 +45,31 @@ class ZooKeeperSecurity:
     """How a session proves who it is and whom it talks to; passwords show neither in ``repr`` nor in errors."""
 
     tls: Security = field(default_factory=Security)
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
+    username: str | None = option(None, key="digest.username")
+    """An identity of ZooKeeper's scheme ``digest``; goes with its password."""
+    password: str | None = option(None, key="digest.password", secret=True)
+    """Its password."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, str] | None) -> ZooKeeperSecurity:
-        """Read the keys above; ConfigError names every key that is unknown, missing or wrong."""
-        config = config or {}
-        faults = [f"{key}: not a security setting of ZooKeeper" for key in config if key not in ZOOKEEPER_SECURITY_KEYS]
-        protocol = config.get("security.protocol", "PLAINTEXT").upper()
+    def from_config(cls, config: Mapping[str, str] | None, faults: list[str] | None = None) -> ZooKeeperSecurity:
+        """Read the keys above; ``faults``, or else a ConfigError, names all that are unknown, missing or wrong."""
+        config, told, faults = config or {}, faults is not None, [] if faults is None else faults
+        faults += unknown(config, ZOOKEEPER_SECURITY_KEYS, NO_SECURITY_SETTING)
+        protocol = config.get("security.protocol", "").upper()
         if protocol.startswith("SASL"):
             faults.append(f"security.protocol: {protocol!r} is neither PLAINTEXT nor SSL; SASL is not offered")
-        username, password = config.get(USERNAME), config.get(PASSWORD)
-        if (username is None) != (password is None):
-            faults.append(f"{PASSWORD if password is None else USERNAME}: needed with the other one")
-        if username is not None and (not username or ":" in username):
-            faults.append(f"{USERNAME}: is empty or holds a colon, which ends it")
-        tls = Security()
-        if not faults:
-            try:
-                tls = Security.from_config({key: config[key] for key in TLS_KEYS & set(config)})
-            except ConfigError as exc:
-                faults.append(str(exc))
+            config = {**config, "security.protocol": protocol.removeprefix("SASL_")}
+        tls = Security.from_config({key: config[key] for key in TLS_KEYS & config.keys()}, faults)
+        read = cls(tls=tls, **values_of(cls, config, faults))
+        if (read.username is None) != (read.password is None):
+            faults.append(f"digest.{'password' if read.password is None else 'username'}: needed with the other one")
+        if read.username is not None and (not read.username or ":" in read.username):
+            faults.append("digest.username: is empty or holds a colon, which ends it")
         if not tls.uses_tls:
-            faults.extend(
-                f"{key}: has no effect without security.protocol=SSL"
-                for key in sorted(config)
-                if key.startswith("ssl.")
-            )
-        if faults:
-            raise ConfigError("; ".join(faults))
-        return cls(tls=tls, username=username, password=password)
+            needless = sorted(key for key in config if key.startswith("ssl."))
+            faults += [f"{key}: has no effect without security.protocol=SSL" for key in needless]
+        ConfigError.raise_for(() if told else faults)
+        return read
 
     @property
     def has_identity(self) -> bool:
@@ -163,6 +152,11 @@ class _TlsHandler(SequentialThreadingHandler):
         except BaseException:
             raw.close()
             raise
+
+
+ZOOKEEPER_SECURITY_KEYS: Final = TLS_KEYS | keys_of(ZooKeeperSecurity)
+PREFIXED_KEYS: Final = frozenset(_PREFIX + key for key in ZOOKEEPER_SECURITY_KEYS)
+"""The same keys where they stand beside those of Kafka's clients."""
 
 
 def take_prefixed(config: Mapping[str, object]) -> dict[str, str]:

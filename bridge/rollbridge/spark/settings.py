@@ -6,16 +6,16 @@ with the others (``checkpointLocation``); everything else is refused, because it
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, replace
+from typing import Any, Final, Literal
 
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError
-from rollbridge.kafka.batches import compression_faults
+from rollbridge.kafka.batches import Compression
 from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.options import keys_of, option, unknown, values_of, words
 from rollbridge.model.position import parse_start
 from rollbridge.spark.columns import COMMIT_POSITION, HEADERS, PREVIEW, TRANSACTION
 
@@ -39,47 +39,23 @@ _STAND_IN: Final = "missing:1"
 
 
 class OptionReader:
-    """Takes options one after the other and collects what is wrong with them, until :meth:`finish`."""
+    """Takes options one table after the other and collects what is wrong with them, until :meth:`finish`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """Begin with nothing taken; ``options`` are as Spark gives them."""
         self._left = {name.lower(): value.strip() for name, value in options.items()}
-        self._known: list[str] = []
+        self._known: set[str] = set()
         self.faults: list[str] = []
 
-    def text(self, name: str, default: str = "", *, needed: bool = False) -> str:
-        """An option as it is; empty counts as missing."""
-        self._known.append(name)
-        value = self._left.pop(name.lower(), "")
-        if needed and not value:
-            self.faults.append(f"{name}: is missing")
-        return value or default
+    def read(self, table: type) -> dict[str, Any]:
+        """Take the values of a table's options; empty counts as missing, and what is wrong has its default."""
+        keys = keys_of(table)
+        self._known |= keys
+        return values_of(table, {key: self._left.pop(key.lower(), "") or None for key in keys}, self.faults)
 
     def has(self, name: str) -> bool:
         """Whether an option that has not been taken is given."""
         return bool(self._left.get(name.lower()))
-
-    def flag(self, name: str, default: bool) -> bool:
-        """``true`` or ``false``."""
-        return self.choice(name, ("true", "false"), str(default).lower()) == "true"
-
-    def choice(self, name: str, allowed: Iterable[str], default: str) -> str:
-        """One of several words, in any case; the default if it is none of them."""
-        known = {word.lower(): word for word in allowed}
-        value = self.text(name, default)
-        if value.lower() not in known:
-            self.faults.append(f"{name}: {value!r} is none of {', '.join(known.values())}")
-        return known.get(value.lower(), default)
-
-    def number(self, name: str, default: int | None = None, *, at_least: int = 1) -> int | None:
-        """A whole number with a lower bound."""
-        value = self.text(name)
-        if not value:
-            return default
-        if not value.isdecimal() or int(value) < at_least:
-            self.faults.append(f"{name}: {value!r} is no whole number from {at_least} on")
-            return default
-        return int(value)
 
     def prefixed(self, prefix: str) -> dict[str, str]:
         """All options whose names begin so, without the prefix; those that were taken before are not among them."""
@@ -88,31 +64,66 @@ class OptionReader:
 
     def finish(self) -> None:
         """Raise ConfigError if anything was wrong, or is left that nobody has taken."""
-        for name in sorted(self._left.keys() - SPARKS_OWN):
-            nearest = difflib.get_close_matches(name, [known.lower() for known in self._known], n=1, cutoff=0.6)
-            meant = next((known for known in self._known if known.lower() in nearest), None)
-            self.faults.append(f"{name}: is unknown" + (f"; did you mean {meant}?" if meant else ""))
-        if self.faults:
-            raise ConfigError("; ".join(self.faults))
+        self.faults += unknown(self._left.keys() - SPARKS_OWN, self._known)
+        ConfigError.raise_for(self.faults)
+
+
+def _streams(text: str) -> tuple[str, ...]:
+    """Return the names of streams; ValueError says what is wrong with all of them."""
+    names, faults = words(text), []
+    for name in names:
+        try:
+            StreamName.parse(name)
+        except InvalidNameError as exc:
+            faults.append(str(exc))
+    if not names:
+        faults.append("names no stream")
+    if len(set(names)) < len(names):
+        faults.append(f"{', '.join(names)}: one of them is named twice")
+    if faults:
+        raise ValueError("; ".join(faults))
+    return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparkSettings:
+class SparkOptions:
+    """Options that all formats have."""
+
+    streams: tuple[str, ...] = option((), key=STREAM, convert=_streams)
+    """``scope/stream``. The sink takes several with commas between: they are written in one transaction, and the column
+    ``topic`` tells them apart. Needed."""
+    servers: str = option(MISSING, key=SERVERS)
+    """Kafka, as every executor reaches it: ``host:port,...``"""
+    zookeeper: str = option(MISSING, key=ZOOKEEPER)
+    """ZooKeeper: ``host:port,...``"""
+    root: str = option("/rollbridge", key=ROOT)
+    """Where the metadata stands."""
+    group: GroupName | None = option(None, key=GROUP, convert=GroupName.parse)
+    """The transaction group that the streams must belong to; anything else is refused."""
+    client_name: str | None = option(None, key=CLIENT_NAME)
+    """Whose transactions they are; at any time one query, or job, may use a name. If left out: ``spark-`` and the
+    query's id."""
+    compression: str = option("none", key=COMPRESSION, convert=str.lower, check=Compression.named)
+    """Codec of what the sink writes: none, gzip, snappy, lz4 or zstd."""
+    include_headers: bool | None = option(None, key=INCLUDE_HEADERS, choices={"true": True, "false": False})
+    """Whether the column ``headers`` is read, or written. If left out: ``false`` for a source, ``true`` for the
+    sink."""
+    quick_ack: bool = option(True, key=QUICK_ACK)
+    """``false``: workers acknowledge what Spark sends them when the kernel likes, up to 40 ms later, see
+    docs/spark.md#figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkSettings(SparkOptions):
     """What the source and the sink have in common. It can be pickled, and its ``repr`` shows no secrets."""
 
     connection: ConnectionSettings
-    streams: tuple[str, ...]
-    """``scope/stream``, as many as are named; never empty."""
-    group: GroupName | None
-    """The transaction group that the streams must belong to, if one is named."""
-    client_name: str | None
-    """As it was given; ``connection`` has a stand-in if it was not."""
-    options: ClientOptions
-    """How a connection behaves: with the codec that was asked for."""
-    include_headers: bool | None
-    """None: not said."""
-    quick_ack: bool = True
-    """Whether workers acknowledge at once what Spark sends them."""
+    """With a stand-in for the client's name, if none was given."""
+
+    @property
+    def options(self) -> ClientOptions:
+        """How a connection behaves: with the codec that was asked for."""
+        return ClientOptions(compression=self.compression)
 
     def connected_as(self, client_name: str) -> ConnectionSettings:
         """The connection's settings under the name of a client."""
@@ -127,65 +138,25 @@ def read_settings(reader: OptionReader, *, streams_needed: bool = True) -> Spark
         streams_needed: Whether ``stream`` must be given; otherwise it may be empty.
     """
     before = len(reader.faults)
-    streams = _streams(reader, needed=streams_needed)
-    servers = reader.text(SERVERS, needed=True)
-    zookeeper = reader.text(ZOOKEEPER, needed=True)
-    root = reader.text(ROOT, "/rollbridge")
-    group = _group(reader)
-    client_name = reader.text(CLIENT_NAME)
-    compression = reader.text(COMPRESSION, "none").lower()
-    headers = reader.text(INCLUDE_HEADERS).lower()
-    if headers not in ("", "true", "false"):
-        reader.faults.append(f"{INCLUDE_HEADERS}: {headers!r} is none of true, false")
-    quick_ack = reader.flag(QUICK_ACK, True)
-    codec_faults = list(compression_faults(compression))
-    reader.faults += codec_faults
-    connection: ConnectionSettings | None = None
+    if streams_needed and not reader.has(STREAM):
+        reader.faults.append(f"{STREAM}: is missing")
+    values = reader.read(SparkOptions)
+    options = SparkOptions(**values)
     try:
         connection = ConnectionSettings(
-            bootstrap_servers=servers or _STAND_IN,
-            zookeeper=zookeeper or _STAND_IN,
-            zookeeper_root=root,
+            bootstrap_servers=options.servers or _STAND_IN,
+            zookeeper=options.zookeeper or _STAND_IN,
+            zookeeper_root=options.root,
             kafka=reader.prefixed(_KAFKA),
             zookeeper_security=reader.prefixed(_ZOOKEEPER),
-            **({"client_name": client_name} if client_name else {}),
+            **({"client_name": options.client_name} if options.client_name else {}),
         )
     except ConfigError as exc:
-        for fault in str(exc).split("; "):
+        for fault in exc.faults:
             name, colon, rest = fault.partition(": ")
             reader.faults.append(f"{_NAMES_OF_SETTINGS.get(name, name)}{colon}{rest}")
-    if connection is None or len(reader.faults) > before:
         return None
-    return SparkSettings(
-        connection=connection,
-        streams=streams,
-        group=group,
-        client_name=client_name or None,
-        options=ClientOptions(compression=compression),
-        include_headers=None if not headers else headers == "true",
-        quick_ack=quick_ack,
-    )
-
-
-def _streams(reader: OptionReader, *, needed: bool) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in reader.text(STREAM, needed=needed).split(",") if name.strip())
-    for name in names:
-        try:
-            StreamName.parse(name)
-        except InvalidNameError as exc:
-            reader.faults.append(f"{STREAM}: {exc}")
-    if len(set(names)) < len(names):
-        reader.faults.append(f"{STREAM}: {', '.join(names)}: one of them is named twice")
-    return names
-
-
-def _group(reader: OptionReader) -> GroupName | None:
-    name = reader.text(GROUP)
-    try:
-        return GroupName.parse(name) if name else None
-    except InvalidNameError as exc:
-        reader.faults.append(f"{GROUP}: {exc}")
-        return None
+    return SparkSettings(**values, connection=connection) if len(reader.faults) == before else None
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -208,21 +179,71 @@ Kind = Literal["schema", "batch", "streaming"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceSettings:
+class ReadOptions:
+    """Options of every source."""
+
+    start: str = option("", key=STARTING)
+    """Where a query without a checkpoint begins: ``earliest``, ``latest``, a time (``2026-01-31T12:00:00Z``, or ms
+    since 1970), a DLSN (``4-0:17:3``), an SN (``dlsn=4-0:17:3,seq=1017``) or a position
+    (``sales/orders@4-0:17,4-1:0``). If left out: ``latest``; ``earliest`` in a batch."""
+    end: str = option("", key=ENDING)
+    """Where a batch ends, in the same words; the record there is not read any more. If left out: ``latest``."""
+    max_records: int | None = option(None, key=MAX_RECORDS, low=1)
+    """Most offsets of a micro-batch, shared out among segments by what there is; markers count, so there may be fewer
+    rows. If left out: no limit."""
+    fail_on_data_loss: bool = option(True, key=FAIL_ON_DATA_LOSS)
+    """Whether records that were deleted or lost are an error; otherwise a warning, and the query goes on at what is
+    left."""
+
+    def place_faults(self, kind: Kind) -> Iterator[str]:
+        """Yield what makes no sense with the kind of a query."""
+        if kind == "batch" and self.max_records is not None:
+            yield f"{MAX_RECORDS}: is for streaming queries; a batch ends at {ENDING}"
+        if kind == "streaming" and self.end:
+            yield f"{ENDING}: is for batches; a streaming query that is to end has trigger(availableNow=True)"
+
+    def places(self, kind: Kind) -> dict[str, str]:
+        """Return where to begin and where to end, as it depends on the kind of a query."""
+        start = self.start or ("latest" if kind == "streaming" else "earliest")
+        return {"start": start, "end": self.end or "latest"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions(ReadOptions):
+    """Options of the format ``rollbridge``."""
+
+    min_partitions: int | None = option(None, key=MIN_PARTITIONS, low=1)
+    """Cut ranges so that there are about so many tasks."""
+    isolation: str = option(COMMITTED, key=ISOLATION, choices=(COMMITTED, UNCOMMITTED))
+    """``read_uncommitted``, in a batch: also the records of transactions that are open now, with ``committed``
+    false."""
+    transaction: bool = option(False, key=INCLUDE_TRANSACTION)
+    """Columns ``transactionId``, ``localSequence``."""
+    position: bool = option(False, key=INCLUDE_COMMIT_POSITION)
+    """Column ``commitPosition``; the driver reads the commit log for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSettings(SourceOptions):
     """What a source is to read, and how. It can be pickled."""
 
     shared: SparkSettings
     stream: StreamName
-    start: str
-    """What :func:`~rollbridge.model.position.parse_start` understands."""
-    end: str
-    max_records: int | None
-    min_partitions: int | None
-    fail_on_data_loss: bool
-    preview: bool
-    """Whether records of open transactions are read as well."""
-    columns: tuple[str, ...]
-    """Columns on request that the options ask for."""
+
+    @property
+    def preview(self) -> bool:
+        """Whether records of open transactions are read as well."""
+        return self.isolation == UNCOMMITTED
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns on request that the options ask for."""
+        return (
+            *(HEADERS if self.shared.include_headers else ()),
+            *(TRANSACTION if self.transaction else ()),
+            *(COMMIT_POSITION if self.position else ()),
+            *(PREVIEW if self.preview else ()),
+        )
 
 
 def read_source(options: Mapping[str, str], kind: Kind) -> SourceSettings:
@@ -237,29 +258,21 @@ def read_source(options: Mapping[str, str], kind: Kind) -> SourceSettings:
     """
     reader = OptionReader(options)
     shared = read_settings(reader)
-    start = reader.text(STARTING, "latest" if kind == "streaming" else "earliest")
-    end = reader.text(ENDING, "latest")
-    max_records = reader.number(MAX_RECORDS)
-    min_partitions = reader.number(MIN_PARTITIONS)
-    fail_on_data_loss = reader.flag(FAIL_ON_DATA_LOSS, True)
-    preview = reader.choice(ISOLATION, (COMMITTED, UNCOMMITTED), COMMITTED) == UNCOMMITTED
-    transaction = reader.flag(INCLUDE_TRANSACTION, False)
-    position = reader.flag(INCLUDE_COMMIT_POSITION, False)
+    values = reader.read(SourceOptions)
+    found = SourceOptions(**values)
+    places = found.places(kind)
     faults = reader.faults
-    if kind == "batch" and max_records is not None:
-        faults.append(f"{MAX_RECORDS}: is for streaming queries; a batch ends at {ENDING}")
-    if kind == "streaming" and options.get(ENDING.lower()):
-        faults.append(f"{ENDING}: is for batches; a streaming query that is to end has trigger(availableNow=True)")
-    if kind == "streaming" and preview:
+    faults += found.place_faults(kind)
+    if kind == "streaming" and found.isolation == UNCOMMITTED:
         faults.append(f"{ISOLATION}: {UNCOMMITTED} is for batches: it previews what is open when it is read")
-    if end == "earliest":
+    if places["end"] == "earliest":
         faults.append(f"{ENDING}: nothing ends before the earliest record")
     stream: StreamName | None = None
     if shared is not None and len(shared.streams) > 1:
         faults.append(f"{STREAM}: a source reads one stream; make a source of each and unite them")
     elif shared is not None:
         stream = StreamName.parse(shared.streams[0])
-        for name, text in ((STARTING, start), (ENDING, end)):
+        for name, text in zip((STARTING, ENDING), places.values(), strict=True):
             try:
                 parse_start(stream, text)
             except InvalidRequestError as exc:
@@ -267,19 +280,4 @@ def read_source(options: Mapping[str, str], kind: Kind) -> SourceSettings:
     reader.finish()
     assert shared is not None  # its faults were raised
     assert stream is not None
-    return SourceSettings(
-        shared=shared,
-        stream=stream,
-        start=start,
-        end=end,
-        max_records=max_records,
-        min_partitions=min_partitions,
-        fail_on_data_loss=fail_on_data_loss,
-        preview=preview,
-        columns=(
-            *(HEADERS if shared.include_headers else ()),
-            *(TRANSACTION if transaction else ()),
-            *(COMMIT_POSITION if position else ()),
-            *(PREVIEW if preview else ()),
-        ),
-    )
+    return SourceSettings(**{**values, **places}, shared=shared, stream=stream)

@@ -36,6 +36,7 @@ from rollbridge.errors import (
 from rollbridge.model.cooperative import JointContent
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import check_client_name
+from rollbridge.model.options import option
 from rollbridge.spark.settings import CLIENT_NAME, OptionReader, SparkSettings, read_settings
 from rollbridge.spark.sink_records import Columns, PartitionReader
 from rollbridge.spark.sink_task import PartitionWriter, connection
@@ -115,8 +116,6 @@ logger = logging.getLogger(__name__)
 
 LABEL: Final = "label"
 LABEL_NUMBER: Final = "label.number"
-LEASE_HOURS: Final = "lease.hours"
-COMMIT_SECONDS: Final = "commit.timeout.seconds"
 SEGMENTS_PER_TASK: Final = "segments.per.task"
 REPLAY: Final = "replay"
 COMPARE, TRUST = "compare", "trust"
@@ -125,12 +124,34 @@ RETAIN: Final = timedelta(days=30)
 """How long an outcome is remembered that the session's record does not tell: the driver died as it was decided."""
 _ABORT_TIMEOUT: Final = timedelta(seconds=30)
 """How long a failure waits to be told; what could not be aborted by then is by the next run."""
-_LEASE_HOURS_DEFAULT: Final = 24
-_LEASE_HOURS_MAX: Final = 7 * 24
-_COMMIT_SECONDS_DEFAULT: Final = 600
 _LOOKED_MAX: Final = 100
 _looked: Final[dict[str, str]] = {}
 """By client name the latest run that this process knows to be beyond what earlier runs may have committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """Options of the sink beside those that all formats have."""
+
+    replay: str = option(COMPARE, key=REPLAY, choices=(COMPARE, TRUST))
+    """What comes again must have the rows that were committed; ``trust`` takes it for the same without a look."""
+    segments_per_task: int | None = option(None, key=SEGMENTS_PER_TASK, low=1)
+    """To how many segments the rows of a task go at most, where there are very many tasks, see docs/spark.md#limits."""
+    lease_hours: int = option(24, key="lease.hours", high=7 * 24)
+    """How long a transaction may stay open."""
+    commit_seconds: int = option(600, key="commit.timeout.seconds", low=1)
+    """How long the driver waits for the outcome of a commit; a merge takes about 3 s per GB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Options of batch jobs."""
+
+    label: str = option("", key=LABEL)
+    """Batch only, needs ``client.name``: a job whose label was committed before writes nothing, see
+    docs/spark.md#labels."""
+    number: int = option(0, key=LABEL_NUMBER, low=0)
+    """Which of the jobs of a label it is; these numbers never fall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +212,13 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     if overwrite:
         raise InvalidRequestError("a stream is appended to, never overwritten; nothing was written: use mode('append')")
     reader = OptionReader(options)
-    label = reader.text(LABEL)
-    if label and not reader.has(CLIENT_NAME):
+    if reader.has(LABEL) and not reader.has(CLIENT_NAME):
         reader.faults.append(f"{LABEL}: needs {CLIENT_NAME}: a label belongs to one client")
-    if reader.has(LABEL_NUMBER) and not label:
+    if reader.has(LABEL_NUMBER) and not reader.has(LABEL):
         reader.faults.append(f"{LABEL_NUMBER}: needs {LABEL}: it counts the jobs of one label")
-    number = reader.number(LABEL_NUMBER, 0, at_least=0)
+    job = JobOptions(**reader.read(JobOptions))
     target = _target(reader, schema)
-    return BatchSink(target, work_of_job(target.settings.client_name, label, number or 0))
+    return BatchSink(target, work_of_job(target.settings.client_name, job.label, job.number))
 
 
 class StreamSink(DataSourceStreamArrowWriter):  # type: ignore[misc]  # types are checked without PySpark
@@ -250,19 +270,19 @@ class BatchSink(DataSourceArrowWriter):  # type: ignore[misc]  # types are check
 
 def _target(reader: OptionReader, schema: StructType) -> Target:
     settings = read_settings(reader)
-    lease = reader.number(LEASE_HOURS, _LEASE_HOURS_DEFAULT)
-    if lease is not None and lease > _LEASE_HOURS_MAX:
-        reader.faults.append(f"{LEASE_HOURS}: {lease} is more than {_LEASE_HOURS_MAX}")
-    timeout = reader.number(COMMIT_SECONDS, _COMMIT_SECONDS_DEFAULT)
-    replay = reader.choice(REPLAY, (COMPARE, TRUST), COMPARE)
-    each = reader.number(SEGMENTS_PER_TASK)
+    options = SinkOptions(**reader.read(SinkOptions))
     reader.finish()
     assert settings is not None
-    assert lease is not None
-    assert timeout is not None
     keep_what_stays()
     columns = Columns.of(schema, settings.streams, include_headers=settings.include_headers is not False)
-    return Target(settings, columns, timedelta(hours=lease), timedelta(seconds=timeout), replay == TRUST, each)
+    return Target(
+        settings,
+        columns,
+        timedelta(hours=options.lease_hours),
+        timedelta(seconds=options.commit_seconds),
+        options.replay == TRUST,
+        options.segments_per_task,
+    )
 
 
 def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Callable[[], Work]) -> PartitionWritten:

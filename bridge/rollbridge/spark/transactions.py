@@ -27,13 +27,12 @@ from rollbridge.model.position import LogPosition, parse_log_start
 from rollbridge.spark.planning import LogOffset
 from rollbridge.spark.settings import (
     ENDING,
-    FAIL_ON_DATA_LOSS,
     GROUP,
-    MAX_RECORDS,
     STARTING,
     STREAM,
     Kind,
     OptionReader,
+    ReadOptions,
     SparkSettings,
     read_settings,
 )
@@ -61,43 +60,36 @@ _WAIT_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogSettings:
+class LogSettings(ReadOptions):
     """What is to be read of a commit log; it can be pickled."""
 
     shared: SparkSettings
-    group: GroupName | None
-    """None: that of the stream."""
-    start: str
-    end: str
-    max_records: int | None
-    fail_on_data_loss: bool
+
+    @property
+    def group(self) -> GroupName | None:
+        """None: that of the stream."""
+        return self.shared.group
 
 
 def read_log_settings(options: Mapping[str, str], kind: Kind) -> LogSettings:
     """The settings in the options of ``rollbridge-transactions``; ConfigError names all that is wrong."""
     reader = OptionReader(options)
     shared = read_settings(reader, streams_needed=False)
-    start = reader.text(STARTING, "latest" if kind == "streaming" else "earliest")
-    end = reader.text(ENDING, "latest")
-    max_records = reader.number(MAX_RECORDS)
-    fail = reader.flag(FAIL_ON_DATA_LOSS, True)
+    values = reader.read(ReadOptions)
+    found = ReadOptions(**values)
+    places = found.places(kind)
     faults = reader.faults
-    if kind == "batch" and max_records is not None:
-        faults.append(f"{MAX_RECORDS}: is for streaming queries; a batch ends at {ENDING}")
-    if kind == "streaming" and options.get(ENDING.lower()):
-        faults.append(f"{ENDING}: is for batches; a streaming query that is to end has trigger(availableNow=True)")
+    faults += found.place_faults(kind)
     if shared is not None and shared.group is None and not shared.streams:
         faults.append(f"{GROUP}: is missing, or {STREAM} to take the group of")
-    for name, text in ((STARTING, start), (ENDING, end)):
+    for name, text in zip((STARTING, ENDING), places.values(), strict=True):
         try:
             parse_log_start(text)
         except InvalidRequestError as exc:
             faults.append(f"{name}: {exc}")
     reader.finish()
     assert shared is not None  # its faults were raised
-    return LogSettings(
-        shared=shared, group=shared.group, start=start, end=end, max_records=max_records, fail_on_data_loss=fail
-    )
+    return LogSettings(**{**values, **places}, shared=shared)
 
 
 def schema(options: Mapping[str, str]) -> StructType:

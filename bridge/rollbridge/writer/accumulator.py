@@ -23,7 +23,6 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from xxhash import xxh64_intdigest
 
 from rollbridge.calls import LightFuture, call_back
-from rollbridge.config import KIB, MIB, positive_faults
 from rollbridge.errors import (
     ConfigError,
     InvalidRequestError,
@@ -34,11 +33,12 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.forks import forks, module_lock, refusal
-from rollbridge.kafka.batches import HEADER_BYTES, Compression, compression_faults, read_records
+from rollbridge.kafka.batches import BUFFER_BYTES_MIN, HEADER_BYTES, Compression, read_records
 from rollbridge.kafka.errors import NotAuthorizedError
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import HASH_SEED, KeyRange, position_of_key
+from rollbridge.model.options import KIB, MIB, faults_of, option
 from rollbridge.model.routing import StreamView, hash_bounds
 from rollbridge.model.sn import DLSN, SN, sequence_bases
 from rollbridge.writer.lanes import Course, Lane, Parcel
@@ -99,43 +99,30 @@ class WriterOptions:
         ConfigError: one or several are wrong; all are named.
     """
 
-    linger_s: float = 0.005
+    linger_s: float = option(0.005, low=0, high=900)
     """How long a record waits for others to share its batch; 0 sends it as soon as nothing else is under way."""
-    batch_bytes: int = FRAME_BYTES_DEFAULT
-    """Largest batch before compression, 1 KiB to 1 MiB; larger ones cost less each record."""
-    compression: str = "none"
+    batch_bytes: int = option(FRAME_BYTES_DEFAULT, low=KIB, high=MIB)
+    """Largest batch before compression; larger ones cost less each record."""
+    compression: str = option("none", check=Compression.named)
     """Codec of the batches: none, gzip, snappy, lz4 or zstd."""
-    buffer_bytes: int = 64 * MIB
-    """How much may wait for the brokers; beyond it writers wait. At least 4 MiB."""
+    buffer_bytes: int = option(64 * MIB, low=BUFFER_BYTES_MIN)
+    """How much may wait for the brokers; beyond it writers wait."""
     block_s: float = 60.0
     """How long a writer waits for room before it gets a ``BackpressureError``."""
     delivery_timeout_s: float = 300.0
     """How long a record may stay without an answer before it fails; as librdkafka's ``message.timeout.ms``."""
     request_timeout_s: float = 30.0
     """How long the answer to one request may take before its connection is given up."""
-    in_flight_max: int = 5
-    """Most requests under way to one broker, 1 to 5: brokers recognise the last five batches of a producer."""
+    in_flight_max: int = option(5, low=1, high=5)
+    """Most requests under way to one broker: brokers recognise the last five batches of a producer."""
 
     def __post_init__(self) -> None:
-        if faults := list(self._faults()):
-            raise ConfigError("; ".join(faults))
+        ConfigError.raise_for(faults_of(self))
 
     @property
     def codec(self) -> Compression:
         """The codec's number."""
         return Compression.named(self.compression)
-
-    def _faults(self) -> Iterable[str]:
-        yield from compression_faults(self.compression)
-        if not KIB <= self.batch_bytes <= MIB:
-            yield f"batch_bytes: {self.batch_bytes} is not in {KIB}..{MIB}"
-        if self.buffer_bytes < 4 * MIB:
-            yield f"buffer_bytes: {self.buffer_bytes} is less than {4 * MIB}"
-        if not 0 <= self.linger_s <= 900:
-            yield f"linger_s: {self.linger_s} is not in 0..900"
-        if not 1 <= self.in_flight_max <= 5:
-            yield f"in_flight_max: {self.in_flight_max} is not in 1..5"
-        yield from positive_faults(self, "block_s", "delivery_timeout_s", "request_timeout_s")
 
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from rollbridge.model.conditions import Obstacle
 from rollbridge.model.ids import GroupCounter, SegmentId
 from rollbridge.model.names import GroupName
 from rollbridge.model.ongoing import FRAME_BYTES, TRANSACTION_BYTES, OngoingTransaction, OngoingTransactions
+from rollbridge.model.options import MIB, option
 from rollbridge.model.pieces import BufferedTransaction, FrameRef, Partition
 from rollbridge.model.requests import Request
 from rollbridge.model.transaction import State
@@ -107,7 +108,7 @@ class Forecast:
 class LeaderSettings:
     """Bounds and delays of a leader."""
 
-    round_bytes_max: int = 64 * 1024 * 1024
+    round_bytes_max: int = 64 * MIB
     """Bytes of frames in one native transaction, unless one of ours alone is larger; bounds how long readers wait."""
     round_transactions_max: int = 5_000
     """Transactions in one native transaction."""
@@ -122,7 +123,7 @@ class LeaderSettings:
     requests_per_turn: int = 16
     """Admin requests handled before the buffers are looked at again."""
     write_bytes_max: int = 900_000
-    """Bytes of one ZooKeeper multi that we build bit by bit; ZooKeeper takes up to 1 MiB."""
+    """Bytes of one ZooKeeper multi that is built bit by bit; ZooKeeper takes up to 1 MiB."""
     truncate_buffers_ms: int = 10_000
     """How often buffers are truncated, at most, and only where something was settled."""
     retention_check_ms: int = 30_000
@@ -134,20 +135,21 @@ class LeaderSettings:
     answers_keep_ms: int = 60 * 60 * 1000
     """How long the answer to an admin request waits for whoever asked."""
     epochs_keep_ms: int = 24 * 60 * 60 * 1000
-    """How long clients may go on to begin transactions against an epoch that is not the active one's reference any
-    more, because they have not heard of it."""
-    transaction_meta_persist_count: int = 100
-    """Terminated transactions remembered of each client name; 0 remembers none. PIP-255's TransactionMetaPersistCount,
-    which is 0 there."""
+    """How long clients may go on to begin transactions against an epoch that was replaced, because they have not heard
+    of it."""
+    transaction_meta_persist_count: int = option(100, low=0)
+    """Terminated transactions remembered of each client name; 0 remembers none. PIP-255's
+    ``TransactionMetaPersistCount``, which is 0 there."""
     transaction_meta_persist_total: int = 500_000
-    """Terminated transactions remembered of all clients of a group together; each takes about 0.5 KB of memory."""
+    """Terminated transactions remembered of all clients of a group together; of more, the oldest tenth is forgotten.
+    Each takes 0.5 KB of memory (0.7 KB where each client name has one)."""
     transaction_meta_persist_time_in_hour: int = 72
     """For how long they are remembered, unless a transaction says otherwise. PIP-255's name."""
     transaction_meta_expire_check_interval_in_second: int = 300
     """How often those are looked for that are due to be forgotten. PIP-255's name."""
     scale_wait_ms: int = 20_000
-    """How long a scale waits for native transactions of others before it is refused; below what clients wait for an
-    answer by default, so that they are told who holds it up."""
+    """How long a scale waits for native transactions of other Kafka clients before it is refused; keep it below the
+    clients' ``admin_timeout_s``, so that they are told who holds it up."""
     late_watch_ms: int = 20 * 60 * 1000
     """For how long leaders look behind the end of a segment that was sealed: longer than any native transaction may be
     open (``transaction.max.timeout.ms``, 15 minutes), and than any request lives in a broker."""

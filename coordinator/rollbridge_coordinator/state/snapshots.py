@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from rollbridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 from rollbridge.model.ongoing import OngoingTransactions, ongoing_name
+from rollbridge.model.options import KIB, MIB, option
 from rollbridge.model.pieces import Partition
 from rollbridge.model.snapshots import (
     AbortedTransactions,
@@ -40,15 +41,15 @@ class SnapshotSettings:
     """When snapshots are taken and in which form; the names are PIP-196's, but for the last."""
 
     transaction_buffer_segmented_snapshot_enabled: bool = True
-    """Whether aborted transactions are kept in segments; if not, every snapshot lists all of them."""
-    transaction_buffer_snapshot_segment_size: int = 256 * 1024
+    """Aborted transactions are kept in segments; ``false``: every snapshot lists all of them."""
+    transaction_buffer_snapshot_segment_size: int = option(256 * KIB, low=SEGMENT_BYTES_MIN, high=SEGMENT_BYTES_MAX)
     """Bytes of a sealed segment, at most."""
     transaction_buffer_snapshot_max_transaction_count: int = 1_000
     """After how many ended transactions of a buffer partition its snapshot is taken anew."""
     transaction_buffer_snapshot_min_time_in_millis: int = 5_000
     """After what time, if any has ended."""
-    transaction_buffer_snapshot_cache_bytes_max: int = 64 * 1024 * 1024
-    """Memory for sealed segments that were asked about."""
+    transaction_buffer_snapshot_cache_bytes_max: int = 64 * MIB
+    """Memory for sealed segments that were asked about, per group."""
     transaction_buffer_snapshot_replay_max: int = 20_000
     """About how many messages of a buffer partition and of the commit log are read again at a takeover although
     transactions have been open for longer; open ones are written down when it would be more."""
