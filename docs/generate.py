@@ -1,4 +1,5 @@
-"""Write the parts of these pages that follow from the code: state table, command line reference, small programs.
+"""Write the parts of these pages that follow from the code: state table, command line reference, tables of options,
+small programs.
 
 ``python docs/generate.py`` writes them; with ``--check`` it only says which are stale, and exits with 1 if any is. A
 test does the same.
@@ -6,20 +7,48 @@ test does the same.
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING
+from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 import rollbridge  # so that every module with error classes is loaded
 from rollbridge.cli.common import MEANINGS
 from rollbridge.cli.main import rollbridge as command_line
+from rollbridge.client.runtime import ClientOptions
+from rollbridge.config import ConnectionSettings
+from rollbridge.consumer.settings import ConsumerOptions
 from rollbridge.errors import RollbridgeError
+from rollbridge.model.buffer import BufferLimits
+from rollbridge.model.options import GIB, KIB, MIB, Option, table_of
 from rollbridge.model.transaction import TRANSITIONS, Event, Move, Reply, State
+from rollbridge.producer.settings import ProducerOptions
+from rollbridge.security.kafka import Security
+from rollbridge.security.zookeeper import ZooKeeperSecurity
+from rollbridge.writer.accumulator import WriterOptions
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.state.group import LeaderSettings
+from rollbridge_coordinator.state.snapshots import SnapshotSettings
+
+try:
+    from rollbridge.spark.settings import SourceOptions, SparkOptions
+    from rollbridge.spark.sink import JobOptions, SinkOptions
+except ImportError:  # Without PySpark its tables are left as they are.
+    SPARK: dict[str, tuple[type, ...]] = {}
+else:
+    SPARK = {
+        "sink": (SparkOptions, JobOptions, SinkOptions),
+        "source": (SparkOptions, SourceOptions),
+    }
 
 HERE: Final = Path(__file__).parent
 _BOUNDS: Final = re.compile(r"\[[0-9]*<?=?x[<>]=?[0-9]+\]")
@@ -110,6 +139,112 @@ def command_reference() -> str:
     return "\n".join(parts) + "\n"
 
 
+# --------------------------------------------------------------------------------------------------------------------
+# What an option does is said by the string under its field.
+
+
+OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
+    "client": (ClientOptions,),
+    "connection": (ConnectionSettings,),
+    "consumer": (ConsumerOptions,),
+    "coordinator": (CoordinatorSettings, BufferLimits, LeaderSettings, SnapshotSettings),
+    "kafka": (Security,),
+    "producer": (ProducerOptions,),
+    "writer": (WriterOptions,),
+    "zookeeper": (ZooKeeperSecurity,),
+    **SPARK,
+}
+"""What stands in the table of a name; pages say where, between two comments."""
+OPTION_PAGES: Final = tuple(HERE / f"{name}.md" for name in ("operations", "options", "security", "spark"))
+_MARK: Final = re.compile(r"(<!-- options: (\w+) -->\n\n)(?:\|.*\n)*(\n?<!-- end of options -->\n)")
+_TYPES: Final = {
+    "str": "text",
+    "int": "whole number",
+    "float": "number",
+    "bool": "`true` or `false`",
+    "timedelta": "`timedelta`",
+}
+_UNITS: Final = {
+    "KiB": (r"kbytes", ()),
+    "bytes": (r"bytes|size", ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))),
+    "ms": (r"[_.]ms\b|_ms_|millis$", ((86_400_000, "days"), (3_600_000, "hours"), (60_000, "minutes"), (1_000, "s"))),
+    "s": (r"_s$|seconds?$", ()),
+    "hours": (r"hours?$", ()),
+}
+"""Units of numbers: the keys that are in them, and larger ones."""
+
+
+def option_table(name: str) -> str:
+    """The table of a name, with the line feed at its end."""
+    head = ("option", "type", "default", "range", "what it does")
+    return _markdown_table(head, [_row(kind, row) for kind in OPTIONS[name] for row in table_of(kind)]) + "\n"
+
+
+def _row(kind: type, row: Option) -> tuple[str, ...]:
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        texts |= _texts(base)
+    text = re.sub(r"docs/(\w+)\.md(#[\w-]+)?", r"[\1](\1.md\2)", texts[row.name].replace("``", "`"))
+    word = next((word for word, value in row.choices.items() if value == row.default), None)
+    return (
+        ", ".join(f"`{key}`" for key in row.keys),
+        "word" if row.choices else _TYPES.get(row.kind, "function" if "Callable" in row.kind else "text"),
+        "needed" if row.needed else _shown(word if row.choices else row.default, row.key),
+        _range(row),
+        text,
+    )
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """The strings under the fields of a class."""
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    found = {}
+    for field, below in itertools.pairwise(definition.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
+
+
+def _range(row: Option) -> str:
+    if row.choices:
+        return ", ".join(f"`{word}`" for word in row.choices if word)
+    if not row.is_number:
+        return ""
+    low, high = (_shown(bound, row.key) for bound in (row.low, row.high))
+    if row.low is not None:
+        return f"{low} to {high}" if high else f"from {low} on"
+    return f"positive, up to {high}" if high else "positive"
+
+
+def _shown(value: Any, key: str) -> str:
+    """A value with its unit, which the key says."""
+    if value in (None, "", (), MISSING):
+        return ""
+    match value:
+        case timedelta():
+            return _shown(value / timedelta(milliseconds=1), ".ms")
+        case bool():
+            return f"`{str(value).lower()}`"
+        case str():
+            return f"`{value}`"
+        case int() | float():
+            unit, (_, larger) = next((item for item in _UNITS.items() if re.search(item[1][0], key)), ("", ("", ())))
+            factor, name = next((item for item in larger if value >= item[0] and value % item[0] == 0), (1, unit))
+            count = value / factor
+            name = name.removesuffix("s") if count == 1 and name.endswith(("ays", "ours", "tes")) else name
+            return f"{int(count) if count == int(count) else count:,} {name}".strip()
+    return str(value)
+
+
+def _with_options(text: str) -> str:
+    return _MARK.sub(lambda mark: mark[1] + option_table(mark[2]) + mark[3] if mark[2] in OPTIONS else mark[0], text)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
 def _commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
     context = click.Context(group)
     for name in group.list_commands(context):
@@ -195,6 +330,7 @@ def pages() -> dict[Path, str]:
     return {
         HERE / "protocol-states.md": protocol_states(),
         HERE / "examples.md": examples(),
+        **{path: _with_options(path.read_text(encoding="utf-8")) for path in OPTION_PAGES},
         cli: written + (marker or "<!-- From here on") + end_of_marker + command_reference(),
     }
 

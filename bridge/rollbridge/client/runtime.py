@@ -108,9 +108,10 @@ class ClientOptions:
     """How long an admin request waits for its answer."""
     session_timeout_s: float = 10.0
     """After how long without contact ZooKeeper ends the session; nothing of a client's hangs on it."""
-    lease: timedelta = timedelta(hours=24)
-    """How long a transaction may stay open unless its begin says otherwise; no pings are needed."""
-    lease_max: timedelta = timedelta(days=7)
+    lease: timedelta = option(timedelta(hours=24))
+    """How long a transaction may stay open unless its begin says otherwise; at most ``lease_max``. No pings are
+    needed."""
+    lease_max: timedelta = option(timedelta(days=7))
     """The longest lease that may be asked for; coordinators have a limit of their own, with the same default."""
     transaction_bytes_max: int = 16 * GIB
     """Largest transaction that is written; coordinators abort larger ones. A merge stalls readers for its length."""
