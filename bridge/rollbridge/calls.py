@@ -1,7 +1,10 @@
-"""How long servers are waited for in a call that has a time-out of its own, however many questions it takes.
+"""Rules of calls: deadlines, futures that cannot be cancelled, and code of the application that rollbridge runs.
 
-A call of the application opens a context; whatever ZooKeeper and Kafka are asked in it, on the same thread, ends with
-it.
+A call of the application opens a context with :func:`answers_within`; whatever is asked of ZooKeeper and Kafka in it,
+on the same thread, ends with it, however many requests it takes.
+
+Iterators and callbacks of the application may take long, raise anything and call rollbridge again. So none of them runs
+under a lock of ours, and nothing that they raise ends a thread of ours, on which others depend.
 """
 
 from __future__ import annotations
@@ -20,15 +23,16 @@ from typing import Final, Generic, TypeVar
 from rollbridge.errors import InvalidRequestError, RollbridgeError
 
 GRACE_S: Final = 0.2
-"""What a question gets that is asked when the time is over: enough for an answer of a server that is well, so that a
-request can be taken back and a fault be explained."""
+"""Seconds granted to a request that is sent when the time is over: enough for a healthy server to answer, so that a
+request can be withdrawn and a fault explained.
+"""
 
 _until: ContextVar[float | None] = ContextVar("rollbridge_until", default=None)
 
 
 @contextmanager
 def answers_within(timeout_s: float) -> Iterator[None]:
-    """Nothing that is asked in this context, on this thread, is waited for longer than this, taken together."""
+    """Bound the time that all requests of this context, on this thread, are waited for, taken together."""
     until = time.monotonic() + timeout_s
     before = _until.get()
     token = _until.set(until if before is None else min(before, until))
@@ -39,28 +43,27 @@ def answers_within(timeout_s: float) -> Iterator[None]:
 
 
 def patience_s(most_s: float) -> float:
-    """How long to wait for an answer now, in seconds: ``most_s`` where no context says less."""
+    """Return the seconds to wait for an answer now: ``most_s``, or less where a context says so."""
     until = _until.get()
     return most_s if until is None else min(most_s, max(until - time.monotonic(), GRACE_S))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# How long to wait, as callers say it.
+# Time-outs as callers state them
 
 
 Timeout = float | timedelta | None
-"""Seconds, or a timedelta; None is the default of whoever waits, which its documentation names."""
+"""Seconds, or a timedelta; None is the default of the callee, which its documentation names."""
 
 
 def as_seconds(timeout: Timeout, default_s: float) -> float:
-    """The seconds of a time-out, or the default."""
+    """Return a time-out in seconds, or the default."""
     if timeout is None:
         return default_s
     return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
 
 
 def positive_seconds(what: str, timeout: float | timedelta) -> float:
-    """Seconds.
+    """Return a time-out in seconds.
 
     Raises:
         InvalidRequestError: not positive.
@@ -71,31 +74,30 @@ def positive_seconds(what: str, timeout: float | timedelta) -> float:
     return seconds
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What the futures of records and outcomes have in common.
+# Futures
 
 
 T = TypeVar("T")
 
 
 class LightFuture(ABC, Generic[T]):
-    """The part of ``concurrent.futures.Future`` that makes sense for something that is shared; it can not be cancelled.
+    """Subset of ``concurrent.futures.Future`` that makes sense for a shared result, which cannot be cancelled.
 
-    What derives from it says :meth:`result` and :meth:`done`.
+    Subclasses implement :meth:`result` and :meth:`done`.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def result(self, timeout: float | None = None) -> T:
-        """Wait, at most ``timeout`` seconds or without end, and give the result or raise what it met."""
+        """Wait at most ``timeout`` seconds, or without end; return the result or raise the error."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether :meth:`result` would not wait."""
+        """Return True if :meth:`result` would not wait."""
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What :meth:`result` raises once it does not wait any more; None if it does not raise.
+        """Wait, then return what :meth:`result` would raise; None if it would not.
 
         Raises:
             TimeoutError: not known in time.
@@ -107,33 +109,30 @@ class LightFuture(ABC, Generic[T]):
         return None
 
     def running(self) -> bool:
-        """Whether :meth:`result` would wait."""
+        """Return True if :meth:`result` would wait."""
         return not self.done()
 
     def cancel(self) -> bool:
-        """What was asked for or written can not be taken back: always False."""
+        """Return False: what was asked for or written cannot be taken back."""
         return False
 
     def cancelled(self) -> bool:
-        """Always False."""
+        """Return False."""
         return False
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Code of the application that we run: iterators that it gives and callbacks that it leaves.
-# It may take long, raise whatever it likes and call us again. So none of it runs under a lock of ours, and nothing
-# that it raises ends a thread of ours, on which others depend.
+# Code of the application
 
 
 CHUNK: Final = 512
-"""How many records are taken from an iterator at a time."""
+"""Number of records taken from an iterator at a time."""
 
 
 def in_chunks(items: Iterable[T], take: Callable[[list[T]], object]) -> int:
-    """Give ``take`` what an iterator gives, some at a time; returns how many. It is called at the end with none.
+    """Pass the items of an iterator to ``take`` in chunks, at the end an empty one; return their number.
 
     Raises:
-        Exception: What ``take`` raises; or the iterator, when what it gave before was taken.
+        Exception: what ``take`` raises; or what the iterator raises, once everything before that was taken.
     """
     iterator, taken = iter(items), 0
     while True:
@@ -147,7 +146,7 @@ def in_chunks(items: Iterable[T], take: Callable[[list[T]], object]) -> int:
 
 
 def next_chunk(items: Iterator[T]) -> tuple[list[T], BaseException | None]:
-    """The next items, and what the iterator raised behind them, if it did; it is at its end when there are neither."""
+    """Return the next items, and what the iterator raised behind them, if anything; neither at its end."""
     found: list[T] = []
     try:
         found.extend(islice(items, CHUNK))  # keeps what came before an exception
@@ -157,9 +156,9 @@ def next_chunk(items: Iterator[T]) -> tuple[list[T], BaseException | None]:
 
 
 def call_back(callback: Callable[[], object], logger: logging.Logger, what: str) -> None:
-    """Call ``callback``; whatever it raises is logged as a failed callback of ``what``.
+    """Call ``callback``, and log whatever it raises as a failed callback of ``what``.
 
-    Only Ctrl-C, which is meant for the main thread, goes through there.
+    Only Ctrl-C on the main thread, for which it is meant, is raised.
     """
     try:
         callback()

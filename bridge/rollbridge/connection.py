@@ -1,4 +1,4 @@
-"""The connection of one client: begins transactions, joins those of others, and reaches the admin requests.
+"""Connection of one client: begins transactions, joins those of others, and gives access to the admin requests.
 
 One :class:`Bridge` is safe to use from several threads and runs many transactions at once. It holds one producer, one
 follower of the commit logs in use, one ZooKeeper session, and three threads: deliveries, outcomes, housekeeping.
@@ -68,14 +68,14 @@ logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S: Final = 10.0
 _UNNAMED: Final = "rollbridge"
-"""The client name of settings that name none; a process that begins transactions deserves one of its own."""
+"""Client name of settings that give none; :func:`connect` replaces it by one of the process's own."""
 _CLOSE_S: Final = 30.0
 _EXPLAIN_S: Final = 0.3
-"""How long ZooKeeper may take to say who leads, when the time of a call is over already."""
+"""Seconds that ZooKeeper may take to explain a fault when the time of a call is already over."""
 _JOINED_S: Final = 0.5
 _HOUSEKEEPING_S: Final = 0.5
 _SHARED_MAX: Final = 100
-"""Clients shared with other processes of which a connection keeps what it knows; the one used last goes last."""
+"""Maximum number of shared clients remembered by a connection; the least recently used is dropped first."""
 
 
 def connect(
@@ -89,17 +89,17 @@ def connect(
     config_file: str | Path | None = None,
     options: ClientOptions | None = None,
 ) -> Bridge:
-    """Connect to a cluster. What is not given comes from the environment, a file, or the embedded cluster.
+    """Connect to a cluster. Settings not given come from the environment, a file, or the embedded cluster.
 
     Args:
         bootstrap_servers: Kafka brokers, ``host:port,...``.
         zookeeper: ZooKeeper servers, ``host:port,...``.
         zookeeper_root: Path under which everything stands; ``/rollbridge`` by default.
-        client_name: Names this client in transactions and logs; made of host and process id by default. Of those that
+        client_name: Name of this client in transactions and logs; host and process id by default. Of the clients that
             begin transactions under a given name, the latest fences the others.
         kafka: Security settings under librdkafka's names, such as ``security.protocol``.
         zookeeper_security: The same for ZooKeeper, see :mod:`rollbridge.security.zookeeper`.
-        config_file: A TOML file with the same settings, see :mod:`rollbridge.config`.
+        config_file: TOML file with the same settings, see :mod:`rollbridge.config`.
         options: Sizes, delays and limits.
 
     Raises:
@@ -128,10 +128,10 @@ def connect(
 
 
 class Bridge(Resuming):
-    """A connection. Use it in a ``with`` block, or close it."""
+    """Connection to a cluster. Use it in a ``with`` block, or close it."""
 
     def __init__(self, settings: ConnectionSettings, options: ClientOptions | None = None) -> None:
-        """Connect; see :func:`connect`, which is how it is usually done."""
+        """Connect; applications call :func:`connect`."""
         self.settings: Final = settings
         self.options: Final = options or ClientOptions()
         self._closed = False
@@ -230,7 +230,7 @@ class Bridge(Resuming):
 
     @property
     def client_name(self) -> str:
-        """The name under which this client begins transactions."""
+        """Name under which this client begins transactions."""
         return self.settings.client_name
 
     def begin(
@@ -240,14 +240,14 @@ class Bridge(Resuming):
         label: str | None = None,
         retain: timedelta | None = None,
     ) -> Transaction:
-        """Begin a transaction. It costs no round trip, except for the first one of its streams.
+        """Begin a transaction. Costs no round trip, except for the first one of its streams.
 
-        The first one under a client name that was given fences earlier sessions of this name in the group; see
+        The first transaction under a client name that was given fences earlier sessions of this name in the group; see
         :meth:`unfinished`.
 
         Args:
             streams: ``scope/stream``, one or more of one transaction group.
-            timeout: How long it may stay open, as a lease that needs no pings; 24 hours by default.
+            timeout: Lease: how long it may stay open, without pings; 24 hours by default.
             label: Free text, at most 1,000 characters, to find it again.
             retain: How long its outcome is remembered, see :meth:`outcome`; 0 is not at all, and by default it is as
                 long as the coordinator is set to, 72 hours unless changed.
@@ -256,7 +256,7 @@ class Bridge(Resuming):
             Fenced: a newer session of this client name has begun; nothing was written.
             CoordinatorUnavailable: an earlier session of this client name could not be fenced.
             InvalidNameError, ScopeNotFound, StreamNotFound, GroupMismatchError, InvalidTimeoutError,
-            InvalidRequestError, BackpressureError: nothing was written.
+                InvalidRequestError, BackpressureError: nothing was written.
             KafkaUnavailable, ZooKeeperUnavailable: the streams could not be looked up.
         """
         self._check_open()
@@ -277,19 +277,19 @@ class Bridge(Resuming):
         label: str | None = None,
         retain: timedelta | None = None,
     ) -> Transaction:
-        """Begin a transaction for a ``with`` block, whose end commits it, and aborts it after an exception."""
+        """Begin a transaction for a ``with`` block, whose end commits it, or aborts it after an exception."""
         return self.begin(*streams, timeout=timeout, label=label, retain=retain)
 
     def join(self, transaction: TransactionId | str, timeout: Timeout = JOIN_TIMEOUT_S) -> Part:
         """Write part of a transaction that another process, or this one, has begun.
 
         Args:
-            transaction: Its id.
+            transaction: Id of the transaction.
             timeout: How long to wait until the leader has recorded it, which takes up to a second after its begin.
 
         Raises:
-            TransactionNotFound: it is not recorded as open: unknown, too young, or ended. One whose outcome has just
-                been told may be found for a moment more; what is written to it then belongs to nothing.
+            TransactionNotFound: not recorded as open: unknown, too young, or ended. One whose outcome has just been
+                reported may be found for a moment more; what is written to it then is part of nothing.
             TransactionClosed: its end was asked for.
         """
         self._check_open()
@@ -313,12 +313,12 @@ class Bridge(Resuming):
         """Use a client name together with other processes, to write transactions with them.
 
         Args:
-            client_name: Whose transactions they are; not the name of a connection, which is one process's own.
-            session: What all these processes call their session. They do not fence each other; but once a session of
-                another name has begun, this one is over, in all processes and for good.
+            client_name: Name that owns the transactions; not the name of a connection, which belongs to one process.
+            session: Name of the session, the same in all these processes. They do not fence each other; but once a
+                session of another name has begun, this one is over in all processes, and stays so.
 
         Raises:
-            InvalidNameError: it is no name for a client.
+            InvalidNameError: not a valid client name.
         """
         self._check_open()
         check_client_name(client_name)
@@ -338,22 +338,22 @@ class Bridge(Resuming):
         follow: bool = True,
         stalled_s: float = 30.0,
     ) -> Reader:
-        """Read a stream, all its segments, each key's records in the order in which they were written.
+        """Read all segments of a stream, each key's records in the order in which they were written.
 
         Args:
             stream: ``scope/stream``.
             start: ``"earliest"``, ``"latest"``, a time (``datetime`` or ms since 1970), a DLSN or SN, several of them
-                in segments that do not continue each other, or a position that was saved; or the text of any of these.
-                The record at a DLSN is the first one that is handed out; what its segment continues is left out.
+                in segments that do not continue each other, or a saved position; or the text of any of these. The
+                record at a DLSN is the first one returned; the predecessors of its segment are left out.
             isolation: ``"read_uncommitted"`` also previews the records of open transactions, marked by
-                ``record.committed == False``; after the commit they are handed out once more. Transactions that have
-                been aborted are left out as far as that is known when a record is read.
-            follow: Go on for ever with what comes and with epochs that are made later, as a Kafka consumer does;
-                otherwise end where the stream ends now.
-            stalled_s: How long nothing may become readable before it gives up, unless it follows.
+                ``record.committed == False``; after the commit they are returned once more. Aborted transactions are
+                left out as far as the abort is known when a record is read.
+            follow: Go on for ever with new records and epochs, as a Kafka consumer does; otherwise end at the present
+                end of the stream.
+            stalled_s: Seconds without anything readable before the reader gives up, unless it follows.
 
         Raises:
-            InvalidRequestError, TruncatedError: it can not begin there.
+            InvalidRequestError, TruncatedError: reading cannot begin at ``start``.
             ScopeNotFound, StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable.
         """
         self._check_open()
@@ -393,15 +393,15 @@ class Bridge(Resuming):
 
         Args:
             scope: The scope, such as ``sales``.
-            group: The transaction group inside of it.
-            start: ``"earliest"``, ``"latest"``, a position that was saved or its text, or a time of commit
-                (``datetime`` or ms since 1970).
-            follow: Go on for ever with what is committed later, as a Kafka consumer does; otherwise end where the
-                commit log ends now.
-            stalled_s: How long nothing may become readable before it gives up.
+            group: Transaction group within the scope.
+            start: ``"earliest"``, ``"latest"``, a saved position or its text, or a time of commit (``datetime`` or ms
+                since 1970).
+            follow: Go on for ever with later commits, as a Kafka consumer does; otherwise end at the present end of the
+                commit log.
+            stalled_s: Seconds without anything readable before the reader gives up.
 
         Raises:
-            InvalidNameError, InvalidRequestError, TruncatedError: it can not begin there.
+            InvalidNameError, InvalidRequestError, TruncatedError: reading cannot begin at ``start``.
             NotFoundError: there is no such group.
             KafkaUnavailable, ZooKeeperUnavailable.
         """
@@ -421,15 +421,15 @@ class Bridge(Resuming):
         timeout: float | timedelta = 30.0,
         transaction_timeout: float | timedelta = 5.0,
     ) -> CasWriter:
-        """A conditional writer of a stream, which this connection closes at the latest.
+        """Open a conditional writer of a stream; closing the connection closes it, too.
 
-        Those of one connection to one stream, with the same time-outs, share their rounds, and win in turn.
+        Writers of one connection to one stream, with the same time-outs, share their rounds, and win in turn.
 
         Args:
             stream: ``scope/stream``.
-            rising_ids: Refuse a record whose ``transaction_id`` is lower than the last one in the log on its key's
-                way through the segments, whoever wrote that, as DistributedLog does. The first such write of a segment
-                looks back through the log for it; what was truncated does not count.
+            rising_ids: Refuse a record whose ``transaction_id`` is lower than the last one in the log of its key's
+                segment and predecessors, whoever wrote that, as DistributedLog does. The first such write of a segment
+                searches back through the log for it; what was truncated does not count.
             timeout: Seconds after which a write that could not be tried gives up.
             transaction_timeout: Seconds after which the brokers abort what this writer leaves open if it dies in the
                 middle of a write; until then readers and conditional writers of that segment wait.
@@ -460,14 +460,15 @@ class Bridge(Resuming):
         timeout: float | timedelta = 30.0,
         transaction_timeout: float | timedelta = 5.0,
     ) -> Synchronizer[S, U]:
-        """A state that several processes share, read from its newest snapshot and the log; see :class:`Synchronizer`.
+        """Open a state shared by several processes, read from its newest snapshot and the log; see
+        :class:`Synchronizer`.
 
         Args:
             stream: ``scope/stream``.
             key: Names the state; only synchronizers write under it. Other keys may live in the stream.
-            initial: The state to begin with if nothing has been written; whoever writes first fixes it for all.
-            apply: Makes a state and an update a new state. It must give the same in all processes, for ever, and change
-                neither of its arguments.
+            initial: Initial state if nothing has been written; the first writer fixes it for all.
+            apply: Makes a state and an update a new state. It must return the same in all processes, for ever, and
+                change neither of its arguments.
             states, updates: How they become bytes; without, they are bytes. ``Codec.json()`` is one.
             timeout, transaction_timeout: As for :meth:`cas_writer`.
 
@@ -490,7 +491,7 @@ class Bridge(Resuming):
         return synchronizer
 
     def writer(self, stream: str, *, rising_ids: bool = False, options: WriterOptions | None = None) -> StreamWriter:
-        """Write plain records to a stream: no transaction, and nothing to notice when it is scaled.
+        """Open a writer of plain records: no transactions, and scaling goes unnoticed.
 
         Args:
             stream: ``scope/stream``.
@@ -526,7 +527,7 @@ class Bridge(Resuming):
         if self._closed or is_gone(self._session):
             return
         self._closed = True
-        with ExitStack() as parts:  # the last one first, each whatever became of those before
+        with ExitStack() as parts:  # callbacks run in reverse order, each even if others raise
             parts.callback(self._session.close)
             parts.callback(self._outcomes.close)
             parts.callback(self._close_sender)
@@ -584,7 +585,7 @@ class Bridge(Resuming):
         )
 
     def _look_at_shared(self) -> None:
-        """Have the clients that are shared with other processes learn of newer sessions."""
+        """Let the clients shared with other processes learn of newer sessions."""
         for client in list(self._shared.values()):
             client.look()
 
@@ -594,26 +595,27 @@ class Bridge(Resuming):
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
 
     def partition_of(self, stream: str, segment: SegmentId) -> int:
-        """The partition number by which a :class:`Consumer` and a :class:`Producer` name a segment.
+        """Return the partition number by which a :class:`Consumer` and a :class:`Producer` name a segment.
 
-        Segments are counted as they come, and a number is never used again, whatever is scaled, rolled or truncated.
+        Segments are numbered in the order in which they appear, and a number is never used again, whatever is scaled,
+        rolled or truncated.
 
         Raises:
-            InvalidRequestError: the stream has, or keeps, no such segment.
+            InvalidRequestError: the stream has no such segment, or does not keep it any more.
             StreamNotFound, ScopeNotFound, InvalidNameError, ZooKeeperUnavailable.
         """
         self._check_open()
         return self._catalog.partition_of(stream, segment)
 
     def _history_of(self, stream: StreamName) -> EpochHistory | None:
-        """The epochs of a stream as they were last read; None if it is gone."""
+        """Return the cached epochs of a stream; None if the stream is gone."""
         try:
             return self._catalog.view(str(stream)).history
         except NotFoundError:
             return None
 
     def _find(self, identifier: TransactionId, timeout_s: float) -> TransactionRecord:
-        """The record of an open transaction, once it is there."""
+        """Wait for the record of an open transaction and return it."""
         deadline = time.monotonic() + timeout_s
         while True:
             changed = threading.Event()
@@ -633,7 +635,7 @@ class Bridge(Resuming):
         return record
 
     def _send_lingering(self) -> None:
-        """Make the records of idle transactions durable."""
+        """Send the records of idle open transactions. Called on the housekeeping thread."""
         before = time.monotonic() - self.options.linger_s
         waiting = dict(self._outcomes.waiting)
         self._stuck &= waiting.keys()
@@ -642,7 +644,8 @@ class Bridge(Resuming):
                 for writer in completion.writers:
                     writer.cut_older(before)
             except RollbridgeError as fault:
-                # Its own matter, as when its stream was deleted and made anew: its next write or its commit says so.
+                # This concerns that transaction alone, as when its stream was deleted and made anew; its next write or
+                # its commit reports it.
                 if key not in self._stuck:
                     logger.warning(
                         "records of transaction %s can not be sent: %s", TransactionId.from_bytes(key), fault
@@ -650,7 +653,7 @@ class Bridge(Resuming):
                 self._stuck.add(key)
 
     def _look_at_streams(self) -> None:
-        """Have plain writers follow what the catalog has learned; the fault of one is no other's."""
+        """Let plain writers follow what the catalog has learned; the fault of one does not affect the others."""
         for engine in list(self._engines.values()):
             try:
                 engine.look()
@@ -667,7 +670,7 @@ class Bridge(Resuming):
             return str(fault)
 
     def _events(self, group: GroupName, transaction: TransactionId) -> list[str]:
-        """For errors, which take little longer for it."""
+        """Return the last events of a transaction, for error messages; bounded by ``_EXPLAIN_S``."""
         if not self._session.is_connected:
             return []
         try:

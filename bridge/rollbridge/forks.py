@@ -1,12 +1,12 @@
-"""What a process inherits by ``fork()``: connections that go on being its parent's.
+"""Protection of what a process inherits by ``fork()``: connections stay those of the parent.
 
-Parent and child would share sockets, a producer id and its sequence numbers, and the ids that were reserved for new
-transactions: acknowledged records of one of them would not be in the log, and both would begin the same transaction. No
-thread but the one that forked lives on in the child, so whatever it waited for would never come.
+Parent and child would share sockets, a producer id and its sequence numbers, and the ids reserved for new transactions:
+acknowledged records of one of them would not be in the log, and both would begin the same transaction. No thread but
+the one that forked lives on in the child, so whatever it waited for would never come.
 
-So whoever owns connections, or locks that its threads hold, says so with :func:`hold`. In a child what is held is
-replaced by something that refuses every use, and closes nothing: the parent goes on as if nothing had happened. The
-child connects again. librdkafka's clients are never destroyed there, since they wait for their threads at that.
+Owners of connections, or of locks that their threads hold, therefore register with :func:`hold`. In a child, what is
+held is replaced by an object that refuses every use and closes nothing: the parent goes on as if nothing had happened,
+and the child connects again. librdkafka's clients are never destroyed in the child, since that waits for their threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _forks = 0
 
 
 def refusal() -> InvalidRequestError:
-    """Why something that was inherited can not be used."""
+    """Return the error of using something that was inherited."""
     return InvalidRequestError(
         "this was made by the process that forked this one, and its connections are that one's: connect again in this "
         "process; nothing was written"
@@ -35,20 +35,21 @@ def refusal() -> InvalidRequestError:
 
 
 def hold(owner: T, *names: str, then: Callable[[T], None] | None = None) -> None:
-    """Say which attributes of an object are of no use in a child, whatever they are by the time of the fork.
+    """Name the attributes of an object that are of no use in a child, whatever they are at the time of the fork.
 
-    ``then`` is called in the child with the object; it must take no lock, which a thread that is not there may hold.
+    ``then`` is called in the child with the object. It must take no lock: a thread that does not exist there may hold
+    it.
     """
     _held[owner] = names, then
 
 
 def forks() -> int:
-    """How many forks lie between the first process and this one; differs from what it was for what is inherited."""
+    """Return the number of forks between the first process and this one; it differs from an inherited count."""
     return _forks
 
 
 class _Gone:
-    """Stands for what was inherited: every use is refused, but for closing it, which does nothing."""
+    """Stand-in for what was inherited: refuses every use but closing, which does nothing."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise refusal()
@@ -57,7 +58,7 @@ class _Gone:
         raise refusal()
 
     def __exit__(self, *_: object) -> None:
-        """There is nothing to leave."""
+        """Leave nothing."""
 
     def __len__(self) -> NoReturn:
         raise refusal()
@@ -66,7 +67,7 @@ class _Gone:
         raise refusal()
 
     def close(self, *_: object) -> int:
-        """Leave it to the parent."""
+        """Leave the closing to the parent."""
         return 0
 
     stop = purge = close
@@ -76,18 +77,18 @@ GONE: Final = cast("Any", _Gone())
 
 
 def is_gone(held: object) -> bool:
-    """Whether this is what stands for something that was inherited."""
+    """Return True if this is the stand-in for something that was inherited."""
     return held is GONE
 
 
 def check(held: object) -> None:
-    """Raise :func:`refusal` if this stands for something that was inherited."""
+    """Raise :func:`refusal` if this is the stand-in for something that was inherited."""
     if held is GONE:
         raise refusal()
 
 
 def module_lock() -> threading.Lock:
-    """A lock for all objects of a module: free in a child, whatever thread of the parent held it at the fork."""
+    """Return a lock for all objects of a module; free in a child, whatever thread of the parent held it at the fork."""
     made = threading.Lock()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=made._at_fork_reinit)  # type: ignore[attr-defined]  # as `logging` does

@@ -1,1 +1,1 @@
-"""Conditional writers: compare-and-set on the segments of a stream, by native transactions, without a coordinator."""
+"""Conditional writers: compare-and-set on a stream's segments by native transactions, without a coordinator."""

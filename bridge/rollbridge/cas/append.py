@@ -1,18 +1,18 @@
-"""One round: writes appended in a native transaction, and committed if what they expect holds where they stand.
+"""One round of conditional writes: append in a native transaction, commit if the conditions hold at that offset.
 
-1. Append at offset o, invisible. Appending before looking is what makes it hold against any other writer: whoever
-   comes later has a later offset.
-2. Wait until every offset below o is decided, reading only what was not looked at before. Earlier writers never wait
-   for later ones, so nobody waits in a circle.
-3. Commit if the conditions hold for what is committed below o; otherwise abort. If what was read so far refutes a
-   condition for good, abort at once, so that those who wait for this round wait no longer than they must.
+1. Append at offset o, invisible. Appending before reading is what makes a condition hold against any other writer:
+whoever comes later gets a later offset.
+2. Wait until every offset below o is decided, reading only what was not read before. Earlier writers never wait for
+later ones, so there is no cycle of waiters.
+3. Commit if the conditions hold for what is committed below o; otherwise abort. If what was read so far already refutes
+a condition, abort at once, so that those who wait for this round wait no longer than they must.
 
-Writes of the same connection that wait behind a round are decided with it as far as it refutes them: they expect what
-it has followed. They must have been there before it was read where the log ends, so that the SN which they are told is
-the last one is not older than they are.
+Writes of the same connection that wait behind a round are refused together with it where what it read refutes them.
+They must have been queued before the end of the log was read, so that the SN reported as the last one is not older than
+they are.
 
-A commit whose answer is lost is looked up: the same id is initialised again, after which nothing of it is open, and
-the log says whether the record at o is there.
+A commit whose answer is lost is looked up: the same transactional id is initialised again, which ends whatever was open
+under it, and then the log shows whether the record at o is there.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from rollbridge.model.sn import ANY, OPERATION_HEADER, SN, Token
 logger = logging.getLogger(__name__)
 
 ROUND_BYTES_MAX: Final = 900_000
-"""Most bytes of one round; it is one record batch, so that its records stand side by side."""
+"""Maximum size of a round in bytes. A round is one record batch, so that its records stand side by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The round is visible; SNs by write."""
+    """Committed round, visible to readers; SNs per write."""
 
     sns: Sequence[tuple[SN, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The round was aborted: some writes are refused, or can never succeed; the others may be tried again."""
+    """Aborted round: some writes are refused, or can never succeed; the accepted ones may be tried again."""
 
     verdicts: Sequence[Verdict | InvalidRequestError]
 
 
 @dataclass(frozen=True, slots=True)
 class NotWritten:
-    """The round left nothing and may be tried again."""
+    """Round that left nothing behind and may be tried again."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unclear:
-    """Nobody can tell now whether the round is visible."""
+    """Round of which nobody can tell at present whether it is visible; ``offset`` is that of its first record."""
 
     offset: int
     why: str
@@ -75,16 +75,16 @@ RoundResult = Committed | Judged | NotWritten | Unclear
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a round waits, by ``time.monotonic()``."""
+    """Deadlines of a round, by ``time.monotonic()``."""
 
     earlier: float
-    """For earlier native transactions to end; before the own one is timed out."""
+    """Deadline for earlier native transactions to end; it lies before the time-out of the round's own transaction."""
     answer: float
-    """For finding out what became of a commit."""
+    """Deadline for finding out the outcome of a commit."""
 
 
 class Round:
-    """Carries out one round of writes to one segment; used once."""
+    """One round of writes to one segment; used once, by one thread."""
 
     def __init__(
         self,
@@ -96,15 +96,15 @@ class Round:
         *,
         alone: bool = True,
     ) -> None:
-        """A round of writes that go together.
+        """Prepare a round of writes that go together.
 
         Args:
-            engine: Writes and reads.
-            logs: What is known.
+            engine: Transactional id and reader of the round.
+            logs: What is known of the stream's segments.
             requests: The writes.
-            entries: The same for the decision.
-            waiting: Tells what waits behind them.
-            alone: Whether nobody of the same connection is known to contend.
+            entries: The same writes, as the decision takes them.
+            waiting: Returns the writes queued behind this round.
+            alone: True if no other writer of the same connection is known to contend.
         """
         self._appender: Final[TransactionalAppender] = engine.appender
         self._reader: Final[LogReader] = engine.reader
@@ -118,17 +118,18 @@ class Round:
         self._alone = alone
         self._appended = self._aborted = False
         self.refuted: dict[Request, Refused] = {}
-        """Of the writes that wait behind it, those that are refused in any case."""
+        """Writes queued behind the round that are refused whatever its own outcome."""
 
     @property
     def met_others(self) -> bool:
-        """Whether others have appended since this writer looked last, with success or not."""
+        """True if others have appended since this writer last looked, whether or not they committed."""
         return self._log.met > self._met_before
 
     def look(self, deadline: float) -> Sequence[Verdict | InvalidRequestError]:
-        """What would be decided now, without appending anything.
+        """Return what would be decided now, without appending anything.
 
-        A refusal is as good as one after an append, if the segment is still active: an append would tell.
+        A refusal is as good as one after an append as long as the segment is active; only an append notices that it was
+        sealed.
 
         Raises:
             WaitedTooLong: an earlier native transaction is still open.
@@ -140,7 +141,7 @@ class Round:
         return verdicts
 
     def is_refuted(self) -> bool:
-        """Whether what is known refutes the first condition for good, so that there is no use in appending it."""
+        """Return True if what is known already refutes the first condition, so that appending it is of no use."""
         entry = self._entries[0]
         condition = entry.condition
         known = self._log.known_last(condition.key if condition.scope is Scope.KEY else None)
@@ -152,17 +153,18 @@ class Round:
             return False
 
     def run(self, patience: Patience) -> RoundResult:
-        """Append, decide, commit or abort.
+        """Append, decide, then commit or abort.
 
         Raises:
-            AppendRefusedError: the segment does not take it: sealed, gone, not allowed; nothing was written.
+            AppendRefusedError: the segment does not accept the append: sealed, gone or not allowed; nothing was
+                written.
             ProducerFencedError: another writer has the transactional id; nothing was written.
             KafkaUnavailable: nothing was written.
         """
         try:
             alone = self._alone and not self._waiting()
             if alone and self._log.marker_expected:
-                # The broker answers as soon as the marker is there, mostly before the append is acknowledged.
+                # The broker answers as soon as the marker is there, usually before it acknowledges the append.
                 self._reader.ask(self._log.topic, self._log.end or 0, wait_ms=WAIT_MS, last_epoch=self._log.epoch)
             offset = self._append()
             self._appended = True
@@ -179,7 +181,7 @@ class Round:
             if self._aborted:
                 return NotWritten("it was aborted too early")
         except AppendUnknownError as fault:
-            # No commit was ever asked for, so the init before the next use aborts it.
+            # No commit was asked for, so the next initialisation of this transactional id aborts the append.
             return NotWritten(str(fault))
         except BaseException:
             self._engine.rollback()
@@ -212,7 +214,8 @@ class Round:
                 faults[place] = fault
                 continue
             condition = entry.condition
-            # One that expects nothing may share its key with one that does, and must not hide what is there from it.
+            # A write without an expectation may share its key with one that has one, and must not hide the key's last
+            # record.
             key, expected = condition.key, condition.expected
             if key is not None and condition.scope is Scope.KEY and entry.after is None and expected != ANY:
                 key_lasts[key] = self._key_last(key, expected, entry.course, offset, deadline)
@@ -233,7 +236,7 @@ class Round:
                 and verdict.actual.empty
                 and key is not None
             ):
-                # Only what stands after the expected place was looked at; the caller wants to know what is there.
+                # Only what stands after the expected place was read; the caller wants the SN that is actually there.
                 actual = self._logs.last_of(entry.course, self._reader, key, None, offset, deadline)
                 verdict = Refused(verdict.expected, actual)
             verdicts.append(verdict)
@@ -245,10 +248,10 @@ class Round:
             self._engine.rollback()
 
     def _refute(self, behind: Sequence[Request]) -> None:
-        """Note which of the writes behind this round are refused by what is known, whatever stands behind that.
+        """Record which of the writes behind this round are refused by what is known, whatever stands beyond that.
 
-        So nothing rests on where the log seemed to end: right after an election that may be less than what somebody
-        has seen of it.
+        Nothing depends on where the log seemed to end: right after a leader election that may be less than what
+        somebody has already seen.
         """
         for request in behind:
             if request in self.refuted or request.broken_chain() or request.awaited({}):
@@ -259,10 +262,10 @@ class Round:
                 if actual is not None and is_refuted(condition, actual, request.course):
                     self.refuted[request] = Refused(condition.expected, actual)
             except InvalidRequestError:
-                continue  # it is told so when it is its turn
+                continue  # its own round reports this
 
     def _key_last(self, key: bytes, expected: SN, course: Course, offset: int, deadline: float) -> SN:
-        # With a transaction id the record itself is wanted, not only whether there is a later one.
+        # With a transaction id the record itself is needed, not only whether a later one exists.
         place = None if expected.transaction_id is not None else place_of(expected, course)
         return self._logs.last_of(course, self._reader, key, place, offset, deadline)
 
@@ -282,7 +285,7 @@ class Round:
     def _look_up(
         self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: float, fault: AppendUnknownError
     ) -> RoundResult:
-        """After an unclear commit: end it for good, then see what the log says."""
+        """Settle an unclear commit: initialise the transactional id, which ends it, then see what the log says."""
         logger.info("looking into %s for what became of a commit: %s", self._log.topic, fault)
         operation = self._requests[0].operation
         try:
@@ -292,18 +295,18 @@ class Round:
                 logger.info("somebody else has ended transactional id %s", self._appender.transactional_id)
             found = find_operation(self._log, self._reader, operation, offset, offset + 1, deadline)
         except (RollbridgeError, WaitedTooLong) as exc:
-            return Unclear(offset, str(exc))  # nobody could look at where it would stand: that says nothing
+            return Unclear(offset, str(exc))  # the place could not be read, which says nothing about the commit
         return Committed(sns) if found else NotWritten("the commit did not take effect")
 
 
 def find_operation(
     log: SegmentLog, reader: LogReader, operation: bytes, since: int, to: int, deadline: float
 ) -> list[SN]:
-    """SNs of the committed records of a write in ``since..to-1``; empty if it is not there, and never was.
+    """Return the SNs of a write's committed records in ``since..to-1``; empty if the write is not there and never was.
 
     Raises:
         WaitedTooLong: something before ``to`` is still undecided.
-        TruncatedError: it was not found, and may have stood where records were truncated.
+        TruncatedError: the write was not found, and may have stood where records were truncated.
     """
     try:
         found = [
@@ -322,11 +325,11 @@ def find_operation(
 
 
 def find_write(logs: StreamLogs, course: Course, reader: LogReader, token: Token, deadline: float) -> list[SN]:
-    """SNs of the committed records of a write, looked for in everything that was appended until now.
+    """Return the SNs of a write's committed records, searching everything appended until now.
 
     Raises:
         WaitedTooLong: something is still undecided.
-        TruncatedError: it may have stood where records were truncated.
+        TruncatedError: the write may have stood where records were truncated.
     """
     place = place_of(token.since, course)
     lost: TruncatedError | None = None
@@ -350,6 +353,6 @@ def find_write(logs: StreamLogs, course: Course, reader: LogReader, token: Token
 
 
 def patience(transaction_timeout_s: float, answer_s: float) -> Patience:
-    """Half of the native transaction's time-out for those before, the rest for ending it."""
+    """Return a round's deadlines: half of the transaction's time-out for earlier ones, the rest for ending it."""
     now = time.monotonic()
     return Patience(now + transaction_timeout_s / 2, now + transaction_timeout_s + answer_s)

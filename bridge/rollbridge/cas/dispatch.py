@@ -1,9 +1,17 @@
-"""Dispatch: conditional writes wait in one lane per segment, and whoever is there first carries out a whole round.
+"""Dispatch of conditional writes: one lane per segment, and group commit by whichever thread gets there first.
 
-A round takes everything that waits and goes together, so many writes share one native transaction. Threads that write
-one at a time carry out their own rounds; writes that nobody waits for are carried out by workers. All writers of one
-connection and stream share a dispatcher, so that they wait for each other here, and not for native transactions that
-come to nothing.
+A round takes everything that waits and goes together, so many writes share one native transaction. A thread that writes
+one record at a time carries out its own round; asynchronous writes are carried out by the workers of the dispatcher.
+Whoever finds a lane free carries out rounds until its own write has its answer, then wakes the thread whose write is
+first. Writes keep the order in which each writer began them; where several writers of the connection contend, they win
+in turn.
+
+All writers of one connection and stream with the same time-outs share a :class:`Channel`: one transactional id lease
+and one dispatcher. They therefore wait for each other here, and not for native transactions that come to nothing.
+
+Locks: ``Lane.lock`` is held by the thread that carries out rounds, across network round trips;
+``Dispatcher._lanes_lock`` guards the creation of lanes; ``Channels._lock`` guards the table of channels and is held
+while a channel is made. A writer's callbacks run on the thread that settles its write, with ``Lane.lock`` held.
 """
 
 from __future__ import annotations
@@ -55,20 +63,16 @@ from rollbridge.model.sn import DLSN
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.session import ZooKeeperSession
 
-# --------------------------------------------------------------------------------------------------------------------
-# A lane: the conditional writes of one connection that wait for one segment, and whose turn it is.
-# Whoever finds the lane free carries out rounds until its own write has its answer, then wakes the one whose write is
-# first. Writes keep the order in which each writer began them. Where several writers of the connection contend, they
-# win in turn.
+# Lanes
 
 
 WAITING_MAX: Final = 64
-"""Most writes behind a round that are looked at when it is decided."""
+"""Maximum number of writes behind a round that are considered when it is decided."""
 _ROOM_S: Final = 0.001
 
 
 class Lane:
-    """What waits for one segment. Anybody may :meth:`put`; all else is for whoever holds ``lock``."""
+    """Queue of conditional writes to one segment. Any thread may call :meth:`put`; all else needs ``lock``."""
 
     def __init__(self) -> None:
         self.queue: deque[Request] = deque()
@@ -82,25 +86,25 @@ class Lane:
 
     @property
     def contended(self) -> bool:
-        """Whether writers of this lane have just been refused because of each other."""
+        """True if writers of this lane have just been refused because of each other."""
         return self._due is not None
 
     def put(self, request: Request) -> None:
-        """Add a write at the end."""
+        """Append a write to the queue."""
         self.queue.append(request)
         if request.owner is self._due:
             self._came.set()
 
     def waiting(self) -> list[Request]:
-        """The writes that wait, oldest first, but not more than some."""
-        # By index, since others may append meanwhile; nobody else removes.
+        """Return the waiting writes, oldest first, at most ``WAITING_MAX``."""
+        # By index, since other threads may append meanwhile; only the holder of the lock removes.
         return [self.queue[place] for place in range(min(len(self.queue), WAITING_MAX))]
 
     def take_out(self, refused: Iterable[Request]) -> list[Request]:
-        """Remove writes that are refused without a round of their own; whoever won longest ago is first.
+        """Remove writes that are refused without a round of their own; the writer whose last win is oldest comes first.
 
-        That one is also waited for before the next round, since the winner, who has its answer at the same time, would
-        be first again and again.
+        The next round also waits for that writer for a moment, since the winner, who has its answer at the same time,
+        would otherwise be first again and again.
         """
         order = sorted(refused, key=self._longest_ago)
         for request in order:
@@ -110,11 +114,11 @@ class Lane:
         return order
 
     def won(self, owner: object) -> None:
-        """A round of a writer was committed."""
+        """Record that a round of a writer was committed."""
         self._last_win[owner] = next(self._wins)
 
     def take_turns(self) -> None:
-        """Put first whoever won longest ago of those who contend here."""
+        """Move to the front a write of the contender whose last win is oldest."""
         if self._due is None:
             return
         turn = self._of_due()
@@ -129,7 +133,7 @@ class Lane:
 
     def _of_due(self) -> Request | None:
         for request in self.waiting():
-            # One that expects another that waits here, too, has to stay behind it.
+            # A write that expects another one waiting here has to stay behind it.
             if request.owner is self._due and not request.awaited({}):
                 return request
         return None
@@ -139,7 +143,7 @@ logger = logging.getLogger(__name__)
 
 _ROUND_WRITES_MAX: Final = 2_000
 _SEALED: Final = "MESSAGE_TOO_LARGE"
-# The native transaction was ended by the coordinator's time-out: nothing of it is committed.
+# Errors after the coordinator's time-out has ended the native transaction: nothing of it is committed.
 _TIMED_OUT: Final = frozenset(
     {"INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "INVALID_TXN_STATE", "TRANSACTION_ABORTABLE"}
 )
@@ -148,11 +152,11 @@ _DENIED: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTH
 
 
 class Moved:
-    """The segment was sealed; its successors take the writes."""
+    """Result of a round whose segment was sealed; its successors take the writes."""
 
 
 class Dispatcher:
-    """Carries out the conditional writes of one connection to a stream. Safe to use from several threads."""
+    """Executor of one connection's conditional writes to a stream. Safe to use from several threads."""
 
     def __init__(
         self, pool: EnginePool, shape: Shape, *, transaction_timeout_s: float, answer_timeout_s: float, name: str
@@ -167,7 +171,7 @@ class Dispatcher:
         self._workers = ThreadPoolExecutor(IDS_PER_SLOT, thread_name_prefix=f"rollbridge-cas-{name}")
 
     def carry_out(self, request: Request) -> None:
-        """Carry out a write on this thread; returns when it is done."""
+        """Carry out a write on the calling thread; return when it is settled."""
         request.attended = True
         self._lane(request.course.active).put(request)
         while not request.done.done():
@@ -183,7 +187,7 @@ class Dispatcher:
                 self._hand_over(lane)
 
     def enqueue(self, request: Request) -> None:
-        """Have a write carried out by a worker."""
+        """Queue a write for a worker."""
         lane = self._lane(request.course.active)
         lane.put(request)
         self._schedule(lane)
@@ -200,7 +204,7 @@ class Dispatcher:
         return lane
 
     def _hand_over(self, lane: Lane) -> None:
-        """Have somebody carry out what waits in a lane that nobody holds any more."""
+        """Wake whoever carries out what waits in a lane that no thread holds any more."""
         try:
             first = lane.queue[0]
         except IndexError:
@@ -275,7 +279,7 @@ class Dispatcher:
         lane.queue.extendleft(reversed(self._settle(batch, result)))
 
     def _run(self, contention: Contention, round_: Round, first: Request) -> RoundResult | Moved:
-        """Carry out a round, with a look before where others write, too."""
+        """Carry out a round, reading before appending where other writers contend."""
         patience = round_patience(self._transaction_timeout_s, self._answer_timeout_s)
         hopeless = round_.is_refuted()
         if hopeless or contention.looks_first():
@@ -286,7 +290,7 @@ class Dispatcher:
             if not all(isinstance(verdict, Accepted) for verdict in verdicts):
                 if not hopeless:
                     contention.refused_by_look()
-                # Unlike an append, a look does not notice that the segment was sealed, and what is said in it is old.
+                # Unlike an append, a look does not notice that the segment was sealed, and may rest on an old epoch.
                 return Moved() if self._shape.has_moved(first.position, first.course.active) else Judged(verdicts)
         started = time.monotonic()
         result = round_.run(patience)
@@ -297,7 +301,7 @@ class Dispatcher:
         return result
 
     def _collect(self, lane: Lane) -> dict[Request, Entry]:
-        """Take from a lane what goes together, oldest first."""
+        """Take from a lane the writes that go together, oldest first."""
         places: dict[Request, int] = {}
         mates = Mates()
         entries = mates.entries
@@ -333,7 +337,7 @@ class Dispatcher:
         )
 
     def _settle(self, batch: Sequence[Request], result: RoundResult) -> list[Request]:
-        """Answer what is decided; returns what is to be tried again."""
+        """Answer the writes that are decided; return those to be tried again."""
         match result:
             case Committed():
                 for request, sns in zip(batch, result.sns, strict=True):
@@ -377,7 +381,7 @@ class Dispatcher:
 
     def _refuse(self, request: Request, verdict: Refused) -> None:
         if request.repeatable:
-            # What refuses it may be the same write, from an earlier attempt.
+            # The record that refuses this write may be the same write, from an earlier attempt.
             try:
                 with self._pool.engine() as engine:
                     deadline = time.monotonic() + self._answer_timeout_s
@@ -411,7 +415,7 @@ class Dispatcher:
         )
 
     def _reroute(self, requests: Sequence[Request], sealed: SegmentId) -> None:
-        """Move what waits for a sealed segment to its successors."""
+        """Move the writes that wait for a sealed segment to its successors."""
         logger.info("segment %s of %s is sealed; conditional writes go to its successors", sealed, self._shape.stream)
         for request in requests:
             try:
@@ -426,7 +430,9 @@ class Dispatcher:
             self._schedule(lane)
 
     def _follow(self, requests: Sequence[Request], fault: RollbridgeError) -> None:
-        """The segment's topic is gone: with its stream, or it was sealed and truncated before anybody told us."""
+        """Handle a missing topic: the stream was deleted, or the segment was sealed and truncated before this was
+        known.
+        """
         first = requests[0]
         try:
             has_moved = self._shape.has_moved(first.position, first.course.active, is_lost=True)
@@ -455,15 +461,17 @@ def _fail(batch: Sequence[Request], fault: RollbridgeError) -> None:
         request.done.set_exception(fault)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What the conditional writers of one connection and stream share: a slot with its ids, and one dispatcher.
+# Channels
 
 
 _ANSWER_TIMEOUT_S: Final = 20.0
 
 
 class Channel:
-    """Made by :class:`Channels`."""
+    """Shared state of one stream's conditional writers: lease of transactional ids, dispatcher and a reader of its own.
+
+    Made by :class:`Channels`.
+    """
 
     def __init__(
         self,
@@ -491,7 +499,7 @@ class Channel:
             answer_timeout_s=answer_timeout_s,
             name=str(stream),
         )
-        # Looking at the log for a caller must not wait for a round of ours, nor a round for it.
+        # Reading the log for a caller must not wait for a round, nor a round for it: hence a second reader.
         self._reader = LogReader(
             Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
         )
@@ -500,12 +508,12 @@ class Channel:
 
     @contextmanager
     def reading(self) -> Iterator[tuple[StreamLogs, LogReader]]:
-        """What is known of the log apart from rounds, and how to read on; for one thread at a time."""
+        """Yield what is known of the log apart from rounds, and the reader to read on with; one thread at a time."""
         with self._reading:
             yield self._logs, self._reader
 
     def close(self) -> None:
-        """Carry out what waits, give the transactional ids back, and disconnect."""
+        """Carry out what waits, release the transactional ids, and disconnect."""
         try:
             self.dispatcher.close()
             self._pool.close()
@@ -518,7 +526,7 @@ _Key = tuple[StreamName, float, float]
 
 
 class Channels:
-    """The channels of one connection, by stream and time-outs. Safe to use from several threads."""
+    """Channels of one connection, by stream and time-outs. Safe to use from several threads."""
 
     def __init__(self, settings: ConnectionSettings, catalog: Catalog, session: ZooKeeperSession) -> None:
         self._settings = settings
@@ -529,7 +537,7 @@ class Channels:
 
     @contextmanager
     def channel(self, stream: StreamName, *, timeout_s: float, transaction_timeout_s: float) -> Iterator[Channel]:
-        """The channel of a stream, which is closed when nobody uses it any more."""
+        """Return the channel of a stream; it is closed when its last user leaves the context."""
         key = (stream, timeout_s, transaction_timeout_s)
         with self._lock:
             found, users = self._open.get(key, (None, 0))

@@ -1,4 +1,15 @@
-"""A conditional write on its way: what is to be written, what it expects, and the future that gets the answer."""
+"""A conditional write in flight: its records, its condition, and the future that gets its answer.
+
+:class:`Answer` is lighter than ``concurrent.futures.Future``, since thousands are made a second: nearly all are settled
+before anybody waits, so the event and the callback list are made only on demand, under one module lock.
+
+:class:`Contention` governs how a writer behaves on a segment on which others write, too. Whoever appends and loses has
+made everybody after it wait for its abort. So after a loss a writer backs off for a random time and looks before it
+appends: a refusal then costs one fetch, and no native transaction. The back-off grows with every loss after an append,
+and shrinks with every round in which no other writer was met. A winner is a round trip ahead of those who must first
+learn of its record, and would win for ever; therefore a writer that was refused by looking a few times in a row appends
+all the same, and the winner, which meets that record, backs off as well.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +28,7 @@ from rollbridge.model.cas import Condition, Entry, Scope
 from rollbridge.model.lineage import Course
 from rollbridge.model.sn import SN, Token
 
-# --------------------------------------------------------------------------------------------------------------------
-# The answer to a request: lighter than ``concurrent.futures.Future``, since thousands are made a second.
-# Nearly all of them get their answer before anybody waits, so what it takes to wait is made only when somebody does.
+# Answers
 
 
 logger = logging.getLogger(__name__)
@@ -27,11 +36,11 @@ logger = logging.getLogger(__name__)
 Callback = Callable[["Answer"], object]
 
 _lock: Final = module_lock()
-"""Held for a few instructions, whenever an answer comes or somebody begins to wait: one for all answers is enough."""
+"""Lock of all answers, held for a few instructions when one is settled or waited for; one for all is enough."""
 
 
 class Answer:
-    """Gets the SNs of a write's records, or what it failed with, once. Safe to use from several threads."""
+    """Future of a write: the SNs of its records or its error, set once. Safe to use from several threads."""
 
     __slots__ = ("_callbacks", "_event", "_fault", "_is_done", "_sns")
 
@@ -43,14 +52,14 @@ class Answer:
         self._callbacks: list[Callback] | None = None
 
     def done(self) -> bool:
-        """Whether it is there."""
+        """Return True once the write is settled."""
         return self._is_done
 
     def result(self, timeout: float | None = None) -> list[SN]:
-        """Wait for it; raises what the write failed with.
+        """Wait for the write; return its SNs or raise its error.
 
         Raises:
-            TimeoutError: not there within ``timeout`` seconds.
+            TimeoutError: no answer within ``timeout`` seconds.
         """
         fault = self.exception(timeout)
         if fault is not None:
@@ -58,10 +67,10 @@ class Answer:
         return self._sns
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for it; what the write failed with, None if it did not.
+        """Wait for the write; return its error, or None if it succeeded.
 
         Raises:
-            TimeoutError: not there within ``timeout`` seconds.
+            TimeoutError: no answer within ``timeout`` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._is_done:
@@ -70,7 +79,7 @@ class Answer:
         return self._fault
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is there, or until :meth:`nudge` is called; False if neither was so in time."""
+        """Wait until the write is settled or :meth:`nudge` is called; return False if neither happened in time."""
         with _lock:
             if self._is_done:
                 return True
@@ -79,29 +88,29 @@ class Answer:
             return False
         if not self._is_done:
             event.clear()
-            # If it came between these two lines, its event must not stay cleared for other waiters.
+            # If the answer came between these two lines, its event must not stay cleared for other waiters.
             if self.done():
                 event.set()
         return True
 
     def nudge(self) -> None:
-        """Have whoever waits look around, though it is not there yet."""
+        """Wake the waiters so that they look around, although the write is not settled."""
         with _lock:
             event = self._event = self._event or threading.Event()
         event.set()
 
     def set_result(self, sns: list[SN]) -> None:
-        """It was written."""
+        """Settle the write as written."""
         self._sns = sns
         self._settle()
 
     def set_exception(self, fault: BaseException) -> None:
-        """It failed."""
+        """Settle the write as failed."""
         self._fault = fault
         self._settle()
 
     def add_done_callback(self, callback: Callback) -> None:
-        """Call back once it is there, on the thread that brings it; at once if it is."""
+        """Call back once the write is settled, on the thread that settles it; at once if it already is."""
         with _lock:
             if not self._is_done:
                 if self._callbacks is None:
@@ -128,7 +137,7 @@ RecordHeaders = Sequence[tuple[str, bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """A record to write; ``headers`` include ours."""
+    """Record to write; ``headers`` include rollbridge's own."""
 
     key: bytes | None
     value: bytes | None
@@ -139,22 +148,22 @@ class NewRecord:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One write of one or more records: all or none.
+    """One write of one or more records, all or none.
 
     Attributes:
         owner: The writer; its writes keep their order.
-        records: They stand side by side in one segment.
-        expected: What it expects, or the write whose last record it expects to be the last.
-        operation: Its identity, in the headers of its records.
-        rising_ids: Whether its transaction ids must not be lower than the last one before.
-        repeatable: Whether the same token may have been tried before, so that a refusal has to look for it.
-        position: Of its first key in the key space.
-        course: Its segments, as of when it was routed last.
+        records: Records that stand side by side in one segment.
+        expected: The expected SN, or the write whose last record is expected to be the last.
+        operation: Identity of the write, in the headers of its records.
+        rising_ids: True if its transaction ids must not be lower than the last one before.
+        repeatable: True if the same token may have been tried before, so that a refusal has to look for it.
+        position: Position of its first key in the key space.
+        course: Its segment and predecessors, as of its last routing.
         deadline: By ``time.monotonic()``; nothing is begun after it.
-        attended: Whether a thread waits for it that can carry it out.
-        last_try: Why the last try came to nothing.
-        size: Upper bound of its bytes.
-        done: Gets the SNs of its records.
+        attended: True if a thread waits for the write and can carry it out.
+        last_try: Reason why the last try came to nothing.
+        size: Upper bound of its size in bytes.
+        done: Future of the SNs of its records.
     """
 
     owner: object
@@ -178,19 +187,19 @@ class Request:
 
     @property
     def token(self) -> Token:
-        """Names it, for whoever asks what became of it."""
+        """Token by which the outcome of this write can be asked for."""
         expected = self.expected
         return Token(self.operation, self.records[0].key, SN() if isinstance(expected, Request) else expected)
 
     def condition(self) -> Condition:
-        """What it expects of what is committed; that of a write which still waits for another is of no use yet."""
+        """Return the condition on what is committed; of no use while this write still waits for another."""
         expected = self.expected
         if isinstance(expected, Request):
             expected = expected.done.result()[-1] if _succeeded(expected) else SN()
         return Condition(expected, self.scope, self.records[0].key)
 
     def entry(self, places: Mapping[Request, int]) -> Entry:
-        """As one write of a round, in which the writes of ``places`` stand before it."""
+        """Return this write as one entry of a round in which the writes of ``places`` stand before it."""
         after = places.get(self.expected) if isinstance(self.expected, Request) else None
         return Entry(
             self.condition(),
@@ -202,7 +211,7 @@ class Request:
         )
 
     def broken_chain(self) -> BaseException | None:
-        """Why this can not be tried: the write that it expects has failed."""
+        """Return why this write cannot be tried because the write it expects has failed; None otherwise."""
         before = self.expected
         if not isinstance(before, Request) or not before.done.done():
             return None
@@ -220,7 +229,7 @@ class Request:
         return fault
 
     def awaited(self, places: Mapping[Request, int]) -> Request | None:
-        """The write that this one expects, while it is neither done nor in the same round."""
+        """Return the write that this one expects, unless that is settled or in the same round; None then."""
         before = self.expected
         return None if not isinstance(before, Request) or before.done.done() or before in places else before
 
@@ -229,12 +238,11 @@ def _succeeded(request: Request) -> bool:
     return request.done.done() and request.done.exception() is None
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The answer to a conditional write that goes on in the background.
+# Futures of asynchronous writes
 
 
 class CasFuture(LightFuture[SN]):
-    """The answer to a conditional write. It may be what the next write expects."""
+    """Future of an asynchronous conditional write; may be what the next write expects."""
 
     __slots__ = ("request",)
 
@@ -243,15 +251,15 @@ class CasFuture(LightFuture[SN]):
 
     @property
     def token(self) -> Token:
-        """Names the write."""
+        """Token of the write."""
         return self.request.token
 
     def done(self) -> bool:
-        """Whether the answer is there."""
+        """Return True once the write is settled."""
         return self.request.done.done()
 
     def result(self, timeout: float | None = None) -> SN:
-        """The SN of the record (the last one of a run); raises as :meth:`CasWriter.write` does.
+        """Return the SN of the record (the last one of a run); raise as :meth:`CasWriter.write` does.
 
         Raises:
             TimeoutError: no answer within ``timeout`` seconds; ask again.
@@ -259,26 +267,19 @@ class CasFuture(LightFuture[SN]):
         return self.results(timeout)[-1]
 
     def results(self, timeout: float | None = None) -> list[SN]:
-        """The SNs of all records of the write."""
+        """Return the SNs of all records of the write."""
         return self.request.done.result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What :meth:`result` would raise, or None."""
+        """Return what :meth:`result` would raise, or None."""
         return self.request.done.exception(timeout)
 
     def add_done_callback(self, callback: Callable[[CasFuture], object]) -> None:
-        """Call back, on whichever thread gets the answer, once it is there; at once if it is."""
+        """Call back once the write is settled, on the thread that settles it; at once if it already is."""
         self.request.done.add_done_callback(lambda _: callback(self))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Contention: how a writer behaves on a segment on which others write too.
-# Whoever appends and loses has made everybody after it wait for its abort, so after a loss a writer waits for a
-# random while, and looks before it appends: what is refused then costs one fetch, and no native transaction. The
-# while grows with every loss after an append, and shrinks with every round in which nobody else was met.
-# A winner is a round trip ahead of those who have to learn of its record first, so without more it would win for
-# ever. Therefore a writer that was refused by looking a few times in a row appends all the same; the winner meets
-# that record, and waits for a while, too.
+# Contention
 
 
 _FIRST_S: Final = 0.001
@@ -290,7 +291,7 @@ _LOOKS_IN_A_ROW_MAX: Final = 3
 
 
 class Contention:
-    """What a writer has met on one segment; times in seconds. Not thread-safe."""
+    """Back-off of a writer on one segment; times in seconds. Not thread-safe."""
 
     def __init__(self) -> None:
         self._round_s = _FIRST_S
@@ -298,24 +299,24 @@ class Contention:
         self._refused_looks = 0
 
     def pause_s(self, chance: float) -> float:
-        """How long to wait before the next round; ``chance`` is a random number in [0, 1)."""
+        """Return the back-off before the next round; ``chance`` is a random number in [0, 1)."""
         return self._rounds * self._round_s * chance
 
     def looks_first(self) -> bool:
-        """Whether to look before appending."""
+        """Return True if the next round should look before it appends."""
         return self._rounds > 0 and self._refused_looks < _LOOKS_IN_A_ROW_MAX
 
     def refused_by_look(self) -> None:
-        """Somebody else was faster, and nothing was appended."""
+        """Record that another writer was faster and nothing was appended."""
         self._refused_looks += 1
 
     def lost(self) -> None:
-        """Somebody else was faster, and what was appended is aborted."""
+        """Record that another writer was faster and what was appended is aborted."""
         self._refused_looks = 0
         self._rounds = min(max(self._rounds * 2, 1.0), _ROUNDS_MAX)
 
     def won(self, took_s: float, met_others: bool) -> None:
-        """A round was committed."""
+        """Record that a round was committed after ``took_s`` seconds."""
         self._refused_looks = 0
         self._round_s += (took_s - self._round_s) * _SHARE_OF_NEW
         if met_others:

@@ -1,4 +1,4 @@
-"""The shape of a stream as a conditional writer sees it: where each key goes now, and what came before."""
+"""Segment router of a conditional writer: the active segment of each key, and the predecessors of that segment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAUSE_MAX_S: Final = 0.2
 
 
 class _Known:
-    """A history, with the courses that were asked for: positions between two bounds of whatever epoch share one."""
+    """One epoch history and the courses asked for; positions between the same two bounds of any epoch share one."""
 
     def __init__(self, history: EpochHistory) -> None:
         self.history: Final = history
@@ -42,7 +42,7 @@ class _Known:
 
 
 class Shape:
-    """Routes keys to the active segments of one stream. Safe to use from several threads."""
+    """Router of keys to the active segments of one stream. Safe to use from several threads."""
 
     def __init__(self, catalog: Catalog, session: ZooKeeperSession, stream: StreamName) -> None:
         self.stream: Final = stream
@@ -53,27 +53,27 @@ class Shape:
 
     @property
     def record_bytes_max(self) -> int:
-        """Largest record of the stream."""
+        """Maximum size of a record of the stream, in bytes."""
         return self._catalog.view(self._name).config.record_bytes_max
 
     def segments(self) -> int:
-        """How many segments are active."""
+        """Return the number of active segments."""
         return len(self._catalog.view(self._name).history.active.segments)
 
     def course(self, position: float) -> Course:
-        """The course of a position, as of what is known.
+        """Return the course of a position as of the cached history.
 
         Raises:
-            UnavailableError: a predecessor's end is not known yet; see :meth:`await_course`.
+            UnavailableError: the end of a predecessor is not known yet; see :meth:`await_course`.
             ScopeNotFound, StreamNotFound: there is no such stream.
         """
         return self._current().course(position)
 
     def before(self, segment: SegmentId) -> list[Stage]:
-        """Everything that a segment continues, however far back, whatever keys it holds; the oldest first.
+        """Return all predecessors of a segment, however far back and whatever their keys, oldest first.
 
         Raises:
-            UnavailableError: where one of them ends is not known yet; nothing was written.
+            UnavailableError: the end of one of them is not known yet; nothing was written.
             ScopeNotFound, StreamNotFound: there is no such stream.
         """
         known, found = self._current(), []
@@ -93,10 +93,10 @@ class Shape:
         return known
 
     def await_course(self, position: float, deadline: float, sealed: SegmentId | None = None) -> Course:
-        """The course of a position once it can be written to, in another segment than ``sealed``.
+        """Wait until a position can be written to in a segment other than ``sealed``; return its course.
 
         Raises:
-            UnavailableError: it was not so by the deadline; nothing was written.
+            UnavailableError: not writable by the deadline; nothing was written.
             ScopeNotFound, StreamNotFound: there is no such stream.
         """
         pause_s = _PAUSE_FIRST_S
@@ -118,31 +118,31 @@ class Shape:
             self._catalog.forget(self._name)
 
     def check_current(self) -> None:
-        """Look whether there is an epoch that is not known here, and if so read it."""
+        """Ask ZooKeeper whether there is an epoch that is not cached here; if so, have it read before the next use."""
         self._session.sync()
         names = self._session.children(epochs(self.stream))
         if not names or int(names[-1]) != self._catalog.view(self._name).history.active.epoch:
             self._catalog.forget(self._name)
 
     def is_removed(self, segment: SegmentId) -> bool:
-        """Whether a segment was truncated as a whole; asks ZooKeeper.
+        """Return True if a segment was truncated as a whole; asks ZooKeeper.
 
         Raises:
             ZooKeeperUnavailable: no answer in time.
-            ScopeNotFound, StreamNotFound: there is no such stream any more.
+            ScopeNotFound, StreamNotFound: the stream does not exist any more.
         """
         self._session.sync()
         self._catalog.forget(self._name)
         return self._catalog.view(self._name).history.is_removed(segment)
 
     def has_moved(self, position: float, segment: SegmentId, *, is_lost: bool = False) -> bool:
-        """Whether a position has another active segment by now, or is about to; asks ZooKeeper.
+        """Return True if a position has another active segment by now, or is about to; asks ZooKeeper.
 
-        If the segment's topic ``is_lost``, nothing of what is known is trusted.
+        If the segment's topic ``is_lost``, nothing that is cached is trusted.
 
         Raises:
             ZooKeeperUnavailable: no answer in time.
-            ScopeNotFound, StreamNotFound: there is no such stream any more.
+            ScopeNotFound, StreamNotFound: the stream does not exist any more.
         """
         if is_lost:
             self._session.sync()
@@ -155,10 +155,10 @@ class Shape:
             return True
 
     def position_of_run(self, keys: Sequence[bytes | None]) -> float:
-        """The position of the first key of a run.
+        """Return the position of the first key of a run.
 
         Raises:
-            InvalidRequestError: its keys are in several segments.
+            InvalidRequestError: the keys of the run are in several segments.
         """
         positions = [position_of(key) for key in keys]
         history = self._catalog.view(self._name).history

@@ -1,4 +1,13 @@
-"""Engines: each a transactional id and a connection to read with; a writer has a few and uses them in turn."""
+"""Transactional sessions of conditional writers: leased transactional ids, each with a connection to read with.
+
+A transactional id has one user: whoever initialises it fences the one before. The ids of a stream's conditional writers
+are numbered, ``scope.stream.cas.SLOT.INDEX``, and a writer takes the lowest slot that no live one holds, by an
+ephemeral ZooKeeper node. A writer that died leaves its slot, and whoever takes it next ends what the dead one left
+open. A writer that was only paused finds itself fenced, has written nothing, and takes another slot.
+
+The numbers belong to the stream and not to a client's name, because unnamed clients are named after their process: ids
+made from those would be new at every start, brokers would keep them for days, and they would fence nobody.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +32,22 @@ from rollbridge.model.names import StreamName
 from rollbridge.zookeeper.errors import NodeExists, UnknownWriteError
 from rollbridge.zookeeper.session import ZooKeeperSession
 
-# --------------------------------------------------------------------------------------------------------------------
-# Slots: which transactional ids a conditional writer uses, so that no two live writers share one.
-# A transactional id has one user: whoever takes it fences the one before. The ids of a stream's conditional writers
-# are therefore numbered, ``scope.stream.cas.SLOT.INDEX``, and a writer takes the lowest slot that no live one holds,
-# by an ephemeral ZooKeeper node. A writer that died leaves its slot, and whoever takes it next ends what the dead one
-# left open. A writer that was only paused finds itself fenced, has written nothing, and takes another slot.
-# The numbers belong to the stream and not to a client's name, because unnamed clients are named after their process:
-# ids made from those would be new ones at every start, which brokers keep for days and which fence nobody.
+# Leases of transactional ids
 
 
 logger = logging.getLogger(__name__)
 
 IDS_PER_SLOT: Final = 3
-"""Used in turn, a transaction never waits for the markers of the one before."""
+"""Transactional ids per slot, used in turn so that a transaction never waits for the markers of the one before."""
 
 
 def transactional_ids(stream: StreamName, slot: int) -> list[str]:
-    """The ids of a slot; they begin like the stream's topics, so one prefixed ACL covers both."""
+    """Return the ids of a slot; they begin like the stream's topics, so one prefixed ACL covers both."""
     return [f"{stream.scope}.{stream.stream}.cas.{slot}.{index}" for index in range(IDS_PER_SLOT)]
 
 
 class Slot:
-    """A slot that is held as long as the ZooKeeper session lives in which it was taken."""
+    """Lease of a slot, held as long as the ZooKeeper session in which it was taken lives."""
 
     def __init__(self, session: ZooKeeperSession, path: str, number: int, session_id: int | None) -> None:
         self.number: Final = number
@@ -55,11 +57,11 @@ class Slot:
 
     @property
     def is_held(self) -> bool:
-        """Whether nobody else can have taken it, as far as is known here; costs no round trip."""
+        """True if nobody else can have taken the slot, as far as is known here; costs no round trip."""
         return self._session.session_id in (None, self._session_id)
 
     def release(self) -> None:
-        """Give it back; if that can not be done, the end of the session does it."""
+        """Release the slot; if that fails, the end of the ZooKeeper session releases it."""
         if not self.is_held:
             return
         try:
@@ -72,9 +74,9 @@ def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Slot
     """Take the lowest slot of a stream that nobody holds.
 
     Args:
-        session: Its end gives the slot back.
-        stream: Whose slots.
-        owner: Name of the client, for whoever looks at the node.
+        session: ZooKeeper session whose end releases the slot.
+        stream: The stream.
+        owner: Name of the client, for whoever inspects the node.
 
     Raises:
         ZooKeeperUnavailable: no answer in time.
@@ -110,17 +112,18 @@ _REQUEST_TIMEOUT_MS: Final = 10_000
 
 
 @dataclass(slots=True)
+# Transactional sessions
 class Engine:
-    """One transactional id; used by one thread at a time."""
+    """Transactional producer and reader under one transactional id; used by one thread at a time."""
 
     appender: TransactionalAppender
     reader: LogReader
 
     def prepare(self) -> None:
-        """Take the id, or come back to it, unless it is ready.
+        """Initialise the transactional id, or end what is open under it, unless it is ready.
 
         Raises:
-            ProducerFencedError: somebody else has it by now.
+            ProducerFencedError: another writer has the id by now.
             KafkaUnavailable: no answer in time.
         """
         self.rollback()
@@ -128,7 +131,7 @@ class Engine:
             self.appender.init()
 
     def rollback(self) -> None:
-        """Abort what is open, at the latest when this engine is used next; it is never committed in any case."""
+        """Abort what is open, at the latest when this engine is next used; it is never committed in any case."""
         if self.appender.state not in (State.IN_TRANSACTION, State.MUST_ABORT):
             return
         try:
@@ -148,9 +151,9 @@ class Engine:
 
 
 class EnginePool:
-    """The engines of one slot, each used by one thread at a time, the longest unused first.
+    """Engines of one slot, each used by one thread at a time, least recently used first.
 
-    One whose last transaction may still be open comes before all others.
+    An engine whose last transaction may still be open comes before all others.
     """
 
     def __init__(
@@ -162,7 +165,7 @@ class EnginePool:
         transaction_timeout_ms: int,
         retry_timeout_ms: int,
     ) -> None:
-        """``take`` takes a slot; it is called again when the one at hand was lost."""
+        """Start empty; ``take`` leases a slot, and is called again whenever the present one was lost."""
         self._settings = settings
         self._stream = stream
         self._take = take
@@ -175,11 +178,11 @@ class EnginePool:
 
     @contextmanager
     def engine(self) -> Iterator[Engine]:
-        """An engine that is ready; with a slot of its own if the one before was lost.
+        """Yield an engine that is ready; under a fresh slot if the one before was lost.
 
         Raises:
             KafkaUnavailable, ZooKeeperUnavailable: no answer in time; nothing was written.
-            NotAuthorizedError, ConfigError: the broker will not have it.
+            NotAuthorizedError, ConfigError: the broker refuses the transactional id.
         """
         while True:
             generation, engine = self._acquire()
@@ -197,11 +200,12 @@ class EnginePool:
                 self.lose(generation)
                 raise
             finally:
-                # What it may have left open keeps everybody waiting, its own writer too, until it is prepared again.
+                # What this engine may have left open holds up everybody, its own writer included, until it is prepared
+                # again.
                 self._give_back(generation, engine, first=prepared and engine.appender.state is State.UNKNOWN)
 
     def lose(self, generation: int) -> None:
-        """Take another slot next time: somebody else has this one by now."""
+        """Drop the slot of ``generation``, which another writer has taken; the next use takes a fresh one."""
         with self._changed:
             if generation == self._generation and self._slot is not None:
                 logger.warning(
@@ -212,7 +216,7 @@ class EnginePool:
                 self._slot = None
 
     def close(self) -> None:
-        """Disconnect all and give the slot back. Nobody may be using an engine."""
+        """Disconnect all engines and release the slot. No engine may be in use."""
         with self._changed:
             engines = [engine for _, engine in self._idle]
             self._idle.clear()
@@ -247,7 +251,10 @@ class EnginePool:
         engine.close()
 
     def _renew(self) -> None:
-        """A slot that is ours alone, and engines for its ids; those in use with the old one are closed when done."""
+        """Take a fresh slot and make engines for its ids; those of the old slot in use are closed when given back.
+
+        The lock is held meanwhile, so no other thread gets an engine before all ids are initialised.
+        """
         for _, engine in self._idle:
             engine.close()
         self._idle.clear()
@@ -258,7 +265,7 @@ class EnginePool:
             self._idle.append((self._generation, self._make(identifier)))
         self._changed.notify_all()
         for _, engine in self._idle:
-            # All of them now: what a dead writer left open with any of these ids would keep everybody waiting.
+            # Prepare all of them now: what a dead writer left open under any of these ids would hold up everybody.
             engine.prepare()
 
     def _make(self, transactional_id: str) -> Engine:

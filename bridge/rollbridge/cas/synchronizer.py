@@ -1,4 +1,9 @@
-"""A state that several processes share: a replicated state machine on conditional writes under one key of a stream."""
+"""State shared by several processes: a replicated state machine on conditional writes under one key of a stream.
+
+:class:`KeyLog` reads the records of the key forwards and backwards along its segments; :class:`Synchronizer` holds the
+state. Its lock guards the replica and is held across reads and writes; it is not held while the application's generator
+or compactor runs, which is why each write checks that the replica is still the one that it was made for.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +55,12 @@ from rollbridge.model.synchronizer import (
     mark_of_update,
 )
 
-# --------------------------------------------------------------------------------------------------------------------
-# The records of one key, read forwards and backwards along its course; what a synchronizer sees of the log.
+# The records of one key
 
 
 _STEP_FACTOR: Final = 8
 _STEP_MAX: Final = 1 << 15
-"""Most offsets that are looked at in one step backwards, and so most places that are kept meanwhile."""
+"""Maximum number of offsets per step backwards, and so of the pointers kept meanwhile."""
 _UNKNOWN_TOPIC_TIMEOUT_S: Final = 5.0
 
 
@@ -70,15 +74,15 @@ class _Stretch:
 
 
 class KeyLog:
-    """A :class:`rollbridge.model.synchronizer.KeyLog` of real topics; not thread-safe.
+    """Log of one key on real topics: a :class:`rollbridge.model.synchronizer.KeyLog`. Not thread-safe.
 
     Raises, from each method and iterator:
-        WaitedTooLong: Something before is still undecided.
-        StreamNotFound, UnavailableError: The stream is gone; a scale of it does not end.
+        WaitedTooLong: something before is still undecided.
+        StreamNotFound, UnavailableError: the stream is gone; a scale of it does not end.
     """
 
     def __init__(self, cluster: Cluster, shape: Shape, key: bytes, timeout_s: float) -> None:
-        """``timeout_s`` bounds each reading from one place to another."""
+        """Connect; ``timeout_s`` bounds each reading from one place to another."""
         self._cluster = cluster
         self._reader = LogReader(cluster)
         self._shape = shape
@@ -87,22 +91,24 @@ class KeyLog:
         self._timeout_s = timeout_s
         self._logs = StreamLogs(shape.stream)
         self._read_to: tuple[DLSN, int] | None = None
-        """Where reading forwards has ended, and the leader epoch of the last batch before that."""
+        """Place where reading forwards has ended, and the leader epoch of the last batch before that."""
 
     def close(self) -> None:
         """Drop the connections."""
         self._cluster.close()
 
     def end(self) -> DLSN:
-        """The place after everything whose writer had its answer before this was asked."""
+        """Return the place after everything whose writer had its answer before this call."""
         self._shape.check_current()
         course = self._course()
         return DLSN.of(course.active, self._end_of(course.stages[0]))
 
     def between(self, start: DLSN, end: DLSN) -> Iterator[Entry]:
-        """Entries from ``start`` up to, without it, ``end``; raises TruncatedError if some of that was deleted.
+        """Yield the entries from ``start`` to ``end``, exclusive.
 
-        As well if what was read before ``start`` is not in the log any more, because that has lost its end.
+        Raises:
+            TruncatedError: part of that was deleted, or what was read before ``start`` is not in the log any more
+                because the log has lost its end.
         """
         for stretch in reversed(self._stretches(self._course(), end, start)):
             self._check_kept(stretch)
@@ -118,7 +124,11 @@ class KeyLog:
                     self._reader.fetch(self._logs.of(stretch.stage).topic, stretch.start, last_epoch=epoch)
 
     def backwards(self, end: DLSN) -> Iterator[Pointer]:
-        """Where entries before ``end`` stand, the newest first; TruncatedError where it comes to what was deleted."""
+        """Yield pointers to the entries before ``end``, newest first.
+
+        Raises:
+            TruncatedError: the search has come to what was deleted.
+        """
         step = FIRST_STEP
         course = self._course()
         for whole in self._stretches(course, end):
@@ -137,7 +147,7 @@ class KeyLog:
             raise TruncatedError(f"the first epochs of {self._shape.stream} were dropped with all their records")
 
     def kept_from(self) -> int:
-        """The sequence id before which all was deleted, as far as was met so far; it only grows."""
+        """Return the sequence id before which everything was deleted, as far as was seen; never decreases."""
         course = self._course()
         return max(course.dropped_end, *map(self._kept_from, course.stages))
 
@@ -148,10 +158,10 @@ class KeyLog:
         return stage.base + kept if kept else 0
 
     def foreign_before(self, end: DLSN) -> tuple[DLSN, bytes | None] | None:
-        """Place and key of the first record before ``end`` that has another key; None if there is none.
+        """Return place and key of the first record before ``end`` with another key; None if there is none.
 
-        It looks at everything that a truncation there deletes: what is below it in its segment, and all that this
-        continues, also where it continues several, of which only one has the key.
+        Covers everything that a truncation at ``end`` deletes: what is below it in its segment, and all predecessors of
+        that, also where the segment continues several, of which only one has the key.
         """
         last = self._stretches(self._course(), end)[0]
         before = [_Stretch(stage, 0, self._end_of(stage)) for stage in self._shape.before(end.segment)]
@@ -170,7 +180,7 @@ class KeyLog:
         self._read_to = DLSN.of(stretch.stage.segment, stretch.end), self._logs.of(stretch.stage).read_epoch
 
     def _epoch_before(self, stretch: _Stretch) -> int:
-        """Leader epoch of what was read before a stretch, if reading goes on there."""
+        """Return the leader epoch of what was read before a stretch; ``NO_EPOCH`` if reading does not go on there."""
         place, epoch = self._read_to or (None, NO_EPOCH)
         is_next = place is not None and place.segment == stretch.stage.segment and place.offset <= stretch.start
         return epoch if is_next else NO_EPOCH
@@ -184,7 +194,7 @@ class KeyLog:
 
     @contextmanager
     def _looking_at(self, stage: Stage) -> Iterator[None]:
-        """Others may truncate meanwhile, and the segment be removed: then it is TruncatedError, as before it was."""
+        """Translate what a concurrent truncation or removal of the segment causes into TruncatedError."""
         try:
             yield
         except TopicNotFound as fault:
@@ -206,7 +216,7 @@ class KeyLog:
             raise TruncatedError(f"segment {segment} of {self._shape.stream} begins at offset {first} by now")
 
     def _stretches(self, course: Course, end: DLSN, start: DLSN | None = None) -> list[_Stretch]:
-        """The course from ``start``, or its beginning, to ``end``; the newest segment first."""
+        """Return the course from ``start``, or its beginning, to ``end``; newest segment first."""
         found: list[_Stretch] = []
         for stage in course.stages:
             if stage.segment == end.segment:
@@ -254,17 +264,17 @@ T = TypeVar("T")
 
 
 class Synchronizer(Generic[S, U]):
-    """One state, held by any number of processes, each of which may change it if it knows its newest version.
+    """One state held by any number of processes, each of which may change it if it knows the newest version.
 
-    The state is what the updates under the key make of the initial state, in the order of the log. An update is written
-    on condition that no other one came in between, so its writer has seen everything before it. Optimism should be
+    The state is the initial state with the updates under the key applied in log order. An update is written on
+    condition that no other one came in between, so its writer has seen everything before it. Optimism should be
     justified: processes that change one state all the time make each other try again.
 
-    Records under the key are written by synchronizers only. Other keys may live in the same segments, and cost no more
-    than being read past. States and updates are records, so each must fit into one.
+    Only synchronizers may write records under the key. Other keys may live in the same segments, and cost no more than
+    being read past. States and updates are records, so each must fit into one.
 
     Safe to use from several threads, one operation at a time; close it, or use a ``with`` block. ``apply`` and codecs
-    are part of an operation, which other threads wait for: functions of what they are given that take no long time.
+    are part of an operation, which other threads wait for: they must be functions of their arguments, and quick.
 
     Source: Pravega, ``StateSynchronizer``.
     """
@@ -281,7 +291,7 @@ class Synchronizer(Generic[S, U]):
         timeout: float | timedelta = 30.0,
         transaction_timeout: float | timedelta = 5.0,
     ) -> None:
-        """See :meth:`rollbridge.Bridge.synchronizer`, which makes them; ``cut`` truncates the stream."""
+        """Read the state; see :meth:`rollbridge.Bridge.synchronizer`. ``cut`` truncates the stream."""
         if not isinstance(key, bytes):
             raise InvalidRequestError(f"a synchronizer needs a key of bytes, not {key!r}; nothing was written")
         self.stream: Final = shape.stream
@@ -290,7 +300,7 @@ class Synchronizer(Generic[S, U]):
         self._machine = machine
         self._lock = threading.RLock()
         self._asking: set[int] = set()
-        """Threads on which the application is being asked."""
+        """Threads on which a generator or compactor of the application is running."""
         self._closed = False
         self._writer = CasWriter(channels, self.stream, timeout=timeout, transaction_timeout=transaction_timeout)
         cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
@@ -304,28 +314,28 @@ class Synchronizer(Generic[S, U]):
 
     @property
     def state(self) -> S:
-        """The state as this process knows it; asks nobody. Never change it in place: updates do that."""
+        """State as this process knows it; asks nobody. Never change it in place: updates do that."""
         return self._replica.state
 
     @property
     def sn(self) -> SN:
-        """SN of the last record that is in :attr:`state`; EMPTY if nothing has been written under the key."""
+        """SN of the last record applied to :attr:`state`; EMPTY if nothing has been written under the key."""
         return self._replica.sn
 
     @property
     def bytes_since_snapshot(self) -> int:
-        """Size of the updates in :attr:`state` since the newest snapshot: what a process that starts would apply."""
+        """Bytes of updates in :attr:`state` since the newest snapshot, which a starting process would have to apply."""
         return self._replica.bytes_since
 
     def fetch(self) -> S:
-        """Catch up with everything whose writer had its answer before this was called; return the state.
+        """Catch up with everything whose writer had its answer before this call; return the state.
 
         Raises:
             TruncatedError: records were deleted, and no snapshot stands for them.
-            CorruptDataError: somebody else wrote under the key, or a record can not be decoded; the state stays as it
+            CorruptDataError: somebody else wrote under the key, or a record cannot be decoded; the state stays as it
                 was before.
             UnavailableError: an earlier native transaction stays open, or nobody answers.
-            Exception: what ``apply`` raises; the state stays as it was before.
+            Exception: whatever ``apply`` raises; the state stays as it was before.
         """
         with self._lock:
             self._check_open()
@@ -333,23 +343,24 @@ class Synchronizer(Generic[S, U]):
             return self._replica.state
 
     def update(self, generator: Callable[[S], Iterable[U] | None]) -> SN | None:
-        """Change the state; return the SN of the last update, once readers can see it, or None if there is none.
+        """Change the state; return the SN of the last update once readers can see it, or None if there is no update.
 
-        The updates of one call are written all or none, side by side. They are applied here before they are written,
-        so that what ``apply`` or a codec refuses is never in the log. No updates is an answer as well: it is given only
-        for a state that was the newest after this was called. The first update ever writes the initial state before.
+        The updates of one call are written all or none, side by side. They are applied here before they are written, so
+        that what ``apply`` or a codec refuses never enters the log. None is returned only for a state that was the
+        newest after this call began. The first update ever writes the initial state before it.
 
         Args:
             generator: Gets the newest state and returns updates for it, or None; called again with a newer state
-                whenever somebody else was faster, until the updates win. It may take its time, and must not change this
-                state in another way.
+                whenever another process was faster, until the updates win. It may take its time, and must not change
+                this state in another way.
 
         Raises:
             InvalidRequestError: the generator returns something else, or more than a run of records may take, or
                 changes the state itself; nothing was written.
             RecordTooLargeError, NotAuthorizedError, UnavailableError: nothing was written.
-            CasOutcomeUnknown: it may have been written, and nobody can tell at present; :meth:`fetch` shows what became
-                of it, or :meth:`outcome`. An answer that was merely lost has been looked up in the log already.
+            CasOutcomeUnknown: the updates may have been written, and nobody can tell at present; :meth:`fetch` or
+                :meth:`outcome` shows what became of them. An answer that was merely lost has been looked up in the log
+                already.
             TruncatedError, CorruptDataError: see :meth:`fetch`.
         """
         is_newest = False
@@ -374,9 +385,9 @@ class Synchronizer(Generic[S, U]):
             is_newest = True
 
     def update_unconditionally(self, updates: Iterable[U]) -> SN:
-        """Write updates for whatever the state is; return the SN of the last. They are applied here by :meth:`fetch`.
+        """Write updates whatever the state is; return the SN of the last. :meth:`fetch` applies them here.
 
-        They must make sense in any state: what ``apply`` refuses is in the log for good, and no replica gets past it.
+        They must make sense in any state: what ``apply`` refuses stays in the log, and no replica gets past it.
 
         Raises:
             InvalidRequestError: no updates; nothing was written. Others as :meth:`update` does.
@@ -399,19 +410,19 @@ class Synchronizer(Generic[S, U]):
         """Write the newest state as a snapshot, from which processes that start begin; return its SN.
 
         Args:
-            compactor: Gets the newest state and returns one that means the same, in less space perhaps; or None, to
-                write nothing. By default the state is written as it is.
+            compactor: Gets the newest state and returns an equivalent one, perhaps smaller; or None, to write nothing.
+                By default the state is written as it is.
             truncate: Also truncate the stream before the snapshot: :meth:`rollbridge.Admin.truncate`, carried out by
-                the coordinator, in the key's segment and in all that this one continues. Right only where nothing else
-                lives there, so everything that is to be deleted is looked at first. Plain readers that have not come
-                so far lose these records; groups that the stream waits for do not.
+                the coordinator, in the key's segment and all its predecessors. Right only where nothing else lives
+                there, so everything to be deleted is looked at first. Plain readers that have not come so far lose
+                these records; groups that the stream waits for do not.
 
         Raises:
-            ConflictError: it was to truncate, and the segments hold records of other keys; nothing was written, and
-                nothing deleted. Or, with a note that the snapshot itself is written, a group that the stream waits for
-                has not read what would be deleted.
+            ConflictError: truncation was asked for, and the segments hold records of other keys; nothing was written
+                and nothing deleted. Or, with a note that the snapshot itself is written, a group that the stream waits
+                for has not read what would be deleted.
             RecordTooLargeError: the state does not fit into a record; nothing was written.
-            NotAuthorizedError, CoordinatorUnavailable, UnknownWriteError: with a note that it was truncating: the
+            NotAuthorizedError, CoordinatorUnavailable, UnknownWriteError: with a note that the truncation failed: the
                 snapshot itself is written.
             TruncatedError, CorruptDataError, UnavailableError, CasOutcomeUnknown: see :meth:`update`.
         """
@@ -441,11 +452,13 @@ class Synchronizer(Generic[S, U]):
                 before = self._replica
 
     def outcome(self, token: Token | str) -> SN | None:
-        """What became of a write that ended with :class:`CasOutcomeUnknown`: SN of its last record, or None."""
+        """Return the SN of the last record of a write that ended with :class:`CasOutcomeUnknown`; None if not in the
+        log.
+        """
         return self._writer.outcome(token)
 
     def close(self) -> None:
-        """Disconnect. The state can still be looked at. Closing again does nothing."""
+        """Disconnect. The state can still be read. Closing again does nothing."""
         if is_gone(self._lock):
             return
         with self._lock:
@@ -456,7 +469,7 @@ class Synchronizer(Generic[S, U]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True once the synchronizer is closed."""
         return self._closed
 
     def __enter__(self) -> Self:
@@ -471,7 +484,11 @@ class Synchronizer(Generic[S, U]):
         return f"<Synchronizer of {self.stream} under {self.key!r}>"
 
     def _asked(self, function: Callable[[S], T], state: S) -> T:
-        """What the application makes of a state; no lock is held meanwhile."""
+        """Return what a function of the application makes of a state.
+
+        No lock is held meanwhile: the function may take long, and may call this object, which refuses changes from
+        there.
+        """
         self._check_not_asked()
         self._asking.add(threading.get_ident())
         try:
@@ -498,7 +515,7 @@ class Synchronizer(Generic[S, U]):
     def _learn_from(self, refusal: CasWriteError) -> None:
         known = self._replica.sn
         self._catch_up()
-        if self._replica.sn == known:  # trying the same again would be refused again
+        if self._replica.sn == known:  # the same write would be refused again
             raise refusal
 
     def _encoded(self, updates: object) -> list[bytes]:
@@ -512,7 +529,7 @@ class Synchronizer(Generic[S, U]):
         return [self._machine.updates.encode(update) for update in updates]
 
     def _begin(self) -> None:
-        """Write the initial state, if nothing is under the key."""
+        """Write the initial state if nothing is under the key."""
         if self._replica.snapshot is None:
             self._write_snapshot(self._machine.initial)
 
@@ -568,7 +585,7 @@ class Synchronizer(Generic[S, U]):
             )
 
     def _truncate(self, before: Replica[S]) -> None:
-        """Delete what was looked at; what came between that and the snapshot stays until the next time."""
+        """Truncate up to what was looked at; what came between that and the snapshot stays until the next time."""
         place = before.read_to
         logger.info("%r: truncating the stream at %s, before the snapshot", self, place)
         try:

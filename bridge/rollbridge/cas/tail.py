@@ -1,9 +1,13 @@
-"""The end of one segment's log, looked at no more than needed.
+"""Segment tails: the end of the log that conditions are about, read no more than needed.
 
-Conditions are about its last committed record, the last one of a key, and the last transaction id that a user gave.
+Conditions are about the last committed record of a key's segments, the last one with the key, and the last transaction
+id that a user gave. :class:`SegmentLog` knows one segment, :class:`StreamLogs` follows a course across segments.
 
-Whatever is told has been compared with the log after it was asked for: what is read says by its leader epoch whether
-it goes on from what is known, and where nothing is to be read, :meth:`SegmentLog.confirm` asks.
+Whatever is reported has been compared with the log after it was asked for: what is read shows by its leader epoch
+whether it continues what is known, and where nothing is to be read, :meth:`SegmentLog.confirm` asks.
+
+Each :class:`SegmentLog` has a lock, which threads that share the log hold across fetches; ``StreamLogs._lock`` only
+guards the table of logs and is never held across a fetch.
 """
 
 from __future__ import annotations
@@ -37,21 +41,21 @@ from rollbridge.model.sn import (
 logger = logging.getLogger(__name__)
 
 FIRST_STEP: Final = 64
-"""How many offsets before the end are looked at first for the last record; then eight times as many, and so on."""
+"""Offsets before the end read first in search of the last record; each further step reads eight times as many."""
 _STEP_FACTOR: Final = 8
 GAP_MAX: Final = 5_000
-"""After more offsets than this by others, the last record is looked for from the end, not read up to."""
+"""Offsets appended by others beyond which the last record is searched from the end, instead of reading up to it."""
 WAIT_MS: Final = 200
-"""How long a broker holds back the answer to a fetch while there is nothing to see."""
+"""Time in milliseconds that a broker may hold back the answer to a fetch while there is nothing to return."""
 Progress = Callable[[], object]
 
 
 def _ignore() -> None:
-    """Nobody wants to know of progress."""
+    """Ignore progress."""
 
 
 class WaitedTooLong(Exception):
-    """An earlier native transaction of somebody else is still open at the deadline."""
+    """Deadline passed while an earlier native transaction of somebody else is still open."""
 
     def __init__(self, topic: str, offset: int, wanted: int) -> None:
         super().__init__(f"topic {topic} is decided up to offset {offset} only, {wanted} is waited for")
@@ -59,7 +63,10 @@ class WaitedTooLong(Exception):
 
 
 def sn_of(record: Record, segment: SegmentId, base: int) -> SN:
-    """The SN of a committed record; headers of ours that do not parse count as absent, since anybody may write."""
+    """Return the SN of a committed record.
+
+    Headers under rollbridge's names that do not parse count as absent, since anybody may write.
+    """
     local, transaction_id = 0, None
     for name, value in record.headers:
         if value is None:
@@ -75,7 +82,7 @@ def sn_of(record: Record, segment: SegmentId, base: int) -> SN:
 
 
 class SegmentLog:
-    """What one writer knows of one segment. Hold ``lock`` while using it.
+    """Knowledge of one writer about one segment. Hold ``lock`` while using it.
 
     Methods take a reader, the offset ``to`` below which they look, and a deadline by ``time.monotonic()``.
     """
@@ -89,38 +96,38 @@ class SegmentLog:
         self._truncated_at = 0
         self._own_end: int | None = None
         self.epoch = NO_EPOCH
-        """Leader epoch of the last batch that is known; own ones behind it may have a later one."""
+        """Leader epoch of the last batch of what is known; own batches behind it may have a later one."""
         self.read_epoch = NO_EPOCH
-        """Leader epoch of the last batch that :meth:`records` has come to; that says nothing of what is known."""
+        """Leader epoch of the last batch that :meth:`records` has come to; independent of what is known."""
         self.high_watermark = 0
-        """Where the segment ended when it was read last."""
+        """High watermark of the segment at the last read."""
         self.met = 0
-        """How much was read that others have appended since the log was looked at first, or that was aborted."""
+        """Number of records read that others appended, and of aborted ones; grows only."""
 
     @property
     def end(self) -> int | None:
-        """Below this offset everything is known; None before the first look."""
+        """Offset below which everything is known; None before the first look."""
         return None if self._examined is None else self._examined.end
 
     @property
     def marker_expected(self) -> bool:
-        """Whether what is known ends with an own record, so that its marker stands there, or is about to."""
+        """True if what is known ends with an own record, so that its marker stands there, or is about to."""
         return self._own_end is not None and self._own_end == self.end
 
     def known_last(self, key: bytes | None) -> SN | None:
-        """The last committed record of those that were looked at, or the last one of a key; None if there is none."""
+        """Return the last committed record seen, or the last one with a key; None if there is none."""
         if self._examined is None:
             return None
         return self._examined.last if key is None else self._examined.last_of(key)
 
     def end_now(self, reader: LogReader) -> int:
-        """The high watermark: that of a leader which knows it, other than one that comes with a fetch (KIP-207)."""
+        """Return the high watermark of a leader that knows it, unlike the one that comes with a fetch (KIP-207)."""
         return reader.end(self.topic)
 
     def confirm(self, reader: LogReader, to: int) -> None:
-        """Forget what is known up to ``to`` if it is not in the log any more; whatever ends before is read on from.
+        """Forget what is known up to ``to`` if it is not in the log any more.
 
-        Asks nobody unless something is known right up to there.
+        Asks nobody unless something is known right up to ``to``: what ends before is read on from, which compares it.
         """
         known = self._examined
         if known is None or known.end != to or self.epoch == NO_EPOCH:
@@ -131,9 +138,9 @@ class SegmentLog:
             self._forget(fault)
 
     def wrote(self, sns: Sequence[SN], keys: Iterable[bytes | None]) -> None:
-        """Take note of own records, committed at the end of what is known, without reading them.
+        """Record own records, committed at the end of what is known, without reading them.
 
-        Not without an epoch: should the log lose its end, nothing would tell that.
+        Does nothing without a leader epoch: should the log lose its end, nothing would show it.
         """
         known = self._examined
         start = sns[0].dlsn.offset if sns and sns[0].dlsn is not None else None
@@ -143,9 +150,9 @@ class SegmentLog:
             self._own_end = known.end
 
     def last(self, reader: LogReader, to: int, deadline: float, progress: Progress = _ignore) -> SN:
-        """SN of the last committed record below ``to``; EMPTY if there is none, ANY if it was truncated away.
+        """Return the SN of the last committed record below ``to``; EMPTY if there is none, ANY if it was truncated.
 
-        ``progress`` is called whenever more is known, which may be before all of it is.
+        ``progress`` is called whenever more is known, which may be before everything is.
 
         Raises:
             WaitedTooLong: something below ``to`` is still undecided.
@@ -156,9 +163,9 @@ class SegmentLog:
         return known.last
 
     def last_id(self, reader: LogReader, to: int, deadline: float) -> int | None:
-        """The last transaction id that a user gave a committed record below ``to``; None if there is none any more.
+        """Return the last transaction id that a user gave a committed record below ``to``; None if none is left.
 
-        Looks back for it once, as far as the log goes; what comes later is known from reading it.
+        Searches back once, to the beginning of the log if need be; later ids are known from reading on.
 
         Raises:
             WaitedTooLong: something below ``to`` is still undecided.
@@ -166,7 +173,7 @@ class SegmentLog:
         return self._look_back(reader, to, deadline, lambda known: known.last_id is not None).last_id
 
     def last_of(self, reader: LogReader, key: bytes, since: int, to: int, deadline: float) -> SN | None:
-        """SN of the last committed record with ``key`` in ``since..to-1``; None if there is none.
+        """Return the SN of the last committed record with ``key`` in ``since..to-1``; None if there is none.
 
         Raises:
             WaitedTooLong: something below ``to`` is still undecided.
@@ -181,16 +188,16 @@ class SegmentLog:
         return found
 
     def truncated_at(self) -> int:
-        """Where the log begins, as far as was seen."""
+        """Return the offset at which the log begins, as far as was seen."""
         return self._truncated_at
 
     def records(
         self, reader: LogReader, since: int, to: int, deadline: float, epoch: int = NO_EPOCH
     ) -> Iterator[Record]:
-        """The committed records in ``since..to-1``; afterwards :attr:`read_epoch` is that of the last batch.
+        """Yield the committed records in ``since..to-1``; afterwards :attr:`read_epoch` is that of the last batch.
 
         Raises:
-            LogDivergedError: What was read before ``since``, last under leader epoch ``epoch``, is not there any more.
+            LogDivergedError: what was read before ``since``, last under leader epoch ``epoch``, is not there any more.
         """
         self.read_epoch = epoch
         for part in self._read(reader, since, to, deadline, epoch):
@@ -206,7 +213,7 @@ class SegmentLog:
         found: Callable[[Examined], bool],
         progress: Progress = _ignore,
     ) -> Examined:
-        """Examine what stands below ``to``, from the end on, until what is looked for is found or nothing is left."""
+        """Read backwards from ``to`` until what is searched for is found or the beginning of the log is reached."""
         known = self._examine(reader, max(0, to - FIRST_STEP), to, deadline, progress, GAP_MAX)
         step = FIRST_STEP
         while not found(known) and known.last_from > self._truncated_at:
@@ -227,10 +234,10 @@ class SegmentLog:
         progress: Progress = _ignore,
         gap_max: float = math.inf,
     ) -> Examined:
-        """Read on up to ``to`` from what is known; from ``start`` if that is nothing, or too far back.
+        """Read on to ``to`` from what is known; from ``start`` if nothing is known, or what is known ends too far back.
 
-        Begins there as well where the log goes on before the end of what is known, as it has become shorter then, and
-        where it has grown again since.
+        Also begins at ``start`` where the log was cut off before the end of what is known, or has grown again since
+        then.
         """
         known = self._examined
         if known is not None and 0 <= to - known.end <= gap_max:
@@ -265,10 +272,10 @@ class SegmentLog:
     def _read(
         self, reader: LogReader, start: int, to: int, deadline: float, epoch: int = NO_EPOCH
     ) -> Iterator[Stretch]:
-        """What stands in ``start..to-1``, part by part, waiting for what is undecided.
+        """Yield what stands in ``start..to-1`` part by part, waiting for what is undecided.
 
         Raises:
-            LogDivergedError: ``epoch`` is that of what was known before, which is not there any more.
+            LogDivergedError: what was known before, last under leader epoch ``epoch``, is not there any more.
         """
         position = start
         while position < to:
@@ -280,7 +287,7 @@ class SegmentLog:
                 raise WaitedTooLong(self.topic, position, to)
             position = part.end
             if epoch != NO_EPOCH and part.epoch != NO_EPOCH:
-                epoch = part.epoch  # the one before has ended where this batch stands, or earlier
+                epoch = part.epoch  # the epoch before ended where this batch stands, or earlier
             if part.end > to:
                 part = part._replace(end=to, records=[record for record in part.records if record.offset < to])
             yield part
@@ -289,12 +296,11 @@ class SegmentLog:
         return [Seen(record.offset, record.key, sn_of(record, self.segment, self.base)) for record in part.records]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What conditions look at: the last record of a key's course, and the last one with the key, across its segments.
+# The tails of a key's segments
 
 
 class StreamLogs:
-    """What one writer knows of the segments of a stream; safe to use from several threads."""
+    """Knowledge of one writer about the segments of a stream. Safe to use from several threads."""
 
     def __init__(self, stream: StreamName) -> None:
         self._stream = stream
@@ -303,7 +309,7 @@ class StreamLogs:
         self._lock = threading.Lock()
 
     def of(self, stage: Stage) -> SegmentLog:
-        """The log of a segment."""
+        """Return the log of a segment."""
         with self._lock:
             found = self._logs.get(int(stage.segment))
             if found is None:
@@ -312,15 +318,15 @@ class StreamLogs:
             return found
 
     def active(self, course: Course) -> SegmentLog:
-        """The log of the active segment of a course."""
+        """Return the log of the active segment of a course."""
         return self.of(Stage(course.active, course.active_base, None))
 
     def last(
         self, course: Course, reader: LogReader, to: int, deadline: float, progress: Progress = lambda: None
     ) -> SN:
-        """SN of the last committed record of a course before offset ``to`` of its active segment.
+        """Return the SN of the last committed record of a course before offset ``to`` of its active segment.
 
-        EMPTY if there is none, ANY if it was truncated away. ``progress`` is called as :meth:`SegmentLog.last` does.
+        EMPTY if there is none, ANY if it was truncated. ``progress`` is called as :meth:`SegmentLog.last` does.
 
         Raises:
             WaitedTooLong: something before is still undecided.
@@ -337,9 +343,9 @@ class StreamLogs:
         return ANY if course.dropped_end else EMPTY
 
     def last_id(self, course: Course, reader: LogReader, to: int, deadline: float) -> int | None:
-        """The last transaction id that a user gave a committed record of a course before offset ``to``.
+        """Return the last transaction id that a user gave a committed record of a course before offset ``to``.
 
-        None if there is none, or if all were truncated away.
+        None if there is none, or if all were truncated.
 
         Raises:
             WaitedTooLong: something before is still undecided.
@@ -359,16 +365,16 @@ class StreamLogs:
         return None
 
     def last_of(self, course: Course, reader: LogReader, key: bytes, place: int | None, to: int, deadline: float) -> SN:
-        """SN of the last committed record with ``key`` before offset ``to`` of the active segment.
+        """Return the SN of the last committed record with ``key`` before offset ``to`` of the active segment.
 
-        EMPTY if there is none, ANY if it may have been truncated away.
+        EMPTY if there is none, ANY if it may have been truncated.
 
         Args:
             course: The course of the key.
-            reader: Reads.
+            reader: Reader to read on with.
             key: The key.
-            place: Sequence id at and before which nothing is looked for; None: the whole course is.
-            to: See above.
+            place: Sequence id up to and including which nothing is searched; None searches the whole course.
+            to: Offset in the active segment, exclusive.
             deadline: By ``time.monotonic()``.
 
         Raises:
@@ -387,7 +393,7 @@ class StreamLogs:
         return ANY if course.dropped_end > (0 if place is None else place + 1) else EMPTY
 
     def _last_before(self, stage: Stage, course: Course, reader: LogReader, deadline: float) -> SN:
-        """The last record of a sealed segment; ANY if that may have been truncated away."""
+        """Return the last record of a sealed segment; ANY if it may have been truncated."""
         if not self._is_removed(stage):
             log = self.of(stage)
             try:
@@ -400,7 +406,7 @@ class StreamLogs:
     def _key_last(
         self, stage: Stage, course: Course, reader: LogReader, key: bytes, since: int, end: int, deadline: float
     ) -> tuple[SN | None, bool]:
-        """The last record of a key in a segment from an offset on, and whether something there was truncated away."""
+        """Return a key's last record in a segment from an offset on, and True if records there were truncated."""
         if not self._is_removed(stage):
             log = self.of(stage)
             try:
@@ -411,11 +417,11 @@ class StreamLogs:
         return None, since < end
 
     def _is_removed(self, stage: Stage) -> bool:
-        """Whether a segment is known to be gone: by the history, or by not having been there before."""
+        """Return True if a segment is known to be gone: by the history, or because its topic was missing before."""
         return stage.removed or int(stage.segment) in self._removed
 
     def _note_removed(self, stage: Stage, course: Course, fault: TopicNotFound) -> None:
-        """A segment was removed since the epochs were read; raises the fault if it is the active one."""
+        """Remember that a segment was removed after the epochs were read; raise the fault if it is the active one."""
         if stage.segment == course.active:
             raise fault
         self._removed.add(int(stage.segment))

@@ -1,4 +1,4 @@
-"""The conditional writer: appends that are refused unless the log is as the caller believes it to be."""
+"""Conditional writer: appends that are refused unless the log is as the caller believes it to be."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from rollbridge.model.names import StreamName
 from rollbridge.model.sn import ANY, OPERATION_HEADER, SN, TRANSACTION_ID_HEADER, Token, pack_transaction_id
 
 PENDING_MAX: Final = 10_000
-"""Most writes of one writer that nobody waits for yet; beyond it, :meth:`CasWriter.write_async` waits."""
+"""Maximum number of unsettled asynchronous writes per writer; beyond it :meth:`CasWriter.write_async` waits."""
 
 
 class CasWriter:
-    """Writes to one stream under conditions. Safe to use from several threads; close it, or use a ``with`` block.
+    """Writer to one stream under conditions. Safe to use from several threads; close it, or use a ``with`` block.
 
-    It needs no coordinator, except to follow a scale. Conditions hold against whoever else writes to the segments:
-    other conditional writers, plain producers of any client library, and merges of transactions. A write waits for
-    earlier native transactions on the same segment to end, its own included, and so do readers; it holds up the last
-    stable offset for about a millisecond, and for ``transaction_timeout`` at most if this process dies in the middle.
+    Needs no coordinator, except to follow a scale. Conditions hold against whoever else writes to the segments: other
+    conditional writers, plain producers of any client library, and merges of transactions. A write waits for earlier
+    native transactions on the same segment to end, its own included, and so do readers. It holds up the last stable
+    offset for about a millisecond, and for ``transaction_timeout`` at most if this process dies in the middle.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CasWriter:
         transaction_timeout: float | timedelta = 5.0,
         rising_ids: bool = False,
     ) -> None:
-        """See :meth:`rollbridge.Bridge.cas_writer`, which makes them."""
+        """Open the writer; see :meth:`rollbridge.Bridge.cas_writer`."""
         self.stream: Final = stream
         self._rising_ids = rising_ids
         self._timeout_s = positive_seconds("timeout", timeout)
@@ -88,28 +88,28 @@ class CasWriter:
         transaction_id: int | None = None,
         token: Token | str | None = None,
     ) -> SN:
-        """Write a record if what is expected holds; returns its SN once readers can see it.
+        """Write a record if the expectation holds; return its SN once readers can see it.
 
         Args:
             key: Chooses the segment.
             value: None is a tombstone.
-            expected: SN of the record that is expected to be the last, or only its DLSN, or an SN of one
-                of its ids, such as ``SN(sequence_id=5)``; ``EMPTY`` for "nothing was written yet", ``ANY`` for no
-                condition; or the future of a write that goes on, whose record is then expected to be the last.
+            expected: SN of the record that is expected to be the last, or only its DLSN, or an SN of one of its ids,
+                such as ``SN(sequence_id=5)``; ``EMPTY`` for "nothing was written yet", ``ANY`` for no condition; or the
+                future of a write in flight, whose record is then expected to be the last.
             scope: ``segment``: the last record of the key's segment must be the expected one. ``key``: no record with
                 this key may stand after the expected one, which may be any record.
             headers: Kafka headers of the record.
             transaction_id: A number of the caller's, 0 to 2^63 - 1, that becomes part of the SN. If the writer was
-                opened with ``rising_ids`` it must not be lower than the last one that anybody gave a record before.
+                opened with ``rising_ids``, it must not be lower than the last one that anybody gave a record before.
             token: Made by :meth:`token`; makes it safe to write the same again after a crash.
 
         Raises:
-            CasWriteError: something else is there; carries its SN. Nothing was written.
+            CasWriteError: another record is there; carries its SN. Nothing was written.
             TransactionIdOutOfOrder: the transaction id falls; carries the last one. Nothing was written.
-            InvalidRequestError: the SN can not be one of this key's; a header of ours was given; no key, where the
-                scope is ``key``. Nothing was written.
+            InvalidRequestError: the SN cannot be one of this key's; a header of rollbridge's was given; no key with
+                scope ``key``. Nothing was written.
             RecordTooLargeError, StreamNotFound, UnavailableError, NotAuthorizedError: nothing was written.
-            CasOutcomeUnknown: it may have been written; ask with :meth:`outcome`.
+            CasOutcomeUnknown: the record may have been written; ask with :meth:`outcome`.
         """
         request = self._request([(key, value)], expected, scope, [headers], [transaction_id], token)
         self._dispatcher.carry_out(request)
@@ -125,14 +125,14 @@ class CasWriter:
         transaction_ids: Sequence[int | None] | None = None,
         token: Token | str | None = None,
     ) -> list[SN]:
-        """Write a run of records, each of which expects the one before, and the first ``expected``: all or none.
+        """Write a run of records, all or none: the first expects ``expected``, each other one the record before it.
 
         They stand side by side in one segment, at most 900,000 bytes of them, and cost one native transaction. Headers
-        and transaction ids, where given, are one for each record.
+        and transaction ids, where given, are one per record.
 
         Raises:
             InvalidRequestError: the keys are in several segments, or the run is empty or too large; use a transaction.
-            CasWriteError: as :meth:`write`, which says what else is raised.
+            CasWriteError: as :meth:`write`, which lists what else is raised.
         """
         request = self._request(run, expected, scope, headers, transaction_ids, token)
         self._dispatcher.carry_out(request)
@@ -156,7 +156,7 @@ class CasWriter:
         run. If a link of the chain is refused, so are those after it.
 
         Raises:
-            BackpressureError: 10,000 writes are under way and none ended in time; nothing was written.
+            BackpressureError: 10,000 writes are in flight and none ended in time; nothing was written.
         """
         request = self._request([(key, value)], expected, scope, [headers], [transaction_id], token)
         self._admit(request)
@@ -164,16 +164,16 @@ class CasWriter:
         return CasFuture(request)
 
     def tail(self, key: bytes | None = None, *, scope: Scope | str = Scope.SEGMENT) -> SN:
-        """SN of the last committed record of the key's segment, or with scope ``key``, of the key; ``EMPTY`` without.
+        """Return the SN of the last committed record of the key's segment, or of the key itself; ``EMPTY`` without one.
 
-        It counts everything whose writer had its answer before this was asked.
+        Covers everything whose writer had its answer before this call.
 
         Args:
             key: May be left out for a stream of one segment.
             scope: ``segment`` or ``key``.
 
         Raises:
-            InvalidRequestError: no key, and there are several segments, or the scope is ``key``.
+            InvalidRequestError: no key, and there are several segments or the scope is ``key``.
             UnavailableError: an earlier native transaction stays open.
         """
         self._check_open()
@@ -197,13 +197,13 @@ class CasWriter:
                 ) from fault
 
     def token(self, key: bytes | None, *, expected: Expected) -> Token:
-        """Name a write before it is tried, so that it can be asked about, and tried again, even after a crash.
+        """Name a write before it is tried, so that it can be asked about and tried again, even after a crash.
 
-        Keep its text where a crash leaves it. Writing with the same token and expectation again writes nothing twice,
-        and gives the first answer.
+        Keep the text of the token where a crash leaves it. Writing with the same token and expectation again writes
+        nothing twice, and returns the first answer.
 
         Raises:
-            InvalidRequestError: ``expected`` is ``ANY``, of which nobody could tell a repetition.
+            InvalidRequestError: ``expected`` is ``ANY``, with which a repetition could not be recognised.
         """
         since = as_sn(expected)
         if since == SN():
@@ -211,14 +211,14 @@ class CasWriter:
         return Token(self._operation(), key, since)
 
     def outcome(self, token: Token | str) -> SN | None:
-        """What became of a write: the SN of its (last) record, or None if it is not in the log.
+        """Return the SN of a write's (last) record, or None if it is not in the log.
 
         For the token of a :class:`CasOutcomeUnknown`, None is final. For one made by :meth:`token` it is final once
         whoever wrote with it is gone; writing again with the same token is safe in any case.
 
         Raises:
-            CasOutcomeUnknown: it is still being decided.
-            TruncatedError: it is not there, and records were truncated where it may have stood; nobody can tell.
+            CasOutcomeUnknown: the write is still being decided.
+            TruncatedError: the write is not there, and records were truncated where it may have stood; nobody can tell.
             InvalidRequestError: no such token, or not one of this stream.
         """
         self._check_open()
@@ -234,12 +234,12 @@ class CasWriter:
         return found[-1] if found else None
 
     def flush(self) -> None:
-        """Return once every write that was begun has its answer."""
+        """Wait until every write that was begun has its answer."""
         with self._settled:
             self._settled.wait_for(lambda: self._pending == 0)
 
     def close(self) -> None:
-        """Carry out what was begun, give the transactional ids back, and disconnect. Closing again does nothing."""
+        """Carry out what was begun, release the transactional ids, and disconnect. Closing again does nothing."""
         if self._closed or is_gone(self._channel):
             return
         self._closed = True
@@ -256,7 +256,7 @@ class CasWriter:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True once the writer is closed."""
         return self._closed
 
     def __repr__(self) -> str:
@@ -274,7 +274,7 @@ class CasWriter:
         offset = token.place.offset
         if not find_operation(log, reader, token.operation, offset, offset + 1, deadline):
             return []
-        # It is decided, and its records are one batch, which a fetch brings whole.
+        # The write is decided, and its records are one batch, which a fetch returns whole.
         end = reader.fetch(log.topic, offset).end
         return find_operation(log, reader, token.operation, offset, end, deadline)
 
@@ -341,11 +341,11 @@ class CasWriter:
         return request
 
     def _check_place(self, expected: SN, course: Course, position: float, deadline: float) -> None:
-        """Refuse an SN that can be none of this key's, before anything is appended."""
+        """Refuse an SN that cannot be one of this key's, before anything is appended."""
         try:
             place_of(expected, course)
         except InvalidRequestError:
-            # It may come from an epoch that is not known here yet.
+            # The SN may come from an epoch that is not cached here yet.
             self._shape.check_current()
             place_of(expected, self._shape.await_course(position, deadline))
 
