@@ -119,11 +119,8 @@ class SparkSettings(SparkOptions):
 
     connection: ConnectionSettings
     """With a stand-in for the client's name, if none was given."""
-
-    @property
-    def options(self) -> ClientOptions:
-        """How a connection behaves: with the codec that was asked for."""
-        return ClientOptions(compression=self.compression)
+    options: ClientOptions
+    """How a connection behaves: with the codec that was asked for."""
 
     def connected_as(self, client_name: str) -> ConnectionSettings:
         """The connection's settings under the name of a client."""
@@ -156,7 +153,9 @@ def read_settings(reader: OptionReader, *, streams_needed: bool = True) -> Spark
             name, colon, rest = fault.partition(": ")
             reader.faults.append(f"{_NAMES_OF_SETTINGS.get(name, name)}{colon}{rest}")
         return None
-    return SparkSettings(**values, connection=connection) if len(reader.faults) == before else None
+    if len(reader.faults) > before:
+        return None
+    return SparkSettings(**values, connection=connection, options=ClientOptions(compression=options.compression))
 
 
 # --------------------------------------------------------------------------------------------------------------------
